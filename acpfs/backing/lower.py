@@ -1,0 +1,127 @@
+"""What the layers above need from the lower layer, and its plain records.
+
+A path is a tuple of names below the backing directory; `()` is the backing directory itself. Every method may block for as
+long as the backing file system likes and raises `OSError` with the backing file system's errno; callers run them on a
+`CallPool`, never on a thread that must go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+LowerPath = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LowerStat:
+    """What the backing directory says about one of its entries; sizes in bytes, times in nanoseconds."""
+
+    ino: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+    def identity(self) -> tuple[int, int, int, int]:
+        """(inode, size, mtime, ctime): equal means that content read earlier is still current."""
+        return (self.ino, self.size, self.mtime_ns, self.ctime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class LowerEntry:
+    """One entry of a directory listing. `mode` holds only the file type bits (0 when unknown)."""
+
+    name: bytes
+    ino: int
+    mode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the backing file system can do, probed at mount."""
+
+    xattrs: bool = True
+    hard_links: bool = True
+    symlinks: bool = True
+    chown: bool = True
+    fsync_directory: bool = True
+    rename_exchange: bool = True
+    direct_io: bool = True
+    time_granularity_ns: int = 1
+    name_bytes_max: int = 255
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceInfo:
+    """statvfs of the backing file system."""
+
+    block_bytes: int
+    blocks: int
+    blocks_free: int
+    blocks_available: int
+    files: int
+    files_free: int
+    name_bytes_max: int
+
+
+class Lower(Protocol):
+    """The backing directory, as the write-back engine and the file system use it."""
+
+    @property
+    def features(self) -> Features: ...
+
+    def lstat(self, path: LowerPath) -> LowerStat: ...
+    def listdir(self, path: LowerPath) -> list[LowerEntry]:
+        """All entries but `.`, `..` and, at the top, `.acpfs`."""
+        ...
+
+    def open_read(self, path: LowerPath) -> int:
+        """A read-only descriptor of a regular file (never follows a symlink)."""
+        ...
+
+    def readlink(self, path: LowerPath) -> bytes: ...
+    def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
+        """All readable xattrs; {} where the backing file system has none. `user.acpfs.*` are left out."""
+        ...
+
+    def space(self) -> SpaceInfo: ...
+
+    def mkdir(self, path: LowerPath) -> None:
+        """Mode 0700; `set_metadata` gives it its own."""
+        ...
+
+    def rmdir(self, path: LowerPath) -> None: ...
+    def unlink(self, path: LowerPath) -> None: ...
+    def rename(self, source: LowerPath, target: LowerPath) -> None: ...
+    def exchange(self, a: LowerPath, b: LowerPath) -> None:
+        """Swap two entries; in three renames where the backing file system has no RENAME_EXCHANGE."""
+        ...
+
+    def link(self, source: LowerPath, target: LowerPath) -> None: ...
+    def symlink(self, target: bytes, path: LowerPath) -> None: ...
+    def mknod(self, path: LowerPath, mode: int, rdev: int) -> None: ...
+    def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None: ...
+    def sync_directory(self, path: LowerPath) -> None:
+        """fsync of a directory; nothing where the backing file system refuses that."""
+        ...
+
+    def create_staging(self, name: str) -> int:
+        """New, empty file in this node's staging directory, read-write descriptor, mode 0600; an old one of that name is removed first."""
+        ...
+
+    def staging_path(self, name: str) -> LowerPath:
+        """Where the staging file lies, to rename it into place."""
+        ...
+
+    def remove_staging(self, name: str) -> None:
+        """Nothing when it is not there."""
+        ...
+
+    def list_staging(self) -> list[str]: ...

@@ -1,0 +1,91 @@
+"""One error family for what a user can cause, one exit-code table, one classification of backing errors.
+
+Inside the file system and the backing layer an error is an `OSError` with its errno, because that is what travels to
+the kernel; the family here is for everything a person reads.
+"""
+
+import errno
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of `acpfs` and `acpfs-ctl`; a contract (docs/OPERATIONS.md)."""
+
+    OK = 0
+    FAILED = 1
+    """Something was not persisted, not verified, or a checksum differs; the output says what."""
+    USAGE = 2
+    """Bad option, unknown configuration key, nonsense value."""
+    NOT_MOUNTED = 3
+    """No acpfs answers for that mount point."""
+    TIMEOUT = 4
+    """The deadline passed; what is left is kept and named."""
+    REFUSED = 5
+    """In use, wrong RAM tier, second mount of one identity."""
+    ENVIRONMENT = 6
+    """The machine does not offer what is needed: /dev/fuse, permission, memory, backing directory."""
+
+
+class AcpfsError(Exception):
+    """An error with one line that a user can act on."""
+
+    exit_code = ExitCode.FAILED
+
+
+class ConfigError(AcpfsError):
+    """A configuration key or value that makes no sense; the message names it."""
+
+    exit_code = ExitCode.USAGE
+
+
+class NotMountedError(AcpfsError):
+    """No daemon answers for the mount point."""
+
+    exit_code = ExitCode.NOT_MOUNTED
+
+
+class DeadlineError(AcpfsError):
+    """Not done in time; nothing was lost."""
+
+    exit_code = ExitCode.TIMEOUT
+
+
+class RefusedError(AcpfsError):
+    """Would put data at risk or collide with another mount."""
+
+    exit_code = ExitCode.REFUSED
+
+
+class MachineError(AcpfsError):
+    """The machine or the backing directory does not offer what a mount needs."""
+
+    exit_code = ExitCode.ENVIRONMENT
+
+
+PERMANENT_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.EISDIR,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EEXIST,
+        errno.ELOOP,
+        errno.EFBIG,
+        errno.EMLINK,
+        errno.EXDEV,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.EILSEQ,
+    }
+)
+"""Refusals that retrying does not mend. Everything else (EIO, ENOSPC, EDQUOT, ESTALE, ENOTCONN, ETIMEDOUT …) is retried for ever."""
+
+
+def errno_name(number: int | None) -> str:
+    """Symbolic name of an errno, e.g. `ENOSPC`; `unknown` for None."""
+    if number is None:
+        return "unknown"
+    return errno.errorcode.get(number, str(number))

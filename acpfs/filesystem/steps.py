@@ -1,0 +1,106 @@
+"""How file system calls wait: coroutines that await only `concurrent.futures.Future`, and the drivers that run them.
+
+See docs/ARCHITECTURE.md, "Coroutines without an event loop".
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from threading import RLock
+from typing import Any, TypeVar
+
+import trio
+
+T = TypeVar("T")
+Call = Coroutine["Future[Any]", Any, T]
+"""A file system call under way: yields futures to wait for, returns T or raises OSError."""
+
+
+@types.coroutine
+def wait(future: Future[T]) -> Generator[Future[T], T, T]:
+    """Wait for a future; the step ends here, and the lock is free meanwhile. Costs nothing when it is done already."""
+    if future.done():
+        return future.result()
+    return (yield future)
+
+
+class Steps:
+    """Runs calls step by step: each step under the lock, each step one transaction."""
+
+    def __init__(self, lock: RLock, commit: Callable[[], None]) -> None:
+        """`commit` ends the state database's transaction and is called at the end of every step, before the lock is free."""
+        self.lock = lock
+        self._commit = commit
+
+    def step(self, call: Call[T], done: Future[Any] | None) -> Future[Any]:
+        """Run one step; `done` is the future that the call waited for (None at the start).
+
+        Returns the next future to wait for. Raises StopIteration with the call's value, or what the call raised.
+        """
+        with self.lock:
+            try:
+                if done is None:
+                    return call.send(None)
+                if done.cancelled():
+                    return call.throw(InterruptedError())
+                error = done.exception()
+                if error is not None:
+                    return call.throw(error)
+                return call.send(done.result())
+            finally:
+                self._commit()
+
+    def run(self, call: Call[T], timeout_s: float | None = None) -> T:
+        """Run a call to its end in this thread."""
+        done: Future[Any] | None = None
+        while True:
+            try:
+                done = self.step(call, done)
+            except StopIteration as stop:
+                return stop.value  # type: ignore[no-any-return]
+            done.exception(timeout_s)
+
+    async def drive(self, call: Call[T]) -> T:
+        """Run a call to its end from trio; a cancelled task closes the call."""
+        done: Future[Any] | None = None
+        try:
+            while True:
+                try:
+                    done = self.step(call, done)
+                except StopIteration as stop:
+                    return stop.value  # type: ignore[no-any-return]
+                await settled(done)
+        finally:
+            call.close()
+
+    def start(self, call: Call[T], reply: Callable[[T | None, BaseException | None], None]) -> None:
+        """Run a call; whatever thread completes a future goes on with it, and at last calls `reply(value, error)` once."""
+        self._go_on(call, None, reply)
+
+    def _go_on(self, call: Call[T], done: Future[Any] | None, reply: Callable[[T | None, BaseException | None], None]) -> None:
+        try:
+            future = self.step(call, done)
+        except StopIteration as stop:
+            reply(stop.value, None)
+        except BaseException as error:
+            reply(None, error)
+        else:
+            future.add_done_callback(lambda f: self._go_on(call, f, reply))
+
+
+async def settled(future: Future[Any]) -> None:
+    """Wait in trio until a future is done, whatever its outcome; on cancellation the future goes on."""
+    if future.done():
+        return
+    event, token = trio.Event(), trio.lowlevel.current_trio_token()
+    future.add_done_callback(lambda _f: _tell(token, event))
+    await event.wait()
+
+
+def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
+    try:
+        token.run_sync_soon(event.set)
+    except trio.RunFinishedError:
+        pass  # the waiting task is gone with its loop

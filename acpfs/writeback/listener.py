@@ -1,0 +1,36 @@
+"""What the write-back engine tells the layer above. Every call is made under the file system's lock, in log order."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from acpfs.backing.lower import LowerStat
+from acpfs.types import Ino
+from acpfs.writeback.ops import Op, Version
+
+
+class Listener(Protocol):
+    """Implemented by the file system."""
+
+    def persisted(self, op: Op, stat: LowerStat | None) -> None:
+        """`op` is on stable storage and was removed from the log; the committed tree has been changed accordingly.
+
+        `stat`: the node's entry on the backing directory as it is now (None for removals). A STORE's version is finished.
+        """
+        ...
+
+    def dropped(self, op: Op) -> None:
+        """`op` was removed from the log without being carried out (elided, or discarded by an operator). A STORE's version is finished."""
+        ...
+
+    def directory_times(self, ino: Ino) -> tuple[int, int] | None:
+        """(atime_ns, mtime_ns) that the mount shows for a directory, to be set on the backing directory when its last operation is committed; None: leave."""
+        ...
+
+    def display_path(self, op: Op) -> bytes:
+        """The path below the mount point by which a user knows the operation, e.g. b"run1/ck100/model.pt"."""
+        ...
+
+    def version_of_open_file(self, version: Version) -> bool:
+        """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
+        ...

@@ -1,0 +1,276 @@
+"""The operation log: the ordered list of changes that the backing directory has not seen yet.
+
+Appended to by the file system, taken from by the engine, both under the file system's lock; every change is part of the step's
+transaction in the state database. See docs/ARCHITECTURE.md, "Operation log".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+
+from acpfs.ram.state import StateDatabase
+from acpfs.types import Ino, Seq, TierId, VersionId
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
+
+WINDOW_OPS_MAX = 4096
+"""How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to a few milliseconds."""
+
+CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
+REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
+
+DDL = """
+CREATE TABLE IF NOT EXISTS op (
+  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, ino INTEGER NOT NULL, parent INTEGER NOT NULL, name BLOB NOT NULL,
+  new_parent INTEGER NOT NULL, new_name BLOB NOT NULL, victim INTEGER NOT NULL, meta TEXT NOT NULL, payload BLOB NOT NULL,
+  vid INTEGER, logged_at REAL NOT NULL, creates INTEGER NOT NULL, tries INTEGER NOT NULL, last_error INTEGER,
+  next_attempt_at REAL NOT NULL, parked INTEGER NOT NULL, committed INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS version (
+  vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL, state TEXT NOT NULL,
+  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class OperationLog:
+    """Operations by sequence number, oldest first."""
+
+    def __init__(self, state: StateDatabase) -> None:
+        """Load what the last worker left. Versions that were streaming are complete again."""
+        self._state = state
+        self._ops: dict[Seq, Op] = {}
+        self._by_node: dict[Ino, list[Op]] = {}
+        self._by_directory: Counter[Ino] = Counter()
+        self._creates: set[Seq] = set()
+        self._last_seq = 0
+        self._last_vid = 0
+        self.elided_ops = 0
+        state.create(DDL)
+        self._load()
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def __iter__(self) -> Iterator[Op]:
+        """Oldest first; a snapshot, safe against changes."""
+        return iter(list(self._ops.values()))
+
+    def get(self, seq: Seq) -> Op | None:
+        """The operation, or None when it is done."""
+        return self._ops.get(seq)
+
+    def front(self, count: int) -> list[Op]:
+        """The oldest `count` operations."""
+        return list(itertools.islice(self._ops.values(), count))
+
+    @property
+    def last_seq(self) -> Seq:
+        """Of the newest operation ever logged."""
+        return Seq(self._last_seq)
+
+    def pending_of(self, ino: Ino) -> list[Op]:
+        """Operations on a node, oldest first."""
+        return list(self._by_node.get(ino, ()))
+
+    def last_of(self, ino: Ino) -> Op | None:
+        """Newest operation on a node."""
+        ops = self._by_node.get(ino)
+        return ops[-1] if ops else None
+
+    def pending_in(self, directory: Ino) -> int:
+        """How many names in a directory are mentioned by operations."""
+        return self._by_directory[directory]
+
+    # -- writing
+
+    def append(self, kind: OpKind, ino: Ino, *, creates: bool = False, **fields: object) -> Op:
+        """Log an operation; `creates`: the node has never been on the backing directory nor in the log before."""
+        self._last_seq += 1
+        op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
+        self._index(op, creates)
+        self._save(op)
+        return op
+
+    def new_version(self, ino: Ino, tier_id: TierId, size: int) -> Version:
+        """Freeze a content; the caller appends the STORE."""
+        self._last_vid += 1
+        version = Version(VersionId(self._last_vid), ino, tier_id, size)
+        self.save_version(version)
+        self._state.change("INSERT OR REPLACE INTO counter VALUES ('vid', ?)", (self._last_vid,))
+        return version
+
+    def fold(self, ino: Ino, meta: Metadata) -> bool:
+        """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out."""
+        op = self.last_of(ino)
+        if op is None or op.committed or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
+            return False
+        op.meta.merge(meta)
+        self._save(op)
+        return True
+
+    def save(self, op: Op) -> None:
+        """Persist a changed operation."""
+        self._save(op)
+
+    def save_version(self, version: Version) -> None:
+        """Persist a changed version."""
+        self._state.change(
+            "INSERT OR REPLACE INTO version VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                version.vid,
+                version.ino,
+                version.tier_id,
+                version.size,
+                version.state.value,
+                version.staging_name,
+                version.staging_ino,
+                version.digest,
+            ),
+        )
+
+    def remove(self, op: Op) -> None:
+        """The operation is persisted, elided or discarded."""
+        del self._ops[op.seq]
+        self._creates.discard(op.seq)
+        ops = self._by_node[op.ino]
+        ops.remove(op)
+        if not ops:
+            del self._by_node[op.ino]
+        for directory, _name in op.touches():
+            self._by_directory[directory] -= 1
+            if not self._by_directory[directory]:
+                del self._by_directory[directory]
+        self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
+        if op.version is not None:
+            self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
+
+    # -- elision
+
+    def window_to_elide(self, start: Op) -> list[Op]:
+        """Operations from `start` on that may be left out together, or [].
+
+        A window is left out only where its net effect is nothing or one remaining operation: then going from the state
+        before it to the state after it is one atomic step, and every visible state is one that the application had.
+        """
+        end, survivors, left_out = start.seq, 0, []
+        for op in self._following(start):
+            if op.seq > end:
+                break
+            last = self._cancelled_until(op, start.seq)
+            if last is None:
+                survivors += 1
+                if survivors > 1:
+                    return []
+            else:
+                left_out.append(op)
+                end = max(end, last)
+        else:
+            if end > self._last_seq or (left_out and end > left_out[-1].seq and self._ops.get(end) is None):
+                return []
+        return left_out
+
+    def _following(self, start: Op) -> Iterator[Op]:
+        """Uncommitted operations from `start` on; ends early (without a window) past WINDOW_OPS_MAX."""
+        for count, seq in enumerate(range(start.seq, self._last_seq + 1)):
+            if count > WINDOW_OPS_MAX:
+                return
+            op = self._ops.get(Seq(seq))
+            if op is not None:
+                yield op
+
+    def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
+        """Sequence number by which `op` has no effect any more, or None when it has one."""
+        ops = self._by_node[op.ino]
+        if any(o.committed or o.parked or o.victim for o in ops):
+            return None
+        first, last = ops[0], ops[-1]
+        if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._one_name(ops):
+            return last.seq
+        if op.kind is OpKind.STORE:
+            later = ops[ops.index(op) + 1 :]
+            if later and later[0].kind is OpKind.STORE:
+                return later[0].seq
+        return None
+
+    @staticmethod
+    def _one_name(ops: list[Op]) -> bool:
+        """Whether the removal at the end removes the node's only name."""
+        links = sum(op.kind is OpKind.LINK for op in ops)
+        removals = sum(op.kind in REMOVING for op in ops)
+        return removals == links + 1
+
+    # -- persistence
+
+    def _index(self, op: Op, creates: bool) -> None:
+        self._ops[op.seq] = op
+        self._by_node.setdefault(op.ino, []).append(op)
+        if creates:
+            self._creates.add(op.seq)
+        for directory, _name in op.touches():
+            self._by_directory[directory] += 1
+
+    def _save(self, op: Op) -> None:
+        self._state.change(
+            "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                op.seq,
+                op.kind.value,
+                op.ino,
+                op.parent,
+                op.name,
+                op.new_parent,
+                op.new_name,
+                op.victim,
+                op.meta.to_json(),
+                op.payload,
+                op.version.vid if op.version else None,
+                op.logged_at,
+                op.seq in self._creates,
+                op.tries,
+                op.last_error,
+                op.next_attempt_at,
+                op.parked,
+                op.committed,
+            ),
+        )
+        self._state.change("INSERT OR REPLACE INTO counter VALUES ('seq', ?)", (self._last_seq,))
+
+    def _load(self) -> None:
+        versions: dict[int, Version] = {}
+        for vid, ino, tier_id, size, state, staging_name, staging_ino, digest in self._state.rows("SELECT * FROM version"):
+            known = VersionState(state)
+            known = VersionState.COMPLETE if known is VersionState.STREAMING else known
+            versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, staging_ino, digest)
+        for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
+            self._index(*_op_from_row(row, versions))
+        counters = dict(self._state.rows("SELECT name, value FROM counter"))
+        self._last_seq = counters.get("seq", 0)
+        self._last_vid = counters.get("vid", 0)
+
+
+def _op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:
+    seq, kind, ino, parent, name, new_parent, new_name, victim, meta, payload, vid, logged_at, creates, *failure = row
+    tries, last_error, next_attempt_at, parked, committed = failure
+    op = Op(
+        Seq(seq),  # type: ignore[arg-type]
+        OpKind(kind),
+        ino,  # type: ignore[arg-type]
+        parent,  # type: ignore[arg-type]
+        name,  # type: ignore[arg-type]
+        new_parent,  # type: ignore[arg-type]
+        new_name,  # type: ignore[arg-type]
+        victim,  # type: ignore[arg-type]
+        Metadata.from_json(str(meta)),
+        payload,  # type: ignore[arg-type]
+        versions.get(vid) if vid is not None else None,  # type: ignore[call-overload]
+        logged_at,  # type: ignore[arg-type]
+        tries,  # type: ignore[arg-type]
+        last_error,  # type: ignore[arg-type]
+        next_attempt_at,  # type: ignore[arg-type]
+        bool(parked),
+        bool(committed),
+    )
+    return op, bool(creates)

@@ -1,0 +1,141 @@
+"""What the operation log is made of: operations, versions, metadata.
+
+Plain records; no behaviour beyond (de)serialisation. The file system makes them, the engine carries them out.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass, field
+
+from acpfs.types import NO_INO, Ino, Seq, TierId, VersionId
+
+
+class OpKind(enum.Enum):
+    """Kinds of logged operations. All are idempotent when carried out on the backing directory."""
+
+    STORE = "store"
+    """Make `version` the content of node `ino`: at `parent`/`name` when the node has no place yet, else at all its places."""
+    MKDIR = "mkdir"
+    RMDIR = "rmdir"
+    UNLINK = "unlink"
+    RENAME = "rename"
+    """Move `ino` from `parent`/`name` to `new_parent`/`new_name`, replacing `victim` if that is not 0."""
+    EXCHANGE = "exchange"
+    """Swap `ino` at `parent`/`name` and `victim` at `new_parent`/`new_name`."""
+    LINK = "link"
+    """Give node `ino` the additional name `parent`/`name`."""
+    SYMLINK = "symlink"
+    """Symlink with target `payload`."""
+    MKNOD = "mknod"
+    """fifo, socket or device (regular files are STOREd)."""
+    SETATTR = "setattr"
+    """Set the fields of `meta` that are not None."""
+    SETXATTR = "setxattr"
+    """Set and remove `meta.xattrs` (value None: remove)."""
+
+
+@dataclass(slots=True)
+class Metadata:
+    """Attributes to give a node on the backing directory; None means "leave as it is".
+
+    `mode` holds permission bits and, for MKNOD, the file type. Times are nanoseconds since the epoch.
+    """
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    rdev: int = 0
+    xattrs: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    def merge(self, later: Metadata) -> None:
+        """Fold a later change into this one."""
+        for name in ("mode", "uid", "gid", "atime_ns", "mtime_ns"):
+            value = getattr(later, name)
+            if value is not None:
+                setattr(self, name, value)
+        self.xattrs.update(later.xattrs)
+
+    def to_json(self) -> str:
+        """Compact form for the state database."""
+        xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
+        return json.dumps([self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs])
+
+    @classmethod
+    def from_json(cls, text: str) -> Metadata:
+        """Inverse of `to_json`."""
+        mode, uid, gid, atime_ns, mtime_ns, rdev, xattrs = json.loads(text)
+        decoded = {bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()}
+        return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)
+
+
+class VersionState(enum.Enum):
+    """Where a version's bytes are; see docs/ARCHITECTURE.md, "States of a version"."""
+
+    COMPLETE = "complete"
+    """Frozen in the RAM tier, nothing on the backing directory yet."""
+    STREAMING = "streaming"
+    """Being copied into its staging file. After a restart this is COMPLETE again."""
+    STAGED = "staged"
+    """All bytes are in the staging file and flushed; the RAM tier's copy is no longer needed to commit."""
+    COMMITTED = "committed"
+    """Renamed into place."""
+
+
+@dataclass(slots=True)
+class Version:
+    """A frozen content of node `ino`: the first `size` bytes of tier file `tier_id`.
+
+    `tier_id` is 0 when the version's bytes left the RAM tier (only ever after STAGED). It is changed by the file system, under its lock, when
+    it copies the bytes aside; a stream that reads notices and starts again.
+    """
+
+    vid: VersionId
+    ino: Ino
+    tier_id: TierId
+    size: int
+    state: VersionState = VersionState.COMPLETE
+    staging_name: str = ""
+    staging_ino: int = 0
+    digest: str = ""
+    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until staged."""
+    streamed_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Op:
+    """One change that the backing directory has not seen yet."""
+
+    seq: Seq
+    kind: OpKind
+    ino: Ino
+    parent: Ino = NO_INO
+    name: bytes = b""
+    new_parent: Ino = NO_INO
+    new_name: bytes = b""
+    victim: Ino = NO_INO
+    meta: Metadata = field(default_factory=Metadata)
+    payload: bytes = b""
+    version: Version | None = None
+    logged_at: float = 0.0
+    """Wall clock, seconds: when the application's call was made."""
+    tries: int = 0
+    last_error: int | None = None
+    """errno of the last failure."""
+    next_attempt_at: float = 0.0
+    """Wall clock, seconds; 0 when no retry is scheduled."""
+    parked: bool = False
+    """The backing directory refused it for good; kept until `retry` or `discard`."""
+    committed: bool = False
+    """Visible on the backing directory, but not yet flushed there."""
+
+    def touches(self) -> tuple[tuple[Ino, bytes], ...]:
+        """The names (directory, name) that this operation mentions and therefore pins."""
+        if self.kind in (OpKind.SETATTR, OpKind.SETXATTR):
+            return ()
+        if self.new_parent:
+            return ((self.parent, self.name), (self.new_parent, self.new_name))
+        return ((self.parent, self.name),) if self.parent else ()
