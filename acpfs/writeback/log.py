@@ -6,9 +6,11 @@ transaction in the state database. See docs/ARCHITECTURE.md, "Operation log".
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
@@ -45,6 +47,9 @@ class OperationLog:
         self._creates: set[Seq] = set()
         self._last_seq = 0
         self._last_vid = 0
+        self._waiters: list[tuple[Seq, int, Future[None]]] = []
+        self.on_append: Callable[[], None] = lambda: None
+        """Called after each append, under the lock; the engine's wake-up."""
         self.elided_ops = 0
         state.create(DDL)
         self._load()
@@ -80,6 +85,10 @@ class OperationLog:
         ops = self._by_node.get(ino)
         return ops[-1] if ops else None
 
+    def is_pending(self, ino: Ino) -> bool:
+        """Whether any operation acts on the node."""
+        return ino in self._by_node
+
     def pending_in(self, directory: Ino) -> int:
         """How many names in a directory are mentioned by operations."""
         return self._by_directory[directory]
@@ -92,6 +101,7 @@ class OperationLog:
         op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
         self._index(op, creates)
         self._save(op)
+        self.on_append()
         return op
 
     def new_version(self, ino: Ino, tier_id: TierId, size: int) -> Version:
@@ -105,8 +115,10 @@ class OperationLog:
     def fold(self, ino: Ino, meta: Metadata) -> bool:
         """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out."""
         op = self.last_of(ino)
-        if op is None or op.committed or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
+        if op is None or op.started or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
             return False
+        if op.version is not None and op.version.state is not VersionState.COMPLETE:
+            return False  # its staging file may have its attributes already
         op.meta.merge(meta)
         self._save(op)
         return True
@@ -146,6 +158,29 @@ class OperationLog:
         self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
         if op.version is not None:
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
+        self._tell_waiters()
+
+    # -- waiting
+
+    def when_done(self, seq: Seq) -> Future[None]:
+        """Done when no operation with a number up to `seq` is left. Parked operations count as left."""
+        future: Future[None] = Future()
+        if self._done_until() >= seq:
+            future.set_result(None)
+        else:
+            bisect.insort(self._waiters, (seq, id(future), future))
+        return future
+
+    def _done_until(self) -> int:
+        first = next(iter(self._ops), None)
+        return self._last_seq if first is None else first - 1
+
+    def _tell_waiters(self) -> None:
+        done = self._done_until()
+        while self._waiters and self._waiters[0][0] <= done:
+            future = self._waiters.pop(0)[2]
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
     # -- elision
 
@@ -184,7 +219,7 @@ class OperationLog:
     def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
         """Sequence number by which `op` has no effect any more, or None when it has one."""
         ops = self._by_node[op.ino]
-        if any(o.committed or o.parked or o.victim for o in ops):
+        if any(o.started or o.parked or o.victim for o in ops):
             return None
         first, last = ops[0], ops[-1]
         if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._one_name(ops):

@@ -129,6 +129,8 @@ class Op:
     """Wall clock, seconds; 0 when no retry is scheduled."""
     parked: bool = False
     """The backing directory refused it for good; kept until `retry` or `discard`."""
+    started: bool = False
+    """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
     committed: bool = False
     """Visible on the backing directory, but not yet flushed there."""
 

@@ -1,0 +1,341 @@
+"""Nodes and names: the upper tree, and its rows in the state database.
+
+Knows no policy and asks nobody: what is not here is "not known". Used under the file system's lock. Changed nodes and names
+are collected and written as rows at the end of the step (`flush_rows`).
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from acpfs.backing.lower import LowerEntry, LowerStat
+from acpfs.filesystem.content import Content
+from acpfs.ram.state import StateDatabase
+from acpfs.types import NO_INO, ROOT, Ino, TierId
+
+UPPER_INO_FIRST = 1 << 62
+"""Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""
+
+DDL = """
+CREATE TABLE IF NOT EXISTS node (
+  ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER, size INTEGER, blocks INTEGER,
+  atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT, unlogged INTEGER,
+  target BLOB, xattrs TEXT, tier_id INTEGER, modified INTEGER);
+CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+"""
+
+Identity = tuple[int, int, int, int]
+
+
+@dataclass(slots=True)
+class Child:
+    """What is known about one name in a directory."""
+
+    ino: Ino
+    """0: known to be absent."""
+    pins: int = 0
+    """Operations in the log that mention the name, plus one while its node was never logged. Pinned: the lower layer is not asked."""
+    checked_at: float = 0.0
+    """Monotonic time, seconds, when the lower layer last said so."""
+
+
+@dataclass(slots=True)
+class Directory:
+    """What a directory node knows about its names."""
+
+    children: dict[bytes, Child] = field(default_factory=dict)
+    listing: dict[bytes, LowerEntry] = field(default_factory=dict)
+    """All names on the backing directory as of `listed_at`."""
+    listed_at: float = -1.0
+    """Monotonic time, seconds; negative: never."""
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One file, directory, symlink … with its attributes as the mount shows them. Sizes in bytes, times in ns."""
+
+    ino: Ino
+    mode: int
+    uid: int = 0
+    gid: int = 0
+    rdev: int = 0
+    nlink: int = 1
+    size: int = 0
+    blocks: int = 0
+    atime_ns: int = 0
+    mtime_ns: int = 0
+    ctime_ns: int = 0
+    lower_ino: int = 0
+    """Inode number of its entry on the backing directory; 0: not there."""
+    identity: Identity | None = None
+    """What the backing directory's entry looked like when content and attributes here were equal to it."""
+    checked_at: float = 0.0
+    """Monotonic time, seconds, when identity was last compared."""
+    unlogged: bool = False
+    """Never logged: the first STORE is still to come."""
+    target: bytes = b""
+    xattrs: dict[bytes, bytes] | None = None
+    """None: not known, ask the backing directory."""
+    content: Content | None = None
+    directory: Directory | None = None
+    names: list[tuple[Ino, bytes]] = field(default_factory=list)
+    lookups: int = 0
+    handles: int = 0
+    keep_cache: bool = False
+    """The kernel's cached pages of the file are still right."""
+
+    @property
+    def is_dir(self) -> bool:
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_file(self) -> bool:
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def dir(self) -> Directory:
+        """The names of a directory node."""
+        assert self.directory is not None, self.ino
+        return self.directory
+
+    @property
+    def modified(self) -> bool:
+        """Whether its content changed since the last version was frozen."""
+        return self.content is not None and self.content.modified
+
+    def adopt(self, st: LowerStat) -> None:
+        """Take the attributes of the backing directory's entry."""
+        self.mode, self.uid, self.gid, self.rdev, self.nlink = st.mode, st.uid, st.gid, st.rdev, st.nlink
+        self.size, self.blocks = st.size, st.blocks
+        self.atime_ns, self.mtime_ns, self.ctime_ns = st.atime_ns, st.mtime_ns, st.ctime_ns
+        self.lower_ino, self.identity = st.ino, st.identity()
+
+    def touch(self, *, mtime: bool = True) -> None:
+        """Something about it changed now."""
+        self.ctime_ns = time.time_ns()
+        if mtime:
+            self.mtime_ns = self.ctime_ns
+
+
+class NodeTable:
+    """All nodes by number, and the names that lead to them."""
+
+    def __init__(self, state: StateDatabase) -> None:
+        """Load what the last worker left."""
+        self._state = state
+        self._nodes: dict[Ino, Node] = {}
+        self._by_lower: dict[int, Ino] = {}
+        self._changed: dict[Ino, None] = {}
+        self._changed_names: dict[tuple[Ino, bytes], None] = {}
+        self._last_upper = UPPER_INO_FIRST
+        state.create(DDL)
+        self._load()
+
+    # -- nodes
+
+    def __contains__(self, ino: Ino) -> bool:
+        return ino in self._nodes
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(list(self._nodes.values()))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def get(self, ino: Ino) -> Node | None:
+        """The node, if known."""
+        return self._nodes.get(ino)
+
+    def __getitem__(self, ino: Ino) -> Node:
+        return self._nodes[ino]
+
+    def by_lower(self, lower_ino: int) -> Node | None:
+        """The node whose entry on the backing directory has that inode number."""
+        ino = self._by_lower.get(lower_ino)
+        return None if ino is None else self._nodes.get(ino)
+
+    def new(self, mode: int, uid: int, gid: int) -> Node:
+        """A node born in the mount, now."""
+        self._last_upper += 1
+        now = time.time_ns()
+        node = Node(Ino(self._last_upper), mode, uid, gid, atime_ns=now, mtime_ns=now, ctime_ns=now, unlogged=True, xattrs={})
+        self._insert(node)
+        self.changed(node)
+        return node
+
+    def found(self, st: LowerStat) -> Node:
+        """A node discovered on the backing directory."""
+        wanted = Ino(st.ino)
+        if wanted in self._nodes or wanted <= ROOT or wanted >= UPPER_INO_FIRST:
+            self._last_upper += 1
+            wanted = Ino(self._last_upper)
+        node = Node(wanted, st.mode)
+        node.adopt(st)
+        self._insert(node)
+        self._by_lower[st.ino] = node.ino
+        self.changed(node)
+        return node
+
+    def bind_lower(self, node: Node, st: LowerStat) -> None:
+        """The node's entry on the backing directory is this one now; the attributes shown stay."""
+        self.unbind_lower(node)
+        node.lower_ino, node.identity = st.ino, st.identity()
+        self._by_lower[st.ino] = node.ino
+        self.changed(node)
+
+    def unbind_lower(self, node: Node) -> None:
+        """The node has no entry on the backing directory (any more)."""
+        if self._by_lower.get(node.lower_ino) == node.ino:
+            del self._by_lower[node.lower_ino]
+        node.lower_ino, node.identity = 0, None
+        self.changed(node)
+
+    def changed(self, node: Node) -> None:
+        """Its row is to be written at the end of the step."""
+        self._changed[node.ino] = None
+
+    def drop(self, node: Node) -> None:
+        """Forget a node that nothing needs: its names become unknown."""
+        for parent, name in list(node.names):
+            self.unname(parent, name)
+        del self._nodes[node.ino]
+        if self._by_lower.get(node.lower_ino) == node.ino:
+            del self._by_lower[node.lower_ino]
+        self._changed[node.ino] = None
+
+    # -- names
+
+    def child(self, parent: Ino, name: bytes) -> Child | None:
+        """What is known about a name."""
+        return self._nodes[parent].dir.children.get(name)
+
+    def set_child(self, parent: Ino, name: bytes, ino: Ino) -> Child:
+        """The name leads to that node now (0: to nothing); the pins stay."""
+        directory = self._nodes[parent].dir
+        child = directory.children.get(name)
+        if child is None:
+            child = directory.children[name] = Child(NO_INO)
+        if child.ino != ino:
+            self._unlink_name(child.ino, parent, name)
+            child.ino = ino
+            if ino:
+                self._nodes[ino].names.append((parent, name))
+        self._changed_names[(parent, name)] = None
+        return child
+
+    def unname(self, parent: Ino, name: bytes) -> None:
+        """Nothing is known about the name any more."""
+        node = self._nodes.get(parent)
+        if node is None:
+            return
+        child = node.dir.children.pop(name, None)
+        if child is not None:
+            self._unlink_name(child.ino, parent, name)
+            self._changed_names[(parent, name)] = None
+
+    def _unlink_name(self, ino: Ino, parent: Ino, name: bytes) -> None:
+        node = self._nodes.get(ino)
+        if node is not None and (parent, name) in node.names:
+            node.names.remove((parent, name))
+
+    def path(self, ino: Ino) -> bytes:
+        """Path below the mount point by the node's first name, for people; deleted nodes: `?`."""
+        names: list[bytes] = []
+        while ino != ROOT:
+            node = self._nodes.get(ino)
+            if node is None or not node.names:
+                names.append(b"?")
+                break
+            ino, name = node.names[0]
+            names.append(name)
+        return b"/".join(reversed(names))
+
+    # -- rows
+
+    def flush_rows(self) -> None:
+        """Write the rows of what changed in this step."""
+        for ino in self._changed:
+            node = self._nodes.get(ino)
+            if node is None:
+                self._state.change("DELETE FROM node WHERE ino = ?", (ino,))
+            else:
+                self._state.change(_INSERT_NODE, _node_row(node))
+        self._changed.clear()
+        for parent, name in self._changed_names:
+            directory = self._nodes.get(parent)
+            child = directory.dir.children.get(name) if directory else None
+            if child is None or not (child.ino or child.pins):
+                self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
+            else:
+                self._state.change("INSERT OR REPLACE INTO child VALUES (?, ?, ?)", (parent, name, child.ino))
+        self._changed_names.clear()
+
+    def _insert(self, node: Node) -> None:
+        if node.is_dir:
+            node.directory = Directory()
+        self._nodes[node.ino] = node
+        self._last_upper = max(self._last_upper, node.ino)
+
+    def _load(self) -> None:
+        for row in self._state.rows("SELECT * FROM node"):
+            node = _node_from_row(row)
+            self._insert(node)
+            if node.lower_ino:
+                self._by_lower[node.lower_ino] = node.ino
+        for parent, name, ino in self._state.rows("SELECT parent, name, ino FROM child"):
+            directory = self._nodes.get(Ino(parent))
+            if directory is not None and directory.directory is not None and (ino == NO_INO or ino in self._nodes):
+                directory.dir.children[name] = Child(Ino(ino))
+                if ino:
+                    self._nodes[Ino(ino)].names.append((Ino(parent), name))
+
+
+_INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def _node_row(node: Node) -> tuple[object, ...]:
+    xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()})
+    content = node.content
+    return (
+        node.ino,
+        node.mode,
+        node.uid,
+        node.gid,
+        node.rdev,
+        node.nlink,
+        node.size,
+        node.blocks,
+        node.atime_ns,
+        node.mtime_ns,
+        node.ctime_ns,
+        _signed(node.lower_ino),
+        json.dumps(node.identity) if node.identity else None,
+        node.unlogged,
+        node.target,
+        xattrs,
+        content.tier_id if content else 0,
+        content.modified if content else False,
+    )
+
+
+def _signed(number: int) -> int:
+    """SQLite integers have 64 bits with sign; some file systems use all 64 for inode numbers."""
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+def _node_from_row(row: tuple[object, ...]) -> Node:
+    ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime, lower_ino, identity, unlogged, target, xattrs, tier_id, modified = row
+    node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime)  # type: ignore[arg-type]
+    node.lower_ino = int(lower_ino) % (1 << 64)  # type: ignore[call-overload]
+    node.identity = tuple(json.loads(str(identity))) if identity else None
+    node.unlogged = bool(unlogged)
+    node.target = target  # type: ignore[assignment]
+    if xattrs is not None:
+        node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
+    if tier_id:
+        node.content = Content(TierId(int(tier_id)), modified=bool(modified))  # type: ignore[call-overload]
+    return node
