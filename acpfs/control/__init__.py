@@ -1,0 +1,1 @@
+"""Control socket: protocol, server, client, registry of mounts, metrics. Knows no FUSE and never touches a mount point."""

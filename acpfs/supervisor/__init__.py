@@ -1,0 +1,1 @@
+"""From settings to a running worker: checks, the daemon process, mount point, logs, service manager."""
