@@ -7,13 +7,23 @@ options are the same names with dashes and without unit suffix. An unknown key o
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from acpfs.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?$", re.IGNORECASE)
+RAM_BYTES_MIN = 1 << 20
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -23,7 +33,7 @@ def parse_size(value: object) -> int:
     Raises:
         ValueError: not a size.
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.match(str(value).strip())
     if match is None:
@@ -38,7 +48,10 @@ def _parse_ram(value: object) -> int | str:
         if not 0 < percent <= 90:
             raise ValueError("a share of memory must lie between 0% and 90%")
         return text
-    return parse_size(value)
+    size = parse_size(value)
+    if size < RAM_BYTES_MIN:
+        raise ValueError(f"the RAM tier needs at least {RAM_BYTES_MIN >> 20} MiB")
+    return size
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
@@ -84,14 +97,18 @@ DEFAULT_POINTER_PATTERNS = (
 class Settings(BaseModel):
     """Everything that a mount can be told."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
 
     backing: Path
+    """The backing directory."""
     mountpoint: Path
+    """Where applications see the file system."""
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
     transport: Transport = Transport.AUTO
+    """How the kernel is spoken to; auto takes the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
+    """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
     """This mount's identity among all that share the backing directory; default: machine-id based, see `acpfs.backing.identity`."""
     streams: Annotated[int, Field(ge=1, le=256)] = 8
@@ -99,9 +116,11 @@ class Settings(BaseModel):
     bandwidth: Size = 0
     """Most bytes per second that streams may write together; 0: no limit."""
     when_full: WhenFull = WhenFull.WAIT
+    """What a writer meets when the RAM tier is full of dirty bytes."""
     max_dirty_age_s: Seconds = 30.0
     """A file that stays open is committed as of now this often; 0: never."""
     verify_after_write: bool = False
+    """Read every stream back and compare checksums before it counts as done."""
     attr_timeout_s: Seconds = 1.0
     """How old knowledge about the backing directory may be."""
     patience_s: Seconds = 1.0
@@ -111,14 +130,85 @@ class Settings(BaseModel):
     drain_timeout_s: Seconds = 600.0
     """How long SIGTERM and umount drain before they give up and keep the rest."""
     retry_delay_min_s: Annotated[float, Field(gt=0)] = 0.2
+    """First delay before a failed operation is tried again; it doubles from try to try."""
     retry_delay_max_s: Annotated[float, Field(gt=0)] = 60.0
+    """Longest such delay."""
     pointer_patterns: tuple[str, ...] = DEFAULT_POINTER_PATTERNS
     """Names of files that point at other files; committed only when all that precedes them is flushed."""
     allow_other: bool = True
+    """Let other users use the mount (the kernel checks permissions)."""
     control_group: str | None = None
     """Group that may use the control socket besides its owner."""
     runtime_dir: Path | None = None
     """Where sockets and RAM tiers live; default /run/acpfs for root, else $XDG_RUNTIME_DIR/acpfs."""
     log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")] = "info"
+    """debug, info, warning or error."""
     log_file: Path | None = None
-    """Rotating log file (10 MB × 5); default: stderr, which systemd takes to the journal."""
+    """Rotating log file (10 MB × 5); default: stderr in the foreground (systemd takes it to the journal), else a file named after the mount point."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Serve Prometheus metrics over HTTP on 127.0.0.1; 0: only through `acpfs-ctl metrics`."""
+    metrics_file: Path | None = None
+    """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile collector."""
+
+    @model_validator(mode="after")
+    def _retry_delays_in_order(self) -> Settings:
+        if self.retry_delay_min_s > self.retry_delay_max_s:
+            raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
+        return self
+
+
+CHANGEABLE = ("bandwidth", "streams", "log_level", "ram")
+"""What `acpfs-ctl set` may change while the mount is in use."""
+
+
+def option_name(field: str) -> str:
+    """`max_dirty_age_s` → `max-dirty-age`: a setting's name on the command line and in mount options."""
+    return field.removesuffix("_s").replace("_", "-")
+
+
+def field_named(option: str) -> str | None:
+    """Inverse of `option_name`, tolerant of underscores and of the unit suffix; None for an unknown name."""
+    wanted = option_name(option.replace("-", "_"))
+    return next((field for field in Settings.model_fields if option_name(field) == wanted), None)
+
+
+def load_settings(overrides: Mapping[str, Any], file: Path | None = None) -> Settings:
+    """Settings from a TOML file (if any) and from the command line, which wins.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown, or a value makes no sense; the message names it.
+    """
+    values = {} if file is None else _read_toml(file)
+    return validated({**values, **overrides}, "" if file is None else f" (command line and {file})")
+
+
+def validated(values: Mapping[str, Any], source: str = "") -> Settings:
+    """Settings from plain values.
+
+    Raises:
+        ConfigError: naming each key with what is wrong with it.
+    """
+    try:
+        return Settings.model_validate(dict(values))
+    except ValidationError as error:
+        raise ConfigError("; ".join(_complaint(e["loc"], e["type"], e["msg"], e["input"]) for e in error.errors()) + source) from None
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration file {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _complaint(place: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
+    key = ".".join(str(part) for part in place)
+    if kind == "extra_forbidden":
+        return f"unknown key {key!r}"
+    if kind == "missing":
+        return f"{key} is missing"
+    text = message.removeprefix("Value error, ")
+    return f"{key} = {value!r}: {text}" if key and repr(value) not in text else f"{key}: {text}".removeprefix(": ")

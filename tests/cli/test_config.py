@@ -1,0 +1,97 @@
+"""Settings: every nonsense is named, the command line wins over the file."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from acpfs.config import Settings, field_named, load_settings, option_name, parse_size
+from acpfs.errors import ConfigError
+
+BASE = {"backing": "/b", "mountpoint": "/m"}
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64G", 64 << 30), ("512MiB", 512 << 20), ("1.5k", 1536), ("7", 7), (7, 7), ("2 TB", 2 << 40), ("0", 0)]
+)
+def test_sizes_have_factors_of_1024(text, size):
+    assert parse_size(text) == size
+
+
+@given(st.text(max_size=12))
+def test_parse_size_gives_a_size_or_a_value_error(text):
+    try:
+        assert parse_size(text) >= 0
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"rom": "64G"}, "unknown key 'rom'"),
+        ({"ram": "lots"}, "'lots' is not a size"),
+        ({"ram": "120%"}, "between 0% and 90%"),
+        ({"ram": "0%"}, "between 0% and 90%"),
+        ({"ram": 0}, "ram"),
+        ({"ram": -5}, "ram"),
+        ({"streams": 0}, "streams = 0"),
+        ({"streams": "many"}, "streams = 'many'"),
+        ({"fsync": "never"}, "fsync = 'never'"),
+        ({"node_id": "a/b"}, "node_id = 'a/b'"),
+        ({"attr_timeout_s": -1}, "attr_timeout_s = -1"),
+        ({"log_level": "loud"}, "log_level = 'loud'"),
+        ({"retry_delay_min_s": 90}, "retry_delay_min_s is larger"),
+        ({"bandwidth": "-3"}, "'-3' is not a size"),
+        ({"bandwidth": -3}, "bandwidth"),
+        ({"metrics_port": 70000}, "metrics_port = 70000"),
+        ({"backing": None}, "backing"),
+    ],
+)
+def test_a_nonsense_value_is_named(values, said):
+    with pytest.raises(ConfigError) as caught:
+        load_settings({**BASE, **values})
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_backing_is_named():
+    with pytest.raises(ConfigError, match="backing is missing"):
+        load_settings({"mountpoint": "/m"})
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path):
+    file = tmp_path / "c.toml"
+    file.write_text('ram = "1G"\nstreams = 3\npointer_patterns = ["latest"]\n')
+    settings = load_settings({**BASE, "streams": "5"}, file)
+    assert settings.ram == 1 << 30
+    assert settings.streams == 5
+    assert settings.pointer_patterns == ("latest",)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"ram = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (b'speed = "1"', "unknown key 'speed'")]
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str):
+    file = tmp_path / "c.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_settings(BASE, file)
+    assert str(file) in str(caught.value)
+
+
+def test_an_absent_file_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration file .*none\.toml"):
+        load_settings(BASE, tmp_path / "none.toml")
+
+
+def test_option_names_and_fields_are_one_to_one():
+    names = [option_name(field) for field in Settings.model_fields]
+    assert len(set(names)) == len(names)
+    assert all(field_named(option_name(field)) == field == field_named(field) for field in Settings.model_fields)
+    assert field_named("nonsense") is None
+
+
+def test_every_setting_is_described():
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
