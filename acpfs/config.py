@@ -144,7 +144,7 @@ class Settings(BaseModel):
     log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")] = "info"
     """debug, info, warning or error."""
     log_file: Path | None = None
-    """Rotating log file (10 MB × 5); default: stderr in the foreground (systemd takes it to the journal), else a file named after the mount point."""
+    """Rotating log file (10 MB × 5); default: stderr in the foreground (for the journal), else a file named after the mount point."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """Serve Prometheus metrics over HTTP on 127.0.0.1; 0: only through `acpfs-ctl metrics`."""
     metrics_file: Path | None = None
