@@ -1,0 +1,120 @@
+"""How much memory there is for a RAM tier: the machine's, or less where a control group says so.
+
+Pure reading of /proc and /sys; roots are parameters so that tests can lay out a machine of their own. Thread-safe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpfs.config import RAM_BYTES_MIN
+from acpfs.errors import MachineError
+
+PAGE_BYTES = 4096
+UNLIMITED_BYTES = 1 << 60
+"""A v1 control group without a limit reports about 2^63; anything as large as this is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the machine has, and what the tightest control group around this process allows."""
+
+    machine_bytes: int
+    cgroup_bytes: int | None
+    cgroup: str = ""
+
+    @property
+    def usable_bytes(self) -> int:
+        """The smaller of both."""
+        return self.machine_bytes if self.cgroup_bytes is None else min(self.machine_bytes, self.cgroup_bytes)
+
+
+def read_memory(proc: Path = Path("/proc")) -> Memory:
+    """Memory as seen from this process."""
+    machine = _machine_bytes(proc / "meminfo")
+    limits = [(limit, name) for name, limit in _cgroup_limits(proc) if limit < UNLIMITED_BYTES]
+    if not limits:
+        return Memory(machine, None)
+    limit, name = min(limits)
+    return Memory(machine, limit, name)
+
+
+def budget_bytes(wanted: int | str, memory: Memory) -> int:
+    """The RAM tier's budget for a setting such as `25%` or a number of bytes.
+
+    Raises:
+        MachineError: more than the machine or the control group has.
+    """
+    if isinstance(wanted, str):
+        share = int(memory.usable_bytes * float(wanted.rstrip("%")) / 100)
+        return max(RAM_BYTES_MIN, share // PAGE_BYTES * PAGE_BYTES)
+    if wanted > memory.machine_bytes:
+        raise MachineError(f"ram = {_gib(wanted)} is more than this machine has ({_gib(memory.machine_bytes)})")
+    if wanted > memory.usable_bytes:
+        raise MachineError(f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows ({_gib(memory.usable_bytes)})")
+    return wanted
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.2f} GiB"
+
+
+def _machine_bytes(meminfo: Path) -> int:
+    for line in meminfo.read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    raise MachineError(f"{meminfo} names no MemTotal")
+
+
+def _cgroup_limits(proc: Path) -> list[tuple[str, int]]:
+    """(group, limit) of this process's memory group and of all groups around it, v1 and v2."""
+    mounts = _cgroup_mounts(proc / "self" / "mountinfo")
+    found: list[tuple[str, int]] = []
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _number, controllers, group = line.split(":", 2)
+        kind = "v2" if not controllers else "v1"
+        if kind == "v1" and "memory" not in controllers.split(","):
+            continue
+        file = "memory.max" if kind == "v2" else "memory.limit_in_bytes"
+        for root, mount_point in mounts.get(kind, ()):
+            found += _limits_up_from(Path(mount_point), root, group, file)
+    return found
+
+
+def _cgroup_mounts(mountinfo: Path) -> dict[str, list[tuple[str, str]]]:
+    """Kind of hierarchy → (root, mount point) of its mounts; of v1 only the memory controller's."""
+    mounts: dict[str, list[tuple[str, str]]] = {}
+    try:
+        lines = mountinfo.read_text().splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        fields, _dash, rest = line.partition(" - ")
+        kind, _source, options = rest.split(" ", 2)
+        root, mount_point = fields.split()[3:5]
+        if kind == "cgroup2":
+            mounts.setdefault("v2", []).append((root, mount_point))
+        elif kind == "cgroup" and "memory" in options.split(","):
+            mounts.setdefault("v1", []).append((root, mount_point))
+    return mounts
+
+
+def _limits_up_from(mount_point: Path, root: str, group: str, file: str) -> list[tuple[str, int]]:
+    """Limits of `group` and its ancestors. Inside a container the mount shows only the part below `root`."""
+    below = group[len(root) :] if root != "/" and group.startswith(root) else group
+    parts = [part for part in below.split("/") if part and part != ".."]
+    found = []
+    for depth in range(len(parts), -1, -1):
+        directory = mount_point.joinpath(*parts[:depth])
+        try:
+            text = (directory / file).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            found.append((str(directory), int(text)))
+    return found

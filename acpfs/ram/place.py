@@ -1,0 +1,198 @@
+"""Where a RAM tier lies: one directory per (volume, node), on a tmpfs of its own where this process may mount one.
+
+The directory outlives the daemon. The next mount of the same backing directory takes it over with all that is left in it;
+`give_up` removes it once nothing is. `meta.json` inside says whose it is, and a tier that belongs to another backing
+directory is refused. A lock beside it keeps a second daemon out. Not thread-safe: used at start and end, and by `set ram`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from acpfs.errors import MachineError, RefusedError
+from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
+STATE_SLACK_BYTES_MIN = 128 << 20
+HUGE_CHOICES = ("within_size", "advise", "")
+"""Huge pages double the mount's speed (7.8 instead of 3.2 GiB/s for new files); not every kernel is built with them."""
+_META = "meta.json"
+
+
+@dataclass(slots=True)
+class Place:
+    """A RAM tier's directory, taken; `warnings` are for the log and `status`."""
+
+    directory: Path
+    budget_bytes: int
+    own_tmpfs: bool
+    huge: str
+    found: bool
+    lock_fd: int
+    warnings: list[str] = field(default_factory=list)
+
+
+def take(tiers: Path, volume_id: str, node_id: str, backing: Path, budget_bytes: int, *, shared_memory: Path = SHARED_MEMORY) -> Place:
+    """Find or make the tier of this volume and node, below `tiers` (in the runtime directory).
+
+    Raises:
+        RefusedError: another daemon uses it, or it belongs to another backing directory.
+        MachineError: no tmpfs is large enough.
+    """
+    name = f"{volume_id}-{node_id}"
+    lock_fd = _lock(tiers / f"{name}.lock", name)
+    try:
+        place = _take_locked(tiers / name, shared_memory / f"acpfs-{os.getuid()}" / name, budget_bytes, lock_fd)
+        _check_owner(place, volume_id, node_id, backing)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return place
+
+
+def resize(place: Place, budget_bytes: int) -> None:
+    """Give the tier's tmpfs another size.
+
+    Raises:
+        MachineError: it holds more than that already, or lies on a tmpfs that is not ours to resize.
+    """
+    if place.own_tmpfs:
+        try:
+            mount_tmpfs(place.directory, _size_option(budget_bytes), remount=True)
+        except OSError as error:
+            raise MachineError(f"the RAM tier cannot be resized to {budget_bytes} bytes: {error.strerror}") from error
+    elif budget_bytes > _capacity_bytes(place.directory):
+        raise MachineError(f"{place.directory} has only {_capacity_bytes(place.directory)} bytes")
+    place.budget_bytes = budget_bytes
+
+
+def let_go(place: Place) -> None:
+    """Leave the tier to the next daemon."""
+    os.close(place.lock_fd)
+
+
+def give_up(place: Place) -> None:
+    """Remove the tier; called when nothing is left in it that the backing directory has not got."""
+    if place.own_tmpfs:
+        with contextlib.suppress(OSError):
+            unmount(place.directory, detach=True)
+            place.directory.rmdir()
+    else:
+        shutil.rmtree(place.directory, ignore_errors=True)
+    os.close(place.lock_fd)
+
+
+def _lock(path: Path, name: str) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise RefusedError(f"the identity is in use: another acpfs on this machine serves volume and node {name}") from None
+    return fd
+
+
+def _take_locked(own: Path, shared: Path, budget_bytes: int, lock_fd: int) -> Place:
+    if _has_meta(shared):
+        return _on_shared_memory(shared, budget_bytes, lock_fd, found=True, reason="what is left of the last mount lies there")
+    _private_directory(own)
+    if (entry := mounted_at(str(own))) is not None:
+        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(entry.options), found=_has_meta(own), lock_fd=lock_fd)
+        return _resized(place, budget_bytes)
+    try:
+        huge = _mount(own, budget_bytes)
+    except OSError as error:
+        own.rmdir()
+        return _on_shared_memory(shared, budget_bytes, lock_fd, found=False, reason=f"mounting a tmpfs: {error.strerror}")
+    return Place(own, budget_bytes, own_tmpfs=True, huge=huge, found=False, lock_fd=lock_fd)
+
+
+def _resized(place: Place, budget_bytes: int) -> Place:
+    try:
+        resize(place, budget_bytes)
+    except MachineError as error:  # smaller than what is left in it: it is drained first, the budget holds for new bytes
+        place.warnings.append(str(error))
+    return place
+
+
+def _mount(directory: Path, budget_bytes: int) -> str:
+    for huge in HUGE_CHOICES:
+        options = f"{_size_option(budget_bytes)},mode=0700" + (f",huge={huge}" if huge else "")
+        try:
+            mount_tmpfs(directory, options)
+        except OSError as error:
+            if error.errno == errno.EINVAL and huge:
+                continue
+            raise
+        return huge or "never"
+    raise AssertionError("unreachable: the last choice returns or raises")
+
+
+def _size_option(budget_bytes: int) -> str:
+    """Room for the budget and for the state database beside the bytes. nr_inodes=0: small files must not run out of inodes."""
+    return f"size={budget_bytes + max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
+
+
+def _on_shared_memory(directory: Path, budget_bytes: int, lock_fd: int, *, found: bool, reason: str) -> Place:
+    _private_directory(directory.parent)
+    _private_directory(directory)
+    capacity = _capacity_bytes(directory)
+    if budget_bytes > capacity:
+        raise MachineError(
+            f"no tmpfs of its own for the RAM tier ({reason}), and {directory.parent.parent} has only {capacity >> 20} MiB: "
+            f"give a smaller ram, or more shared memory"
+        )
+    warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): about half as fast (small pages), and others can fill it"
+    return Place(directory, budget_bytes, own_tmpfs=False, huge="never", found=found, lock_fd=lock_fd, warnings=[warning])
+
+
+def _private_directory(path: Path) -> None:
+    """A directory of ours that nobody else can enter; a symlink or somebody else's directory at that name is refused."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    st = path.lstat()
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid != os.getuid() or st.st_mode & 0o077:
+        raise RefusedError(f"{path} is not a private directory of this user")
+
+
+def _capacity_bytes(path: Path) -> int:
+    info = os.statvfs(path)
+    return info.f_frsize * info.f_blocks
+
+
+def _huge_of(options: str) -> str:
+    return next((option.partition("=")[2] for option in options.split(",") if option.startswith("huge=")), "never")
+
+
+def _has_meta(directory: Path) -> bool:
+    try:
+        (directory / _META).lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def _check_owner(place: Place, volume_id: str, node_id: str, backing: Path) -> None:
+    file = place.directory / _META
+    if not _has_meta(place.directory):
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as stream:
+            json.dump({"volume_id": volume_id, "node_id": node_id, "backing": os.fspath(backing)}, stream)
+        return
+    try:
+        meta = json.loads(file.read_text())
+        owner = (meta["volume_id"], meta["node_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RefusedError(f"{file} is damaged; move {place.directory} away to start without what is left in it") from error
+    if owner != (volume_id, node_id):
+        raise RefusedError(f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume {owner[0]}, node {owner[1]})")

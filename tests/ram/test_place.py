@@ -1,0 +1,137 @@
+"""The RAM tier's directory: taken over, refused to others, removed when nothing is left."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.errors import MachineError, RefusedError
+from acpfs.ram import place as places
+from acpfs.ram.mounts import mount_table, mounted_at, unmount
+
+BACKING = Path("/backing")
+MIB = 1 << 20
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "tiers"
+    for entry in mount_table():
+        if entry.path.startswith(str(tmp_path)):
+            unmount(entry.path, detach=True)
+
+
+@pytest.fixture
+def no_mounting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(places, "mount_tmpfs", refuse)
+
+
+@needs_root
+def test_a_tier_outlives_its_daemon_and_is_found_again(tiers: Path):
+    first = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    (first.directory / "kept").write_text("x")
+    places.let_go(first)
+    second = places.take(tiers, "vol", "n1", BACKING, 16 * MIB)
+    assert (first.found, second.found, second.own_tmpfs) == (False, True, True)
+    assert (second.directory / "kept").read_text() == "x"
+    assert os.statvfs(second.directory).f_blocks * os.statvfs(second.directory).f_frsize >= 16 * MIB
+    places.give_up(second)
+    assert mounted_at(str(second.directory)) is None
+    assert not second.directory.exists()
+
+
+@needs_root
+def test_nobody_else_can_enter(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    assert place.directory.stat().st_mode & 0o777 == 0o700
+    places.give_up(place)
+
+
+@needs_root
+def test_a_second_daemon_is_refused_and_a_second_node_is_not(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    with pytest.raises(RefusedError, match="identity is in use"):
+        places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    other = places.take(tiers, "vol", "n2", BACKING, 8 * MIB)
+    places.give_up(other)
+    places.give_up(place)
+
+
+@needs_root
+def test_a_tier_of_another_backing_directory_is_refused(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    (place.directory / "meta.json").write_text(json.dumps({"volume_id": "other", "node_id": "n1", "backing": "/elsewhere"}))
+    places.let_go(place)
+    with pytest.raises(RefusedError, match="belongs to /elsewhere"):
+        places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+
+
+@needs_root
+def test_damaged_meta_is_refused_not_overwritten(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    (place.directory / "meta.json").write_text("{")
+    places.let_go(place)
+    with pytest.raises(RefusedError, match="damaged"):
+        places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+
+
+@needs_root
+def test_a_smaller_budget_than_what_is_left_keeps_what_is_left(tiers: Path):
+    slack = places.STATE_SLACK_BYTES_MIN
+    first = places.take(tiers, "vol", "n1", BACKING, 64 * MIB)
+    (first.directory / "big").write_bytes(bytes(slack + 32 * MIB))
+    places.let_go(first)
+    second = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
+    assert "cannot be resized" in second.warnings[0]
+    assert (second.directory / "big").stat().st_size == slack + 32 * MIB
+    places.give_up(second)
+
+
+@pytest.mark.usefixtures("no_mounting")
+def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tmp_path: Path):
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    place = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
+    assert not place.own_tmpfs
+    assert "half as fast" in place.warnings[0]
+    places.let_go(place)
+    again = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
+    assert again.found
+    places.give_up(again)
+    assert not place.directory.exists()
+
+
+@pytest.mark.usefixtures("no_mounting")
+def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, tmp_path: Path):
+    with pytest.raises(MachineError, match="has only"):
+        places.take(tiers, "vol", "n1", BACKING, 1 << 60, shared_memory=tmp_path)
+    places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=tmp_path)  # the lock was given back
+
+
+@pytest.mark.usefixtures("no_mounting")
+@pytest.mark.parametrize("trap", ["symlink", "open"])
+def test_somebody_elses_directory_under_our_name_is_refused(tiers: Path, tmp_path: Path, trap: str):
+    shared, target = tmp_path / "shm", tmp_path / "target"
+    shared.mkdir()
+    target.mkdir(mode=0o700)
+    mine = shared / f"acpfs-{os.getuid()}"
+    if trap == "symlink":
+        mine.symlink_to(target)
+    else:
+        mine.mkdir()
+        mine.chmod(0o777)
+    with pytest.raises(RefusedError, match="not a private directory"):
+        places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
+
+
+def test_the_mount_table_decodes_what_the_kernel_escapes(tmp_path: Path):
+    table = tmp_path / "mountinfo"
+    table.write_bytes(b"36 35 98:0 / /mnt/a\\040b\\011c rw - fuse.acpfs src\\134x rw\n")
+    (entry,) = mount_table(table)
+    assert (entry.path, entry.kind, entry.source) == ("/mnt/a b\tc", "fuse.acpfs", "src\\x")
