@@ -1,0 +1,1 @@
+"""Tests of acpfs; `tests.rig` holds what they share."""
