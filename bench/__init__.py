@@ -1,0 +1,1 @@
+"""Measurements: each program here prints a table and saves it, with its command, under bench/results."""

@@ -1,0 +1,43 @@
+"""Runs worker processes together and times them: from the first one's start to the last one's end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+WORKER_TIMEOUT_S = 300.0
+
+
+def torch_python() -> str:
+    """The interpreter that has torch: ACPFS_TORCH_PYTHON, else this one."""
+    return os.environ.get("ACPFS_TORCH_PYTHON", sys.executable)
+
+
+def together(operation: str, paths: list[Path], size: int) -> float:
+    """Seconds that all workers needed; one worker per path, `size` bytes each."""
+    python = torch_python() if operation in ("save", "load") else sys.executable
+    command = [python, "-m", "bench.worker", operation]
+    workers = [
+        subprocess.Popen([*command, str(path), str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for path in paths
+    ]
+    try:
+        for worker in workers:
+            assert worker.stdout is not None
+            if worker.stdout.readline() != "ready\n":
+                raise RuntimeError(f"{operation} did not start")
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        times = [[float(word) for word in worker.communicate(timeout=WORKER_TIMEOUT_S)[0].split()] for worker in workers]
+        if any(worker.returncode for worker in workers):
+            raise RuntimeError(f"{operation} failed")
+        return max(end for _, end in times) - min(start for start, _ in times)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()

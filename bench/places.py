@@ -1,0 +1,82 @@
+"""Directories to measure: a scratch directory on disk, a tmpfs, a limited backing directory, pyfuse3's example, a mount of acpfs.
+
+Each is a context manager that leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.rig.faultfs import is_mounted
+from tests.rig.mounts import AcpfsMount
+
+START_TIMEOUT_S = 30.0
+DRAIN_TIMEOUT_S = 600.0
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty directory on the disk that $TMPDIR lies on; on a tmpfs /tmp, that of the repository."""
+    base = os.environ.get("TMPDIR", "/tmp")
+    kind = subprocess.run(["stat", "-f", "-c", "%T", base], capture_output=True, text=True, check=True).stdout.strip()
+    directory = Path(tempfile.mkdtemp(prefix="acpfs-bench-", dir=base if kind != "tmpfs" else Path(__file__).parents[1]))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+@contextlib.contextmanager
+def tmpfs(path: Path) -> Iterator[Path]:
+    """A tmpfs of its own, as large as the machine's memory permits."""
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "bench", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def passthrough_example(source: Path, path: Path) -> Iterator[Path]:
+    """The yardstick's mount of a source directory."""
+    source.mkdir(exist_ok=True)
+    path.mkdir()
+    command = [sys.executable, "-m", "bench.passthrough_example", str(source), str(path)]
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    try:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not is_mounted(path):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the example did not mount")
+            time.sleep(0.02)
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False)
+        process.terminate()
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def acpfs(backing: Path, path: Path, *options: str) -> Iterator[AcpfsMount]:
+    """acpfs on the libfuse transport, other settings at their defaults."""
+    backing.mkdir(exist_ok=True)
+    with AcpfsMount(backing, path, *(options or ("--transport", "libfuse"))) as mount:
+        yield mount
+
+
+def forget_pages(path: Path) -> None:
+    """Drop a file's clean pages, so that the next read comes from its file system."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)

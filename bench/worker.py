@@ -1,0 +1,87 @@
+"""One measured process: gets ready, says so, waits for the word, does one thing, prints the seconds from start to end.
+
+Usage: python -m bench.worker write|read|save|load PATH BYTES. Imports nothing of acpfs, so that any interpreter can run it.
+`write` and `read` move 16 MiB a call, `save` and `load` are torch's with a state_dict of 64 MiB tensors. No fsync anywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+CHUNK = 16 * 1024**2
+TENSOR = 64 * 1024**2
+
+
+def write(path: str, size: int) -> Callable[[], object]:
+    """Plain writes of incompressible bytes."""
+    chunk = os.urandom(CHUNK)
+
+    def go() -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for start in range(0, size, CHUNK):
+            part = memoryview(chunk)[: size - start]
+            while part:
+                part = part[os.write(fd, part) :]
+        os.close(fd)
+
+    return go
+
+
+def read(path: str, size: int) -> Callable[[], object]:
+    """Plain reads into one buffer, so that no memory is allocated while the clock runs."""
+    buffer = bytearray(CHUNK)
+
+    def go() -> None:
+        with open(path, "rb", buffering=0) as file:
+            done = 0
+            while count := file.readinto(buffer):
+                done += count
+        assert done == size, (done, size)
+
+    return go
+
+
+def state(size: int) -> dict[str, Any]:
+    """A state_dict of that many bytes."""
+    import torch  # noqa: PLC0415 - only the torch measurements need it
+
+    count = max(1, size // TENSOR)
+    return {f"layer.{n}.weight": torch.full((size // count // 4,), 0.5 + n) for n in range(count)}
+
+
+def save(path: str, size: int) -> Callable[[], object]:
+    """torch.save in its default format."""
+    import torch  # noqa: PLC0415 - only the torch measurements need it
+
+    tensors = state(size)
+    return lambda: torch.save(tensors, path)
+
+
+def load(path: str, _size: int) -> Callable[[], object]:
+    """torch.load in its default form."""
+    import torch  # noqa: PLC0415 - only the torch measurements need it
+
+    return lambda: torch.load(path)
+
+
+WORK = {"write": write, "read": read, "save": save, "load": load}
+
+
+def main(operation: str, path: str, size: int) -> None:
+    """Prepare, wait, run."""
+    work = WORK[operation](path, size)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start = time.monotonic()
+    result = work()
+    end = time.monotonic()
+    print(start, end, flush=True)
+    del result
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

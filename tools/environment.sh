@@ -1,0 +1,101 @@
+# What tools/test and tools/quickstart need of a machine: system packages and virtual environments. Sourced, never run.
+#
+# Owns: .venv/ (git-ignored). An environment is made again when what it was made from changed, and reused otherwise.
+# Callers set -euo pipefail and stand in the repository root.
+
+say() { printf '\033[1m%s\033[0m\n' "$*"; }
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 6
+}
+
+# need_programs PACKAGE:PROGRAM...  installs the Debian packages of the programs that are missing.
+need_programs() {
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair#*:}" >/dev/null 2>&1 || missing+=("${pair%%:*}")
+    done
+    install_packages ${missing[@]+"${missing[@]}"}
+}
+
+install_packages() {
+    [ $# -gt 0 ] || return 0
+    command -v apt-get >/dev/null 2>&1 || fail "missing here: $* (Debian's names); this is no Debian, please install them by hand"
+    local as_root=()
+    if [ "$(id -u)" != 0 ]; then
+        command -v sudo >/dev/null 2>&1 || fail "missing here: $*; run as root: apt-get install $*"
+        as_root=(sudo)
+    fi
+    say "installing $*"
+    local log
+    log=$(mktemp)
+    if ! { ${as_root[@]+"${as_root[@]}"} apt-get update -q && ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "$@"; } </dev/null >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        fail "apt-get could not install $*"
+    fi
+    rm -f "$log"
+}
+
+python_is_fit() {
+    "$1" -c 'import sys, venv, ensurepip; raise SystemExit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1
+}
+
+# find_python  prints a Python 3.10 to 3.13 that can make a virtual environment: $PYTHON, else the first on the path.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.10; do
+        if command -v "$candidate" >/dev/null 2>&1 && python_is_fit "$candidate"; then
+            # the interpreter itself, not a version switcher's stand-in for it
+            "$candidate" -c 'import os, sys; print(os.path.realpath(sys.executable))'
+            return 0
+        fi
+    done
+    return 1
+}
+
+# need_system  everything below Python: an interpreter with headers, a compiler and libfuse (pyfuse3 is compiled), fusermount3.
+need_system() {
+    [ -n "${PYTHON_BASE:-}" ] && return 0
+    if ! PYTHON_BASE=$(find_python); then
+        [ -z "${PYTHON:-}" ] || fail "PYTHON=$PYTHON is not a Python 3.10 to 3.13 with venv"
+        install_packages python3 python3-venv python3-dev
+        PYTHON_BASE=$(find_python) || fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
+    fi
+    need_programs fuse3:fusermount3 pkg-config:pkg-config gcc:gcc
+    local header missing=()
+    pkg-config --exists fuse3 2>/dev/null || missing+=(libfuse3-dev)
+    printf '#include <stdlib.h>\n' | gcc -E -x c - >/dev/null 2>&1 || missing+=(libc6-dev)
+    header=$("$PYTHON_BASE" -c 'import sysconfig; print(sysconfig.get_path("include") + "/Python.h")')
+    [ -e "$header" ] || missing+=("$("$PYTHON_BASE" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+    install_packages ${missing[@]+"${missing[@]}"}
+}
+
+need_fuse_device() {
+    [ -e /dev/fuse ] || fail "no /dev/fuse here: the kernel has no FUSE, or this container was not given the device"
+}
+
+# need_venv NAME FILE... -- PIP_ARGUMENT...
+# Makes .venv/NAME by `pip install PIP_ARGUMENT...` unless it was made from the same FILEs, arguments and interpreter before.
+need_venv() {
+    local name=$1 stamp want files=()
+    shift
+    while [ "$1" != -- ]; do
+        files+=("$1")
+        shift
+    done
+    shift
+    stamp=.venv/$name/made-from
+    want=$("$PYTHON_BASE" -V; printf '%s\n' "$PWD" "$@"; cat "${files[@]}" | cksum)
+    if [ -x ".venv/$name/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$want" ]; then
+        return 0
+    fi
+    say "making the Python environment .venv/$name"
+    rm -rf ".venv/$name"
+    mkdir -p .venv
+    "$PYTHON_BASE" -m venv ".venv/$name"
+    PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --quiet --no-input "$@" </dev/null ||
+        fail "pip could not install $*"
+    printf '%s\n' "$want" >"$stamp"
+}
