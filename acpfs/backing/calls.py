@@ -1,4 +1,270 @@
-"""Calls on the backing directory: threads of their own, how long each has been out, and what that says about health.
+"""Calls on the backing directory: threads of their own, and patience that ends before the call does.
 
 A call may hang for ever; it then costs one thread of a bounded number and nothing else. Nothing here knows what is called.
+Threads are daemons and are never joined: a hung one must not keep the process from ending. Thread-safe.
 """
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from acpfs.backing.health import Health
+
+T = TypeVar("T")
+
+WAITING_CALLS_MAX = 10_000
+"""Calls that may wait for a thread; more means that the backing directory hangs, and the next ones fail at once."""
+
+
+class BackingTimeoutError(TimeoutError):
+    """The backing directory did not answer in time; the call goes on in its thread."""
+
+    def __init__(self, label: str) -> None:
+        """`label`: what was called."""
+        super().__init__(errno.ETIMEDOUT, f"{label}: no answer from the backing directory")
+
+
+@dataclass(frozen=True, slots=True)
+class CallStatistics:
+    """One pool's threads and calls."""
+
+    name: str
+    threads: int
+    threads_max: int
+    in_flight: int
+    waiting: int
+    oldest_s: float
+    """Age of the call that is out the longest; 0 for none."""
+    calls: dict[str, int]
+    """Calls ever submitted, by label."""
+    timed_out: int
+    """How often somebody's patience ended before the call did."""
+
+
+@dataclass(slots=True)
+class _Job:
+    label: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    future: Future[Any]
+
+
+class CallPool:
+    """Runs calls on up to `threads_max` daemon threads, started as needed."""
+
+    def __init__(self, name: str, threads_max: int, health: Health | None = None) -> None:
+        """`health`: shared by the pools of one backing directory; its own when None."""
+        self.name = name
+        self.threads_max = threads_max
+        self.health = health or Health()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._idle = self._timed_out = 0
+        self._calls: Counter[str] = Counter()
+        self._closed = False
+
+    def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Run `function(*arguments)` on a thread of the pool; waits for a free thread beyond `threads_max`."""
+        future: Future[T] = Future()
+        with self._lock:
+            self._calls[label] += 1
+            if self._closed or self._jobs.qsize() >= WAITING_CALLS_MAX:
+                future.set_exception(BackingTimeoutError(label))
+                return future
+            self._jobs.put(_Job(label, function, arguments, future))
+            if self._idle < self._jobs.qsize() and self._threads < self.threads_max:
+                self._threads += 1
+                threading.Thread(target=self._work, name=f"{self.name}-{self._threads}", daemon=True).start()
+        return future
+
+    def patient(self, future: Future[T], patience_s: float, *, when_stuck: float | None = None) -> Future[T]:
+        """A future that fails with BackingTimeoutError after `patience_s`, while the call itself goes on.
+
+        `when_stuck`: the patience to use instead while the backing directory is known to be stuck, for callers that have
+        older knowledge to go on with. A call that still waits for a thread when patience ends is never started.
+        """
+        if future.done():
+            return future
+        if when_stuck is not None and self.health.is_stuck():
+            patience_s = when_stuck
+        result: Future[T] = Future()
+        timer = _TIMERS.start(patience_s, lambda: self._lose_patience(future, result))
+        future.add_done_callback(lambda done: _copy(done, result, timer))
+        return result
+
+    def _lose_patience(self, call: Future[T], result: Future[T]) -> None:
+        with self._lock:
+            self._timed_out += 1
+        with contextlib.suppress(InvalidStateError):
+            result.set_exception(BackingTimeoutError(self.name))
+        call.cancel()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            job = self._jobs.get()
+            with self._lock:
+                self._idle -= 1
+            if job is None:
+                return
+            self._run(job)
+            del job  # a waiting thread must not keep the last call's arguments and result alive
+
+    def _run(self, job: _Job) -> None:
+        if not job.future.set_running_or_notify_cancel():
+            return
+        try:
+            with self.health.call(self.name, job.label):
+                result = job.function(*job.arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it belongs to the caller
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(result)
+
+    def statistics(self) -> CallStatistics:
+        """What `status`, the metrics and the tests see."""
+        in_flight = self.health.in_flight(self.name)
+        with self._lock:
+            oldest_s = max((call.age_s() for call in in_flight), default=0.0)
+            return CallStatistics(
+                self.name,
+                self._threads,
+                self.threads_max,
+                len(in_flight),
+                self._jobs.qsize(),
+                oldest_s,
+                dict(self._calls),
+                self._timed_out,
+            )
+
+    def close(self) -> None:
+        """Let idle threads end; what is in flight goes on, nobody waits for it."""
+        with self._lock:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
+
+
+@dataclass(frozen=True, slots=True)
+class CallPools:
+    """The threads of one backing directory by purpose, so that a hang of one kind does not starve the others."""
+
+    requests: CallPool
+    """What a file system call waits for."""
+    streams: CallPool
+    """Copies of file contents."""
+    commits: CallPool
+    """Commits in log order (one at a time), the manifest."""
+    syncs: CallPool
+    """fsync of directories."""
+    health: Health
+
+    @classmethod
+    def make(cls, *, requests: int = 32, streams: int = 64, syncs: int = 16) -> CallPools:
+        """Pools with that many threads at most, one health."""
+        health = Health()
+        return cls(
+            CallPool("requests", requests, health),
+            CallPool("streams", streams, health),
+            CallPool("commits", 2, health),
+            CallPool("syncs", syncs, health),
+            health,
+        )
+
+    def statistics(self) -> tuple[CallStatistics, ...]:
+        """Of each pool."""
+        return tuple(pool.statistics() for pool in (self.requests, self.streams, self.commits, self.syncs))
+
+    def close(self) -> None:
+        """Close all pools; nothing is joined."""
+        for pool in (self.requests, self.streams, self.commits, self.syncs):
+            pool.close()
+
+
+def _copy(done: Future[T], result: Future[T], timer: _Timer) -> None:
+    timer.stop()
+    with contextlib.suppress(InvalidStateError):
+        if done.cancelled():
+            result.cancel()
+            result.set_running_or_notify_cancel()
+            return
+        error = done.exception()
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(done.result())
+
+
+class _Timer:
+    """One pending end of patience."""
+
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
+
+    def stop(self) -> None:
+        """Too late is fine: results are set only once."""
+        self.action = None
+
+
+class _Timers:
+    """One thread for all ends of patience of the process, started with the first."""
+
+    _SWEEP_AT = 4096
+    """Stopped timers are swept out when the heap has grown to this, then to twice what was left."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._heap: list[tuple[float, int, _Timer]] = []
+        self._number = itertools.count()
+        self._sweep_at = self._SWEEP_AT
+        self._running = False
+
+    def start(self, delay_s: float, action: Callable[[], None]) -> _Timer:
+        """Run `action` on the timer thread after `delay_s`."""
+        timer = _Timer(action)
+        with self._changed:
+            heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._number), timer))
+            if len(self._heap) > self._sweep_at:
+                self._heap = [entry for entry in self._heap if entry[2].action is not None]
+                heapq.heapify(self._heap)
+                self._sweep_at = max(self._SWEEP_AT, 2 * len(self._heap))
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._work, name="patience", daemon=True).start()
+            elif self._heap[0][2] is timer:
+                self._changed.notify()
+        return timer
+
+    def _next(self) -> _Timer:
+        with self._changed:
+            while True:
+                while self._heap and self._heap[0][2].action is None:
+                    heapq.heappop(self._heap)
+                left_s = self._heap[0][0] - time.monotonic() if self._heap else None
+                if left_s is not None and left_s <= 0:
+                    return heapq.heappop(self._heap)[2]
+                self._changed.wait(left_s)
+
+    def _work(self) -> None:
+        while True:
+            action = self._next().action
+            if action is not None:
+                action()
+                del action
+
+
+_TIMERS = _Timers()

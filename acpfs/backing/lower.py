@@ -7,6 +7,7 @@ long as the backing file system likes and raises `OSError` with the backing file
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,6 +42,28 @@ class LowerEntry:
     name: bytes
     ino: int
     mode: int
+
+
+class Attributes(Protocol):
+    """What can be given to an entry; None: leave as it is. `writeback.ops.Metadata` is one."""
+
+    @property
+    def mode(self) -> int | None:
+        """Permission bits; file type bits are ignored."""
+        ...
+
+    @property
+    def uid(self) -> int | None: ...
+    @property
+    def gid(self) -> int | None: ...
+    @property
+    def atime_ns(self) -> int | None: ...
+    @property
+    def mtime_ns(self) -> int | None: ...
+    @property
+    def xattrs(self) -> Mapping[bytes, bytes | None]:
+        """To set; value None: remove."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +148,61 @@ class Lower(Protocol):
         ...
 
     def list_staging(self) -> list[str]: ...
+
+    # attributes and content of entries
+
+    def apply(self, path: LowerPath, attributes: Attributes) -> None:
+        """Set owner, mode, xattrs, then times. What the backing file system cannot hold is left out and counted, not an error."""
+        ...
+
+    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+        """`apply` through an open descriptor."""
+        ...
+
+    def digest(self, path: LowerPath) -> str:
+        """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`); "" for none."""
+        ...
+
+    def sync_entry(self, path: LowerPath) -> None:
+        """fsync of a file's or directory's inode; nothing for what cannot be opened (symlinks, devices, sockets)."""
+        ...
+
+    # descriptors from create_staging and open_read
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
+    def write(self, fd: int, data: memoryview, offset: int) -> int: ...
+    def truncate(self, fd: int, size: int) -> None: ...
+    def sync(self, fd: int) -> None:
+        """fsync."""
+        ...
+
+    def forget_pages(self, fd: int) -> None:
+        """Ask the kernel to drop its cached copy, so that the next read comes from the backing file system. Advice: never fails."""
+        ...
+
+    def stat_fd(self, fd: int) -> LowerStat: ...
+    def close(self, fd: int) -> None:
+        """May raise: for some file systems report a failed write only at close(2). The descriptor is gone in any case."""
+        ...
+
+    # acpfs' own small files below `.acpfs`
+
+    def read_own(self, names: LowerPath) -> bytes:
+        """Content of `.acpfs/<names…>`.
+
+        Raises:
+            OSError: ENOENT when there is none.
+        """
+        ...
+
+    def write_own(self, names: LowerPath, content: bytes) -> None:
+        """Replace `.acpfs/<names…>` in one step: temporary name, fsync, rename."""
+        ...
+
+    def remove_own(self, names: LowerPath) -> None:
+        """Nothing when it is not there."""
+        ...
+
+    def list_own(self, names: LowerPath) -> list[bytes]:
+        """Names in the directory `.acpfs/<names…>`; [] when it is not there."""
+        ...

@@ -1,0 +1,1 @@
+"""The lower layer: every system call on the backing directory, its features, its health."""

@@ -1,0 +1,195 @@
+"""Health of the backing directory, derived from its calls: how long the ones in flight have been out, and whether they fail.
+
+Gets worse at once and better only after a while, so that a flickering server does not make the rest flicker. Costs no
+thread: the state is worked out when someone asks. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+SLOW_AFTER_S = 2.0
+"""A call that is out this long makes the backing directory slow; NFS and Lustre answer within this under heavy load."""
+STUCK_AFTER_S = 10.0
+"""A call that is out this long counts as hung, until it returns."""
+REFUSING_AFTER_FAILURES = 3
+"""So many failures in a row, of one kind of call, and the backing directory counts as refusing."""
+RECOVER_AFTER_S = 2.0
+"""How long things must look better before the state says so."""
+
+TROUBLE = frozenset(
+    {
+        errno.EIO,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.ENXIO,
+        errno.ENODEV,
+        errno.ETIMEDOUT,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENOMEM,
+    }
+)
+"""Errors that say something about the backing directory; the others (ENOENT, EEXIST …) are answers about a name."""
+
+
+class HealthState(IntEnum):
+    """From good to bad."""
+
+    OK = 0
+    SLOW = 1
+    REFUSING = 2
+    """Calls return, with errors."""
+    STUCK = 3
+    """At least one call does not return."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthStatistics:
+    """What `status` and the metrics show."""
+
+    state: str
+    since: float
+    """Wall clock, seconds: when the state was entered."""
+    in_flight: int
+    stuck: int
+    oldest_s: float
+    last_error: str
+    last_error_at: float
+    """Wall clock, seconds; 0 for never."""
+    failures: int
+
+
+class CallInFlight:
+    """One call that has not returned."""
+
+    __slots__ = ("_clock", "label", "pool", "started")
+
+    def __init__(self, clock: Callable[[], float], pool: str, label: str) -> None:
+        self._clock = clock
+        self.pool, self.label = pool, label
+        self.started: float | None = clock()
+
+    def age_s(self) -> float:
+        """How long it has made no progress."""
+        started = self.started
+        return 0.0 if started is None else self._clock() - started
+
+    def progress(self) -> None:
+        """The call is long, not hung: count from now."""
+        self.started = self._clock()
+
+    def pause(self) -> None:
+        """The call waits for something that is not the backing directory; `progress` ends that."""
+        self.started = None
+
+
+class Health:
+    """Shared by all pools of one backing directory."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds; replaced by tests."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._in_flight: set[CallInFlight] = set()
+        self._here = threading.local()
+        self._failures_in_a_row: dict[str, int] = {}
+        self._state = HealthState.OK
+        self._since = time.time()
+        self._better_since: float | None = None
+        self._last_error, self._last_error_at, self._failures = "", 0.0, 0
+
+    @contextlib.contextmanager
+    def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
+        """Around one call, in the thread that makes it."""
+        call = CallInFlight(self._clock, pool, label)
+        outer, self._here.call = getattr(self._here, "call", None), call
+        with self._lock:
+            self._in_flight.add(call)
+        try:
+            yield call
+        except OSError as error:
+            self._ended(call, error)
+            raise
+        else:
+            self._ended(call, None)
+        finally:
+            self._here.call = outer
+            with self._lock:
+                self._in_flight.discard(call)
+            if self._state is not HealthState.OK:
+                self.state()
+
+    def current(self) -> CallInFlight | None:
+        """The call that this thread is making."""
+        return getattr(self._here, "call", None)
+
+    def _ended(self, call: CallInFlight, error: OSError | None) -> None:
+        with self._lock:
+            if error is None or error.errno not in TROUBLE:
+                self._failures_in_a_row.pop(call.pool, None)
+                return
+            self._failures += 1
+            self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
+            self._last_error = f"{call.label}: {error.strerror or error}"
+            self._last_error_at = time.time()
+
+    def in_flight(self, pool: str | None = None) -> list[CallInFlight]:
+        """Calls that have not returned."""
+        with self._lock:
+            return [call for call in self._in_flight if pool is None or call.pool == pool]
+
+    def state(self) -> HealthState:
+        """As of now, with hysteresis."""
+        with self._lock:
+            found, now = self._look(), self._clock()
+            if found >= self._state:
+                self._better_since = None
+                if found > self._state:
+                    self._enter(found)
+            elif self._better_since is None:
+                self._better_since = now
+            elif now - self._better_since >= RECOVER_AFTER_S:
+                self._enter(found)
+            return self._state
+
+    def _enter(self, state: HealthState) -> None:
+        self._state, self._since, self._better_since = state, time.time(), None
+
+    def _look(self) -> HealthState:
+        oldest_s = max((call.age_s() for call in self._in_flight), default=0.0)
+        if oldest_s > STUCK_AFTER_S:
+            return HealthState.STUCK
+        if any(count >= REFUSING_AFTER_FAILURES for count in self._failures_in_a_row.values()):
+            return HealthState.REFUSING
+        return HealthState.SLOW if oldest_s > SLOW_AFTER_S else HealthState.OK
+
+    def is_stuck(self) -> bool:
+        """Whether calls that can be avoided should be."""
+        return self.state() is HealthState.STUCK
+
+    def statistics(self) -> HealthStatistics:
+        """What `status`, the metrics and the tests see."""
+        state = self.state()
+        with self._lock:
+            ages = [call.age_s() for call in self._in_flight]
+            return HealthStatistics(
+                state.name.lower(),
+                self._since,
+                len(ages),
+                sum(age > STUCK_AFTER_S for age in ages),
+                max(ages, default=0.0),
+                self._last_error,
+                self._last_error_at,
+                self._failures,
+            )
