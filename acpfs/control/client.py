@@ -1,0 +1,88 @@
+"""Blocking client of a control socket: one connection per request, no threads, no event loop.
+
+Used by the commands and by `acpfs.training`, so it imports nothing outside the standard library and may be used after a fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from acpfs.control.protocol import Json, encode, error_from, socket_address
+from acpfs.control.registry import MountRecord
+from acpfs.errors import AcpfsError, NotMountedError
+
+CONNECT_TIMEOUT_S = 5.0
+SILENCE_S_MAX = 60.0
+"""A daemon that works on a request says something every second; one that says nothing for so long has a fault."""
+
+
+def request(record: MountRecord, verb: str, args: Json | None = None, on_event: Callable[[Json], None] | None = None) -> Any:
+    """Ask a daemon; the result, with `items` events gathered into a list when there were any.
+
+    Raises:
+        NotMountedError: no daemon answers.
+        AcpfsError: what the daemon answered, or that it fell silent.
+    """
+    items: list[Any] = []
+    for message in _messages(record, encode({"verb": verb, "args": args or {}})):
+        if "error" in message:
+            raise error_from(message)
+        if "result" in message:
+            return {**message["result"], "items": items} if items or message["result"].get("items") == [] else message["result"]
+        if message.get("event") == "items":
+            items += message["items"]
+        elif on_event is not None:
+            on_event(message)
+    raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered")
+
+
+def _messages(record: MountRecord, line: bytes) -> Iterator[Json]:
+    with _connected(record) as connection:
+        try:
+            connection.sendall(line)
+            with connection.makefile("rb") as stream:
+                for answer in stream:
+                    yield json.loads(answer)
+        except TimeoutError:
+            raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer") from None
+        except ConnectionError:
+            raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection") from None
+
+
+def _connected(record: MountRecord) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory_fd = None
+    try:
+        address, directory_fd = socket_address(Path(record.socket))
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        connection.connect(address)
+        connection.settimeout(SILENCE_S_MAX)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, PermissionError):
+            raise AcpfsError(
+                f"permission denied: the control socket of {record.mountpoint} is for its owner and the control group"
+            ) from None
+        if isinstance(error, OSError):
+            raise _no_answer(record, error) from None
+        raise
+    finally:
+        if directory_fd is not None:
+            os.close(directory_fd)
+    return connection
+
+
+def _no_answer(record: MountRecord, error: OSError) -> AcpfsError:
+    if isinstance(error, TimeoutError | BlockingIOError):
+        return AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer")
+    if record.alive:
+        return NotMountedError(f"no answer from the daemon of {record.mountpoint} (process {record.pid}): {error.strerror}")
+    return NotMountedError(
+        f"the daemon of {record.mountpoint} (process {record.pid}) is gone; what it had not persisted is kept in the RAM tier, "
+        f"and mounting {record.backing} again drains it"
+    )

@@ -1,0 +1,163 @@
+"""Which mounts there are: one small JSON file per mount in the runtime directory, found without touching any mount point.
+
+A stat of a mount point can hang for as long as the daemon does, and control must not. So a path is matched against the
+registered mount points as a string, after its symlinks were followed component by component *up to* a registered mount point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from acpfs.control.runtime import places_to_look
+from acpfs.errors import NotMountedError
+
+SYMLINKS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class MountRecord:
+    """What a control command must know to reach a daemon."""
+
+    mountpoint: str
+    backing: str
+    node: str
+    pid: int
+    pid_started: int
+    """Start time of the process in clock ticks since boot: tells a live daemon from a later process with its number."""
+    socket: str
+    version: str
+    runtime_dir: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether the daemon's process is still there."""
+        return process_started(self.pid) == self.pid_started
+
+    @property
+    def file(self) -> Path:
+        """Where the record lies."""
+        return Path(self.runtime_dir) / "mounts" / f"{slug(self.mountpoint)}.json"
+
+
+def slug(mountpoint: str) -> str:
+    """File name for a mount point: readable, and unique by a hash."""
+    readable = "".join(c if c.isascii() and c.isalnum() else "-" for c in mountpoint).strip("-")[-40:]
+    return f"{readable}-{hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:12]}"
+
+
+def process_started(pid: int) -> int:
+    """Start time of a process, 0 when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    state, *rest = stat.rpartition(")")[2].split()
+    return 0 if state in "ZX" else int(rest[18])
+
+
+def write(record: MountRecord) -> None:
+    """Register a mount, replacing a dead one's record."""
+    temporary = record.file.with_suffix(f".{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    with os.fdopen(fd, "w") as stream:
+        json.dump(asdict(record), stream)
+    temporary.rename(record.file)
+
+
+def remove(record: MountRecord) -> None:
+    """The mount is gone."""
+    for path in (record.file, Path(record.socket)):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
+    """All registered mounts, dead ones too; unreadable records are passed over."""
+    found = []
+    for directory in places_to_look() if directories is None else directories:
+        for file in sorted((directory / "mounts").glob("*.json")):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                values = json.loads(file.read_text())
+                found.append(MountRecord(**{field.name: values.get(field.name, "") for field in fields(MountRecord)}))
+    return found
+
+
+def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> MountRecord:
+    """The mount that a command is about; with None, the only one there is.
+
+    Raises:
+        NotMountedError: there is none, or more than one to choose from.
+    """
+    known = records() if known is None else known
+    if mountpoint is not None:
+        return locate(mountpoint, known)[0]
+    living = [record for record in known if record.alive]
+    if len(living) == 1:
+        return living[0]
+    if not living:
+        raise NotMountedError("no acpfs is mounted")
+    names = ", ".join(record.mountpoint for record in living)
+    raise NotMountedError(f"several are mounted, name one: {names}")
+
+
+def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountRecord, str]:
+    """The mount that a path lies in, and the path below its mount point ("" for the mount point itself).
+
+    Raises:
+        NotMountedError: the path lies in no registered mount.
+    """
+    known = records() if known is None else known
+    mountpoints = {record.mountpoint: record for record in known}
+    reached, rest = _walk(os.path.join(os.getcwd(), path), mountpoints)
+    if reached not in mountpoints:
+        raise NotMountedError(f"{path} lies in no acpfs mount")
+    return mountpoints[reached], rest
+
+
+def normalised(mountpoint: str) -> str:
+    """A mount point's name as the registry and the mount table have it; the mount point itself is not looked at."""
+    absolute = os.path.normpath(os.path.join(os.getcwd(), mountpoint))
+    return os.path.join(os.path.realpath(os.path.dirname(absolute)), os.path.basename(absolute))
+
+
+def _walk(path: str, mountpoints: Iterable[str]) -> tuple[str, str]:
+    """Follow a path until a mount point is reached; (mount point or real path, rest)."""
+    known = set(mountpoints)
+    reached, parts, followed = "/", path.split("/"), 0
+    while parts:
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        if part == "..":
+            reached = os.path.dirname(reached)
+            continue
+        step = os.path.join(reached, part)
+        if step in known:
+            rest = os.path.normpath("/".join(parts)) if parts else "."
+            if rest == ".." or rest.startswith("../"):  # leaves the mount again
+                reached, parts = step, rest.split("/")
+                continue
+            return step, "" if rest == "." else rest.lstrip("/")
+        target = _link_target(step)
+        if target is None:
+            reached = step
+        elif (followed := followed + 1) > SYMLINKS_MAX:
+            raise NotMountedError(f"{path}: {os.strerror(errno.ELOOP)}")
+        else:
+            parts = target.split("/") + parts
+            reached = "/" if target.startswith("/") else reached
+    return reached, ""
+
+
+def _link_target(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None

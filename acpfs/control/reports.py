@@ -1,0 +1,132 @@
+"""Records that control hands out: the JSON contracts of docs/OPERATIONS.md, field by field.
+
+Times are seconds (wall clock where the name ends in `_at` or is `next_attempt`), sizes bytes, absent values None. A field is never
+removed or given another meaning; new ones may come. Plain data, no behaviour beyond (de)serialisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from acpfs.control.protocol import Json
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """One operation that the backing directory has not seen yet."""
+
+    seq: int
+    name: str
+    operation: str
+    size: int
+    state: str
+    """waiting, streaming, staged, committing, retrying or parked."""
+    age_s: float
+    tries: int = 0
+    last_error: str | None = None
+    next_attempt: float | None = None
+    streamed_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RamReport:
+    """The RAM tier. dirty + clean = used."""
+
+    budget_bytes: int
+    used_bytes: int
+    dirty_bytes: int
+    clean_bytes: int
+    reserved_bytes: int
+    files: int
+    waiting_writers: int
+    directory: str
+    own_tmpfs: bool
+    huge_pages: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """How the backing directory answers."""
+
+    state: str
+    """ok, slow (a call is out for longer than patience_s), hung (longer than backing_timeout_s) or failing (the last calls failed)."""
+    calls_out: int
+    oldest_call_s: float
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """The daemon's process."""
+
+    pid: int
+    started_at: float
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Answer of `status`."""
+
+    mount: str
+    backing: str
+    node: str
+    volume: str
+    transport: str
+    lanes: dict[str, int]
+    """Lane → regular files in the RAM tier or open that use it."""
+    fsync: str
+    worker: WorkerReport
+    ram: RamReport
+    queue: list[QueueEntry]
+    """The oldest entries; `queue_length` counts all."""
+    queue_length: int
+    queue_bytes: int
+    parked: int
+    oldest_unpersisted_age_s: float
+    backing_health: HealthReport
+    features: dict[str, bool | int]
+    counters: dict[str, int]
+    """Fall-backs and other events since the daemon started."""
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> Json:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One line of `ls`."""
+
+    path: str
+    size: int
+    state: str
+    """writing, complete, streaming, staged, committed, clean, or error."""
+    lane: str
+    tier: str
+    """ram or backing: where a read is served from."""
+    checksum: str | None
+    error: str | None
+    age_s: float | None
+    """Since the content was complete, while it is not persisted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """What of the log up to some number is still to be done."""
+
+    operations: int
+    size_bytes: int
+    stuck: bool
+    """Nothing of it will be done without an operator: what is left is parked, or waits for something parked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One file of `verify`. outcome: ok, mismatch, missing, changed (written around the mount) or error."""
+
+    path: str
+    outcome: str
+    expected: str | None = None
+    found: str | None = None
+    error: str | None = None

@@ -1,0 +1,52 @@
+"""The runtime directory: where registry, sockets and RAM tiers of one user lie, and where to look for others' mounts.
+
+/run/acpfs for root (world-searchable, so that everybody can find a socket that a group may use; the sockets themselves
+and the tiers are private), $XDG_RUNTIME_DIR/acpfs for everybody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from acpfs.errors import RefusedError
+
+ROOT_RUNTIME_DIR = Path("/run/acpfs")
+ENVIRONMENT_VARIABLE = "ACPFS_RUNTIME_DIR"
+
+
+def runtime_dir() -> Path:
+    """Where this user's daemons keep their things unless told otherwise."""
+    if named := os.environ.get(ENVIRONMENT_VARIABLE):
+        return Path(named)
+    if os.getuid() == 0:
+        return ROOT_RUNTIME_DIR
+    if base := os.environ.get("XDG_RUNTIME_DIR"):
+        return Path(base) / "acpfs"
+    by_login = Path(f"/run/user/{os.getuid()}")
+    return by_login / "acpfs" if by_login.is_dir() else Path(f"/tmp/acpfs-{os.getuid()}")  # noqa: S108 — owner and mode are checked below
+
+
+def places_to_look() -> list[Path]:
+    """Runtime directories in which a control command looks for mounts: this user's, then root's."""
+    mine = runtime_dir()
+    return [mine] if os.environ.get(ENVIRONMENT_VARIABLE) else list(dict.fromkeys((mine, ROOT_RUNTIME_DIR)))
+
+
+def prepare(directory: Path) -> Path:
+    """Make the runtime directory; one that others may write to is refused.
+
+    Raises:
+        RefusedError: it is a symlink, belongs to somebody else, or others may write to it.
+    """
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True)
+    st = directory.lstat()
+    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in (os.getuid(), 0) or st.st_mode & 0o022:
+        raise RefusedError(f"the runtime directory {directory} is not a directory of this user that only they can write to")
+    for name, mode in (("mounts", 0o755), ("sockets", 0o755), ("tiers", 0o700)):
+        with contextlib.suppress(FileExistsError):
+            (directory / name).mkdir(mode=mode)
+    return directory

@@ -1,0 +1,196 @@
+"""Serves the control socket: who may ask, how much, and what a broken or hostile client can do (nothing).
+
+One request per connection. Limits: REQUEST_BYTES_MAX, CLIENTS_MAX, REQUEST_WAIT_S for the request to arrive, SEND_WAIT_S for
+the client to take an answer. Runs in the worker's trio loop; handlers never call the backing directory from it.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+import trio
+
+from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
+from acpfs.control.subject import Subject
+from acpfs.control.verbs import HANDLERS
+from acpfs.errors import AcpfsError, ConfigError, ExitCode
+
+CLIENTS_MAX = 64
+REQUEST_WAIT_S = 10.0
+SEND_WAIT_S = 30.0
+LISTEN_BACKLOG = 64
+_PEERCRED = struct.Struct("3i")
+_SO_PEERGROUPS = 59
+_GROUPS_MAX = 65536
+
+log = structlog.get_logger("acpfs.control")
+
+
+class ControlServer:
+    """Listens at `path` from construction on, answers once `run` runs."""
+
+    def __init__(self, path: Path, subject: Subject, group: str | None = None) -> None:
+        """Bind the socket: mode 0600, or 0660 for a group.
+
+        Raises:
+            ConfigError: there is no such group.
+            OSError: the socket cannot be made.
+        """
+        self.path = path
+        self._subject = subject
+        self._gid = None if group is None else _gid_of(group)
+        self._socket = _listening(path, self._gid)
+        self._clients = 0
+        self.refused_clients = 0
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; requests under way get their answers cut off then."""
+        listener = trio.SocketListener(self._socket)
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+
+    def close(self) -> None:
+        """Stop listening (for a server that never ran)."""
+        self._socket.close()
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        """One connection; whatever goes wrong with it ends here."""
+        try:
+            async with stream:
+                await self._admit(stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            pass  # the client went away: nobody is left to tell
+        except Exception:
+            log.exception("control connection failed")
+
+    async def _admit(self, stream: trio.SocketStream) -> None:
+        if not self._may_ask(stream.socket):
+            self.refused_clients += 1
+            await _answer(stream, error_message(AcpfsError("permission denied: for the mount's owner, root and the control group only")))
+            return
+        if self._clients >= CLIENTS_MAX:
+            self.refused_clients += 1
+            await _answer(stream, error_message(AcpfsError(f"too many control connections ({CLIENTS_MAX})")))
+            return
+        self._clients += 1
+        try:
+            await self._converse(stream)
+        finally:
+            self._clients -= 1
+
+    async def _converse(self, stream: trio.SocketStream) -> None:
+        try:
+            with trio.fail_after(REQUEST_WAIT_S):
+                request = decode_request(await _one_line(stream))
+        except trio.TooSlowError:
+            return
+        except BadRequestError as error:
+            await _answer(stream, error_message(error))
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
+            answer = await self._handle(request, stream, nursery.cancel_scope)
+            await _answer(stream, answer)
+            nursery.cancel_scope.cancel()
+
+    async def _handle(self, request: Request, stream: trio.SocketStream, scope: trio.CancelScope) -> Json:
+        async def tell(event: Json) -> None:
+            try:
+                await _answer(stream, event)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                scope.cancel()  # not raised: it would travel through the handler's nurseries as a group
+
+        handler = HANDLERS.get(request.verb)
+        try:
+            if handler is None:
+                raise BadRequestError(f"no such verb: {request.verb[:100]!r}")
+            return {"result": await handler(self._subject, request, tell)}
+        except AcpfsError as error:
+            return error_message(error)
+        except Exception as error:
+            log.exception("control request failed", verb=request.verb)
+            return {"error": {"exit_code": int(ExitCode.FAILED), "message": f"{request.verb} failed: {type(error).__name__}: {error}"}}
+
+    def _may_ask(self, connection: trio.socket.SocketType) -> bool:
+        """The mount's owner, root, and members of the control group, as the kernel vouches for them."""
+        _pid, uid, gid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        if uid in (0, os.getuid()):
+            return True
+        return self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+
+
+def _peer_groups(connection: trio.socket.SocketType) -> tuple[int, ...]:
+    """Supplementary groups of the peer: from the kernel, because a name service could hang."""
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * 4)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(raw) // 4}I", raw)
+
+
+def _gid_of(group: str) -> int:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ConfigError(f"control_group = {group!r}: no such group") from None
+
+
+def _listening(path: Path, gid: int | None) -> trio.socket.SocketType:
+    """A listening socket at `path`. What lies there is a dead daemon's: the identity lock is ours by now."""
+    with suppress(FileNotFoundError):
+        path.unlink()
+    raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    directory_fd = None
+    try:
+        address, directory_fd = socket_address(path)
+        umask = os.umask(0o177)
+        try:
+            raw.bind(address)
+        finally:
+            os.umask(umask)
+        if gid is not None:
+            os.chown(path, -1, gid)
+            path.chmod(0o660)
+        raw.listen(LISTEN_BACKLOG)
+        raw.setblocking(False)
+        return trio.socket.from_stdlib_socket(raw)
+    except BaseException:
+        raw.close()
+        raise
+    finally:
+        if directory_fd is not None:
+            os.close(directory_fd)
+
+
+async def _one_line(stream: trio.SocketStream) -> bytes:
+    received = bytearray()
+    while b"\n" not in received:
+        if len(received) > REQUEST_BYTES_MAX:
+            raise BadRequestError(f"a request has at most {REQUEST_BYTES_MAX} bytes")
+        chunk = await stream.receive_some(65536)
+        if not chunk:
+            raise BadRequestError("the request ended before its line did")
+        received += chunk
+    return bytes(received.partition(b"\n")[0])
+
+
+async def _answer(stream: trio.SocketStream, message: Json) -> None:
+    with trio.move_on_after(SEND_WAIT_S) as scope:
+        await stream.send_all(encode(message))
+    if scope.cancelled_caught:
+        raise trio.BrokenResourceError("the client does not take its answer")
+
+
+async def _cancel_at_hangup(stream: trio.SocketStream, scope: trio.CancelScope) -> None:
+    """A client that goes away (or says more than one request) ends its request."""
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        while await stream.receive_some(4096):
+            pass  # whatever follows the request is of no interest
+    scope.cancel()

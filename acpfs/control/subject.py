@@ -1,0 +1,83 @@
+"""What the verbs need of a running worker; `acpfs.supervisor` implements it, tests have a double.
+
+Every method that is not async returns at once: nothing here may call the backing directory, so that control answers while it hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from acpfs.control.protocol import Json
+from acpfs.control.reports import FileState, QueueEntry, Remaining, Status, Verdict
+
+Report = Callable[[Json], Awaitable[None]]
+"""Sends one event to the client."""
+
+
+class Subject(Protocol):
+    """A mount, as control sees it."""
+
+    def status(self) -> Status: ...
+
+    def configuration(self) -> Json:
+        """Effective settings."""
+        ...
+
+    def files(self, prefix: bytes) -> list[FileState]:
+        """Files at and below a path that the upper layer knows."""
+        ...
+
+    def complete_until(self, paths: Sequence[bytes]) -> int:
+        """Newest log number that covers these paths (all paths when empty) as they are now.
+
+        Raises:
+            OSError: ENOENT, no such path is known.
+        """
+        ...
+
+    def remaining(self, until: int) -> Remaining: ...
+
+    def left(self, until: int) -> list[QueueEntry]:
+        """What `remaining` counts, oldest first."""
+        ...
+
+    async def persisted(self, until: int) -> None:
+        """Wait until everything up to that number is persisted."""
+        ...
+
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        """Read back from the backing directory and compare with the manifest."""
+        ...
+
+    def retry(self, path: bytes) -> int:
+        """Try parked operations of a path again, now; how many."""
+        ...
+
+    def discard(self, path: bytes) -> int:
+        """Give parked operations of a path up, with their data; how many."""
+        ...
+
+    async def change(self, key: str, value: str) -> Json:
+        """Change a setting in use; its new value.
+
+        Raises:
+            ConfigError: not changeable, or nonsense.
+        """
+        ...
+
+    async def unmount(self) -> None:
+        """Take the mount away; from then on nothing new can come in.
+
+        Raises:
+            RefusedError: somebody uses it.
+        """
+        ...
+
+    async def finished(self) -> list[QueueEntry]:
+        """Wait for the end after `unmount`; what stays in the RAM tier."""
+        ...
+
+    def metrics(self) -> str:
+        """Prometheus text format."""
+        ...

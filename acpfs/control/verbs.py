@@ -1,0 +1,203 @@
+"""What each verb of the control socket does: arguments in, events and one result out.
+
+A handler gets the subject, the request and a way to send events. Errors that a user can act on are `AcpfsError`; the server turns
+them into an answer. Runs in trio; waits are cancelled when the client goes away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+
+import trio
+
+from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request
+from acpfs.control.reports import QueueEntry, Verdict
+from acpfs.control.subject import Report, Subject
+from acpfs.errors import AcpfsError, ExitCode
+
+PROGRESS_INTERVAL_S = 0.25
+BATCH_ITEMS = 500
+LEFT_NAMED_MAX = 100
+LATE = "not everything is persisted in time"
+
+Handler = Callable[[Subject, Request, Report], Awaitable[Json]]
+
+
+async def status(subject: Subject, _request: Request, _tell: Report) -> Json:
+    return subject.status().to_json()
+
+
+async def config(subject: Subject, _request: Request, _tell: Report) -> Json:
+    return subject.configuration()
+
+
+async def metrics(subject: Subject, _request: Request, _tell: Report) -> Json:
+    return {"text": subject.metrics()}
+
+
+async def ls(subject: Subject, request: Request, tell: Report) -> Json:
+    files = [file for path in request.paths() or [b""] for file in subject.files(path)]
+    for start in range(0, len(files), BATCH_ITEMS):
+        await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
+    return {"items": []}
+
+
+async def flush(subject: Subject, request: Request, tell: Report) -> Json:
+    """Wait until all that was complete at the call is persisted."""
+    return await drain(subject, covering(subject, request.paths()), request.seconds("timeout_s"), tell)
+
+
+async def wait(subject: Subject, request: Request, tell: Report) -> Json:
+    """`flush` for named paths; with `verified`, also read them back."""
+    paths = request.paths()
+    if not paths:
+        raise BadRequestError("wait: name at least one path")
+    until = covering(subject, paths)
+    with trio.move_on_after(_limit(request.seconds("timeout_s"))):
+        done = await drain(subject, until, None, tell)
+        if request.flag("verified"):
+            done["verified"] = await _check(subject, paths, tell)
+        return done
+    persisted = subject.remaining(until).operations == 0
+    raise left_over(subject, until, ExitCode.TIMEOUT, "persisted, but not verified in time" if persisted else LATE)
+
+
+async def verify(subject: Subject, request: Request, tell: Report) -> Json:
+    """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
+    return {"checked": await _check(subject, request.paths(), tell, every=True), "items": []}
+
+
+async def retry(subject: Subject, request: Request, _tell: Report) -> Json:
+    return {"operations": subject.retry(_one_path(request))}
+
+
+async def discard(subject: Subject, request: Request, _tell: Report) -> Json:
+    return {"operations": subject.discard(_one_path(request))}
+
+
+async def change(subject: Subject, request: Request, _tell: Report) -> Json:
+    return await subject.change(request.text("key"), request.text("value"))
+
+
+async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
+    """Drain, take the mount away, drain what came in between, and end."""
+    timeout_s = request.seconds("timeout_s")
+    done = await drain(subject, subject.complete_until([]), timeout_s, tell)
+    await subject.unmount()
+    left: list[QueueEntry] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell_progress, subject, subject.complete_until([]), tell)
+        left = await subject.finished()
+        nursery.cancel_scope.cancel()
+    if left:
+        raise _left_error(left, len(left), ExitCode.TIMEOUT, "unmounted; what is not persisted is kept in the RAM tier for the next mount")
+    return done
+
+
+HANDLERS: dict[str, Handler] = {
+    "status": status,
+    "config": config,
+    "metrics": metrics,
+    "ls": ls,
+    "flush": flush,
+    "wait": wait,
+    "verify": verify,
+    "retry": retry,
+    "discard": discard,
+    "set": change,
+    "unmount": unmount,
+}
+
+
+def covering(subject: Subject, paths: Sequence[bytes]) -> int:
+    """Log number that covers the paths."""
+    try:
+        return subject.complete_until(paths)
+    except OSError as error:
+        raise AcpfsError(f"{error.strerror}: {_shown(error.filename or b', '.join(paths))}") from error
+
+
+async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Report) -> Json:
+    """Wait until the log is persisted up to `until`, telling how far it is.
+
+    Raises:
+        RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
+    """
+    start = subject.remaining(until)
+    with trio.move_on_after(_limit(timeout_s)) as deadline:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_when_stuck, subject, until, tell, nursery.cancel_scope)
+            await subject.persisted(until)
+            nursery.cancel_scope.cancel()
+    rest = subject.remaining(until)
+    if rest.operations == 0:
+        return {"operations": start.operations, "bytes": start.size_bytes}
+    if rest.stuck:
+        raise left_over(subject, until, ExitCode.FAILED, "the backing directory refused some operations for good")
+    assert deadline.cancelled_caught, "drain ended early with something left"
+    raise left_over(subject, until, ExitCode.TIMEOUT, LATE)
+
+
+async def _end_when_stuck(subject: Subject, until: int, tell: Report, scope: trio.CancelScope) -> None:
+    while not subject.remaining(until).stuck:
+        await _progress(subject, until, tell)
+        await trio.sleep(PROGRESS_INTERVAL_S)
+    scope.cancel()
+
+
+async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
+    while True:
+        await _progress(subject, until, tell)
+        await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+async def _progress(subject: Subject, until: int, tell: Report) -> None:
+    rest = subject.remaining(until)
+    await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
+
+
+def left_over(subject: Subject, until: int, code: ExitCode, message: str) -> RemoteError:
+    """The error that names what is left."""
+    return _left_error(subject.left(until), subject.remaining(until).operations, code, message)
+
+
+def _left_error(left: Sequence[QueueEntry], count: int, code: ExitCode, message: str) -> RemoteError:
+    error = RemoteError(message, {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": count})
+    error.exit_code = code
+    return error
+
+
+async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, every: bool = False) -> int:
+    """Verify; number of files. Without `every`, only bad verdicts are sent, and they are an error."""
+    bad: list[Verdict] = []
+    count = 0
+
+    async def judge(verdict: Verdict) -> None:
+        nonlocal count
+        count += 1
+        if verdict.outcome != "ok":
+            bad.append(verdict)
+        if every or verdict.outcome != "ok":
+            await tell({"event": "items", "items": [asdict(verdict)]})
+
+    await subject.verify(paths, judge)
+    if bad and not every:
+        raise AcpfsError(f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].outcome}")
+    return count
+
+
+def _limit(timeout_s: float | None) -> float:
+    return math.inf if timeout_s is None else timeout_s
+
+
+def _one_path(request: Request) -> bytes:
+    paths = request.paths()
+    if len(paths) != 1:
+        raise BadRequestError(f"{request.verb}: name exactly one path")
+    return paths[0]
+
+
+def _shown(path: bytes | str) -> str:
+    return path.decode(errors="backslashreplace") if isinstance(path, bytes) else path
