@@ -134,6 +134,7 @@ class NodeTable:
         self._last_upper = UPPER_INO_FIRST
         state.create(DDL)
         self._load()
+        state.before_commit(self.flush_rows)
 
     # -- nodes
 
@@ -177,6 +178,15 @@ class NodeTable:
         node.adopt(st)
         self._insert(node)
         self._by_lower[st.ino] = node.ino
+        self.changed(node)
+        return node
+
+    def found_root(self, st: LowerStat) -> Node:
+        """The node of the backing directory itself."""
+        node = Node(ROOT, st.mode)
+        node.adopt(st)
+        self._insert(node)
+        self._by_lower[st.ino] = ROOT
         self.changed(node)
         return node
 
@@ -328,7 +338,26 @@ def _signed(number: int) -> int:
 
 
 def _node_from_row(row: tuple[object, ...]) -> Node:
-    ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime, lower_ino, identity, unlogged, target, xattrs, tier_id, modified = row
+    (
+        ino,
+        mode,
+        uid,
+        gid,
+        rdev,
+        nlink,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        lower_ino,
+        identity,
+        unlogged,
+        target,
+        xattrs,
+        tier_id,
+        modified,
+    ) = row
     node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime)  # type: ignore[arg-type]
     node.lower_ino = int(lower_ino) % (1 << 64)  # type: ignore[call-overload]
     node.identity = tuple(json.loads(str(identity))) if identity else None

@@ -5,6 +5,7 @@ See docs/ARCHITECTURE.md, "Coroutines without an event loop".
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
@@ -84,7 +85,7 @@ class Steps:
             future = self.step(call, done)
         except StopIteration as stop:
             reply(stop.value, None)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed on to whoever asked
             reply(None, error)
         else:
             future.add_done_callback(lambda f: self._go_on(call, f, reply))
@@ -100,7 +101,5 @@ async def settled(future: Future[Any]) -> None:
 
 
 def _tell(token: trio.lowlevel.TrioToken, event: trio.Event) -> None:
-    try:
+    with contextlib.suppress(trio.RunFinishedError):  # the waiting task is gone with its loop
         token.run_sync_soon(event.set)
-    except trio.RunFinishedError:
-        pass  # the waiting task is gone with its loop

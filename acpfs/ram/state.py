@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,14 @@ class StateDatabase:
         self._db.execute("PRAGMA synchronous=OFF")
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._open = False
+        self._writers: list[Callable[[], None]] = []
         self._check_version()
 
     def _check_version(self) -> None:
         found: int = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found > STATE_VERSION:
             raise RefusedError(
-                f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: start the newer acpfs, or drain with it first"
+                f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: drain it with the newer acpfs"
             )
         self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
 
@@ -72,8 +73,14 @@ class StateDatabase:
         """All rows of a query; sees the step's own changes."""
         return self._db.execute(sql, values).fetchall()
 
+    def before_commit(self, write: Callable[[], None]) -> None:
+        """Have `write` called at each commit: it brings the rows of what a layer has changed in memory since the last one."""
+        self._writers.append(write)
+
     def commit(self) -> None:
         """End the step's transaction, if it changed anything."""
+        for write in self._writers:
+            write()
         if self._open:
             self._db.execute("COMMIT")
             self._open = False

@@ -145,6 +145,13 @@ class Tier:
         """Something may have become evictable, or the budget grew: look again whether waiting writers fit."""
         self._wake()
 
+    def fail_waiting(self, number: int) -> None:
+        """No room will ever come: answer all who wait with that errno."""
+        waiting, self._waiting = self._waiting, []
+        for _size, future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(OSError(number, os.strerror(number)))
+
     def waiting(self) -> int:
         """How many writers wait for room."""
         return len(self._waiting)

@@ -6,7 +6,7 @@ transaction in the state database. See docs/ARCHITECTURE.md, "Operation log".
 
 from __future__ import annotations
 
-import bisect
+import errno
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.waiters import Waiter, Waiters
 
 WINDOW_OPS_MAX = 4096
 """How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to a few milliseconds."""
@@ -47,7 +48,8 @@ class OperationLog:
         self._creates: set[Seq] = set()
         self._last_seq = 0
         self._last_vid = 0
-        self._waiters: list[tuple[Seq, int, Future[None]]] = []
+        self._parked: dict[Seq, Op] = {}
+        self._waiters = Waiters()
         self.on_append: Callable[[], None] = lambda: None
         """Called after each append, under the lock; the engine's wake-up."""
         self.elided_ops = 0
@@ -117,8 +119,8 @@ class OperationLog:
         op = self.last_of(ino)
         if op is None or op.started or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
             return False
-        if op.version is not None and op.version.state is not VersionState.COMPLETE:
-            return False  # its staging file may have its attributes already
+        if op.version is not None and op.version.state in (VersionState.STAGED, VersionState.COMMITTED):
+            return False  # its staging file has its attributes already
         op.meta.merge(meta)
         self._save(op)
         return True
@@ -147,6 +149,7 @@ class OperationLog:
         """The operation is persisted, elided or discarded."""
         del self._ops[op.seq]
         self._creates.discard(op.seq)
+        self._parked.pop(op.seq, None)
         ops = self._by_node[op.ino]
         ops.remove(op)
         if not ops:
@@ -158,29 +161,94 @@ class OperationLog:
         self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
         if op.version is not None:
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
-        self._tell_waiters()
+
+    def leave_out(self, ops: list[Op]) -> None:
+        """Remove a window that `window_to_elide` found. What its stores knew of their nodes goes to the stores that replace them."""
+        for op in ops:
+            heir = self._replacement(op)
+            if heir is not None:
+                earlier = Metadata.from_json(op.meta.to_json())
+                earlier.merge(heir.meta)
+                heir.meta = earlier
+                if op.seq in self._creates:
+                    self._creates.add(heir.seq)
+                self._save(heir)
+                self._waiters.inherit(op.seq, heir.seq)
+            self.remove(op)
+        self.elided_ops += len(ops)
+
+    def _replacement(self, op: Op) -> Op | None:
+        """The store that makes this store unnecessary."""
+        if op.kind is not OpKind.STORE:
+            return None
+        ops = self._by_node[op.ino]
+        at = ops.index(op) + 1
+        return ops[at] if at < len(ops) and ops[at].kind is OpKind.STORE else None
+
+    # -- parking
+
+    def park(self, op: Op) -> None:
+        """The backing directory refused it for good."""
+        op.parked = True
+        self._parked[op.seq] = op
+        self._save(op)
+
+    def unpark(self, op: Op) -> None:
+        """It is to be tried again."""
+        op.parked = False
+        self._parked.pop(op.seq, None)
+        self._save(op)
+
+    def parked(self) -> list[Op]:
+        """What the backing directory refused for good, oldest first."""
+        return [self._parked[seq] for seq in sorted(self._parked)]
 
     # -- waiting
 
-    def when_done(self, seq: Seq) -> Future[None]:
-        """Done when no operation with a number up to `seq` is left. Parked operations count as left."""
-        future: Future[None] = Future()
-        if self._done_until() >= seq:
-            future.set_result(None)
+    def when_done(self, seq: Seq, node: Ino | None = None) -> Future[None]:
+        """Done when every operation with a number up to `seq` is persisted; fails with the errno of one that is parked.
+
+        With `node`: only parked operations on that node matter, and what waits behind parked operations of others is not waited for.
+        """
+        waiter = Waiter(seq, node)
+        answer = self._judge(waiter)
+        if answer is None:
+            self._waiters.add(waiter)
         else:
-            bisect.insort(self._waiters, (seq, id(future), future))
-        return future
+            waiter.deliver(answer or None)
+        return waiter.future
 
-    def _done_until(self) -> int:
+    def waited_for(self, op: Op) -> bool:
+        """Whether anybody waits for the operation."""
+        return self._waiters.covers(op.seq)
+
+    def answer_waiters(self) -> Callable[[], None]:
+        """Collect, under the lock, whose wait is over; what is returned tells them, and is to be called without the lock."""
+        if not self._waiters:
+            return lambda: None
+        answers = self._waiters.collect(self._judge)
+
+        def deliver() -> None:
+            for waiter, answer in answers:
+                waiter.deliver(answer or None)
+
+        return deliver
+
+    def _judge(self, waiter: Waiter) -> int | None:
         first = next(iter(self._ops), None)
-        return self._last_seq if first is None else first - 1
-
-    def _tell_waiters(self) -> None:
-        done = self._done_until()
-        while self._waiters and self._waiters[0][0] <= done:
-            future = self._waiters.pop(0)[2]
-            if future.set_running_or_notify_cancel():
-                future.set_result(None)
+        if first is None or first > waiter.seq:
+            return 0
+        for op in self._parked.values():
+            if op.seq <= waiter.seq and (waiter.node is None or waiter.node in (op.ino, op.victim)):
+                return op.last_error or errno.EIO
+        if waiter.node is None or not self._parked:
+            return None
+        for op in self._ops.values():
+            if op.seq > waiter.seq:
+                return 0
+            if not (op.parked or (op.held and op.ino != waiter.node)):
+                return None
+        return 0
 
     # -- elision
 
@@ -190,49 +258,44 @@ class OperationLog:
         A window is left out only where its net effect is nothing or one remaining operation: then going from the state
         before it to the state after it is one atomic step, and every visible state is one that the application had.
         """
-        end, survivors, left_out = start.seq, 0, []
-        for op in self._following(start):
-            if op.seq > end:
-                break
+        seq, end = int(start.seq), int(start.seq)
+        survivor: Op | None = None
+        left_out: list[Op] = []
+        while seq <= end:
+            op = self._ops.get(Seq(seq))
+            seq += 1
+            if op is None:
+                continue
             last = self._cancelled_until(op, start.seq)
-            if last is None:
-                survivors += 1
-                if survivors > 1:
-                    return []
-            else:
+            if last is not None:
                 left_out.append(op)
                 end = max(end, last)
-        else:
-            if end > self._last_seq or (left_out and end > left_out[-1].seq and self._ops.get(end) is None):
+            elif survivor is not None:
                 return []
+            else:
+                survivor = op
+            if end - start.seq > WINDOW_OPS_MAX:
+                return []
+        if survivor is not None and survivor.victim and any(op.ino == survivor.victim for op in left_out):
+            return []
         return left_out
-
-    def _following(self, start: Op) -> Iterator[Op]:
-        """Uncommitted operations from `start` on; ends early (without a window) past WINDOW_OPS_MAX."""
-        for count, seq in enumerate(range(start.seq, self._last_seq + 1)):
-            if count > WINDOW_OPS_MAX:
-                return
-            op = self._ops.get(Seq(seq))
-            if op is not None:
-                yield op
 
     def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
         """Sequence number by which `op` has no effect any more, or None when it has one."""
-        ops = self._by_node[op.ino]
-        if any(o.started or o.parked or o.victim for o in ops):
+        if op.started or op.committed:
             return None
+        ops = self._by_node[op.ino]
         first, last = ops[0], ops[-1]
-        if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._one_name(ops):
+        if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
             return last.seq
-        if op.kind is OpKind.STORE:
-            later = ops[ops.index(op) + 1 :]
-            if later and later[0].kind is OpKind.STORE:
-                return later[0].seq
-        return None
+        heir = self._replacement(op)
+        return heir.seq if heir is not None and not heir.committed else None
 
     @staticmethod
-    def _one_name(ops: list[Op]) -> bool:
-        """Whether the removal at the end removes the node's only name."""
+    def _never_was(ops: list[Op]) -> bool:
+        """Whether the removal at the end removes the node's only name, and nothing else was touched on the way."""
+        if any(op.started or op.committed or op.victim for op in ops):
+            return False
         links = sum(op.kind is OpKind.LINK for op in ops)
         removals = sum(op.kind in REMOVING for op in ops)
         return removals == links + 1
@@ -244,6 +307,8 @@ class OperationLog:
         self._by_node.setdefault(op.ino, []).append(op)
         if creates:
             self._creates.add(op.seq)
+        if op.parked:
+            self._parked[op.seq] = op
         for directory, _name in op.touches():
             self._by_directory[directory] += 1
 
@@ -281,7 +346,7 @@ class OperationLog:
             versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, staging_ino, digest)
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
             self._index(*_op_from_row(row, versions))
-        counters = dict(self._state.rows("SELECT name, value FROM counter"))
+        counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
         self._last_seq = counters.get("seq", 0)
         self._last_vid = counters.get("vid", 0)
 

@@ -17,7 +17,8 @@ Place = tuple[Ino, bytes]
 """Directory and name."""
 
 DDL = """
-CREATE TABLE IF NOT EXISTS place (parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY (parent, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS place (
+  parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT NULL, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
 

@@ -1,0 +1,1 @@
+"""The meaning of every call, over the upper and the lower layer."""

@@ -1,0 +1,149 @@
+"""Attributes and extended attributes: getattr, setattr (but for the size), xattr calls, and what fsync means for a directory.
+
+Changes take effect here at once and are logged, or folded into what is logged already.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+import time
+
+from acpfs.config import FsyncMode, Settings
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.names import fail
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import AttributeChange, Attributes
+from acpfs.writeback.ops import Metadata
+
+XATTR_CREATE = 1
+XATTR_REPLACE = 2
+FSYNC_XATTR = b"user.acpfs.fsync"
+"""On a directory: `ordered` or `durable`, for all files below that are opened from then on."""
+OWN_PREFIX = b"user.acpfs."
+KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
+NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm", b"security.selinux"})
+"""The kernel asks for these at nearly every call; answering from here keeps that free of the backing directory."""
+
+
+class AttributeCalls:
+    """Attribute calls over nodes."""
+
+    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes) -> None:
+        self._settings = settings
+        self._table = table
+        self._view = view
+        self._changes = changes
+
+    @staticmethod
+    def of(node: Node) -> Attributes:
+        """The node as stat(2) shows it."""
+        return Attributes(
+            node.ino,
+            node.mode,
+            node.nlink,
+            node.uid,
+            node.gid,
+            node.rdev,
+            node.size,
+            node.blocks,
+            node.atime_ns,
+            node.mtime_ns,
+            node.ctime_ns,
+        )
+
+    async def getattr(self, node: Node) -> Attributes:
+        """Attributes, not older than allowed."""
+        await self._view.renew(node)
+        return self.of(node)
+
+    async def setattr(self, node: Node, change: AttributeChange) -> None:
+        """Change anything but the size."""
+        await self._view.renew(node)
+        meta = Metadata(uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns)
+        if change.mode is not None:
+            node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
+            meta.mode = stat.S_IMODE(change.mode)
+        node.uid = node.uid if change.uid is None else change.uid
+        node.gid = node.gid if change.gid is None else change.gid
+        node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns
+        node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
+        node.ctime_ns = time.time_ns()
+        self._changes.change_metadata(node, meta)
+
+    # -- extended attributes
+
+    def _check_name(self, name: bytes) -> None:
+        if not name.startswith(KEPT_PREFIXES):
+            raise fail(errno.EOPNOTSUPP)
+
+    async def getxattr(self, node: Node, name: bytes) -> bytes:
+        """Value of an extended attribute."""
+        if name in NEVER_KEPT:
+            raise fail(errno.ENODATA)
+        self._check_name(name)
+        xattrs = await self._view.load_xattrs(node)
+        if name not in xattrs:
+            raise fail(errno.ENODATA)
+        return xattrs[name]
+
+    async def listxattr(self, node: Node) -> list[bytes]:
+        """Names of all extended attributes."""
+        return sorted(await self._view.load_xattrs(node))
+
+    async def setxattr(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+        """Set an extended attribute.
+
+        Raises:
+            OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`.
+        """
+        self._check_name(name)
+        self._check_own(node, name, value)
+        if not self._view.lower.features.xattrs or name in NEVER_KEPT:
+            raise fail(errno.EOPNOTSUPP)
+        xattrs = await self._view.load_xattrs(node)
+        if flags & XATTR_CREATE and name in xattrs:
+            raise fail(errno.EEXIST)
+        if flags & XATTR_REPLACE and name not in xattrs:
+            raise fail(errno.ENODATA)
+        xattrs[name] = value
+        self._changed(node, name, value)
+
+    def _check_own(self, node: Node, name: bytes, value: bytes) -> None:
+        if not name.startswith(OWN_PREFIX):
+            return
+        if name != FSYNC_XATTR or not node.is_dir:
+            raise fail(errno.EPERM)
+        if value not in (b"ordered", b"durable"):
+            raise fail(errno.EINVAL)
+
+    async def removexattr(self, node: Node, name: bytes) -> None:
+        """Remove an extended attribute."""
+        self._check_name(name)
+        xattrs = await self._view.load_xattrs(node)
+        if name not in xattrs:
+            raise fail(errno.ENODATA)
+        del xattrs[name]
+        self._changed(node, name, None)
+
+    def _changed(self, node: Node, name: bytes, value: bytes | None) -> None:
+        node.ctime_ns = time.time_ns()
+        self._changes.change_metadata(node, Metadata(xattrs={name: value}))
+
+    async def fsync_mode(self, node: Node) -> FsyncMode:
+        """What fsync means for a file: the nearest directory above with a mode of its own decides, else the mount."""
+        return await self.fsync_mode_in(self._table[node.names[0][0]]) if node.names else self._settings.fsync
+
+    async def fsync_mode_in(self, node: Node) -> FsyncMode:
+        """What fsync means in a directory."""
+        while True:
+            try:
+                value = (await self._view.load_xattrs(node)).get(FSYNC_XATTR)
+            except OSError:
+                value = None  # a backing directory that does not answer must not stop fsync
+            if value is not None:
+                return FsyncMode(value.decode())
+            if not node.names:
+                return self._settings.fsync
+            node = self._table[node.names[0][0]]

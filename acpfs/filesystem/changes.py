@@ -1,0 +1,157 @@
+"""From changes of the upper tree to operations in the log, and back when they are persisted.
+
+The one place that pins and unpins names. Used under the file system's lock; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from typing import Any
+
+from acpfs.backing.lower import LowerStat
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.types import NO_INO, Ino
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version
+
+
+class Changes:
+    """Logs what the application did; implements `writeback.listener.Listener`."""
+
+    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView) -> None:
+        """Pins what the log that the last worker left mentions."""
+        self._table = table
+        self._log = log
+        self._contents = contents
+        self._view = view
+        for op in log:
+            self._pin(op)
+        for node in table:
+            if node.unlogged:
+                for parent, name in node.names:
+                    table[parent].dir.children[name].pins += 1
+
+    def _pin(self, op: Op) -> None:
+        for parent, name in op.touches():
+            directory = self._table.get(parent)
+            if directory is not None:
+                child = directory.dir.children.get(name) or self._table.set_child(parent, name, NO_INO)
+                child.pins += 1
+
+    # -- logging
+
+    def born(self, node: Node, parent: Ino, name: bytes) -> None:
+        """A regular file was created: its name is pinned until its first STORE takes over."""
+        self._table.set_child(parent, name, node.ino).pins += 1
+
+    def record(self, kind: OpKind, node: Node, parent: Ino, name: bytes, **fields: Any) -> Op:
+        """Log an operation on a name; the upper tree has been changed already."""
+        creates = node.unlogged
+        op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=time.time(), **fields)
+        self._pin(op)
+        if creates:
+            node.unlogged = False
+            self._table.changed(node)
+        return op
+
+    def metadata(self, node: Node, *, everything: bool) -> Metadata:
+        """The node's attributes as an operation carries them; `everything`: with its xattrs (for a new node)."""
+        return Metadata(
+            mode=stat.S_IMODE(node.mode),
+            uid=node.uid,
+            gid=node.gid,
+            atime_ns=node.atime_ns,
+            mtime_ns=node.mtime_ns,
+            rdev=node.rdev,
+            xattrs=dict(node.xattrs or {}) if everything else {},
+        )
+
+    def change_metadata(self, node: Node, meta: Metadata) -> None:
+        """Log a change of attributes, or fold it into what is logged already."""
+        self._table.changed(node)
+        if node.unlogged or self._log.fold(node.ino, meta) or (node.nlink == 0 and not node.is_dir):
+            return
+        kind = OpKind.SETXATTR if meta.xattrs else OpKind.SETATTR
+        self._log.append(kind, node.ino, meta=meta, logged_at=time.time())
+
+    def freeze(self, node: Node) -> Op | None:
+        """Fix the file's content as it is now in the order of operations; None when there is nothing to fix."""
+        content = node.content
+        if content is None or not content.modified or content.failed or not node.names:
+            return None
+        parent, name = node.names[0]
+        first = node.unlogged
+        meta = self.metadata(node, everything=first)
+        version = self._contents.freeze(node)
+        op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta)
+        if first:
+            self._unpin_name(parent, name)
+        return op
+
+    def forget_birth(self, parent: Ino, name: bytes) -> None:
+        """A never logged file loses its name."""
+        self._table.set_child(parent, name, NO_INO)
+        self._unpin_name(parent, name)
+
+    def replaced_birth(self, parent: Ino, name: bytes) -> None:
+        """A never logged file was replaced by a rename: its own pin goes."""
+        self._unpin_name(parent, name)
+
+    def _unpin_name(self, parent: Ino, name: bytes) -> None:
+        directory = self._table.get(parent)
+        child = directory.dir.children.get(name) if directory is not None else None
+        if child is not None:
+            assert child.pins > 0, (parent, name)
+            child.pins -= 1
+            child.checked_at = time.monotonic()
+
+    # -- Listener
+
+    def persisted(self, op: Op, stat: LowerStat | None) -> None:
+        """See `Listener`."""
+        node = self._table.get(op.ino)
+        if node is not None:
+            if stat is not None:
+                self._table.bind_lower(node, stat)
+                node.checked_at = time.monotonic()
+            elif op.kind in (OpKind.UNLINK, OpKind.RMDIR) and not self._view.on_backing(op.ino):
+                self._table.unbind_lower(node)
+            if op.kind is OpKind.MKDIR:
+                node.dir.listed_at = time.monotonic()
+        self._done(op)
+
+    def dropped(self, op: Op) -> None:
+        """See `Listener`."""
+        self._done(op)
+
+    def _done(self, op: Op) -> None:
+        for parent, name in op.touches():
+            self._unpin_name(parent, name)
+        if op.version is not None:
+            self._contents.finished(op.version)
+        for ino in (op.ino, op.victim, op.parent, op.new_parent):
+            node = self._table.get(ino)
+            if node is not None:
+                if node.is_file:
+                    self._contents.settle_state(node)
+                self._view.reap(node)
+
+    def directory_times(self, ino: Ino) -> tuple[int, int] | None:
+        """See `Listener`."""
+        node = self._table.get(ino)
+        return None if node is None else (node.atime_ns, node.mtime_ns)
+
+    def display_path(self, op: Op) -> bytes:
+        """See `Listener`."""
+        if op.parent:
+            directory = self._table.path(op.parent) if op.parent in self._table else b"?"
+            return directory + b"/" + op.name if directory else op.name
+        return self._table.path(op.ino) if op.ino in self._table else b"?"
+
+    def version_of_open_file(self, version: Version) -> bool:
+        """See `Listener`."""
+        node = self._table.get(version.ino)
+        return node is not None and node.handles > 0

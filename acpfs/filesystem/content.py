@@ -1,0 +1,27 @@
+"""The record of a file's bytes in the RAM tier."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from acpfs.types import TierId
+
+
+@dataclass(slots=True, eq=False)
+class Content:
+    """Current content of a regular file: all bytes of one tier file."""
+
+    tier_id: TierId
+    modified: bool = False
+    """Changed since the last version was frozen (or never frozen)."""
+    modified_since: float = 0.0
+    """Monotonic time, seconds, of the first such change."""
+    interrupted: bool = False
+    """Its writer was lost with an earlier daemon: shown, but not committed before someone decides."""
+    fd: int = -1
+    """Open while the file is; -1 otherwise."""
+    busy: Future[None] | None = None
+    """A copy of its bytes is under way; changes wait for it."""
+    failed: int = 0
+    """errno of a write that failed: the file is not published before it is written anew."""

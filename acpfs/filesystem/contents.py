@@ -1,0 +1,356 @@
+"""Bytes of regular files in the RAM tier: reading, writing, freezing, copying aside, eviction.
+
+The one place that keeps "a version's bytes do not change before it is persisted" (docs/ARCHITECTURE.md, "Versions"). Knows tier files and
+the operation log; does not know names, handles or where bytes come from when they are not in RAM. Used under the file system's lock; the
+coroutines wait as described in `steps`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections import Counter, OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from acpfs.backing.calls import CallPool
+from acpfs.filesystem.content import Content
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.steps import wait
+from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.types import Ino, TierId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Version
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+INLINE_COPY_BYTES_MAX = 1 << 20
+"""Up to here a copy under the lock (about 0.3 ms) is cheaper than a thread switch with everybody else let in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContentStatistics:
+    """Bytes in the RAM tier by why they are there; dirty + clean = used."""
+
+    dirty_bytes: int
+    clean_bytes: int
+    clean_files: int
+    evicted_files: int
+    evicted_bytes: int
+    copied_aside_bytes: int
+
+
+class Contents:
+    """All contents; owner of every tier file."""
+
+    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, *, wait_when_full: bool) -> None:
+        """`copies`: threads for large copies inside the RAM tier."""
+        self._tier = tier
+        self._log = log
+        self._table = table
+        self._copies = copies
+        self._wait_when_full = wait_when_full
+        self._users: Counter[TierId] = Counter()
+        self._frozen: dict[TierId, list[Version]] = {}
+        self._clean: OrderedDict[Ino, None] = OrderedDict()
+        self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
+        tier.make_room = self._evict_bytes
+        self._take_over()
+
+    def _take_over(self) -> None:
+        """Count who uses which tier file; remove those that nobody uses."""
+        for node in self._table:
+            if node.content is not None:
+                self._users[node.content.tier_id] += 1
+                self.settle_state(node)
+        for op in self._log:
+            if op.version is not None and op.version.tier_id:
+                self._freeze(op.version)
+        for tier_id in self._tier.ids():
+            if not self._users[tier_id]:
+                self._tier.remove(tier_id)
+
+    def _freeze(self, version: Version) -> None:
+        self._users[version.tier_id] += 1
+        self._frozen.setdefault(version.tier_id, []).append(version)
+
+    # -- life of a content
+
+    def create(self, node: Node) -> Content:
+        """Give a node a new, empty content, modified."""
+        content = Content(self._tier.create(), modified=True, modified_since=time.monotonic())
+        self._users[content.tier_id] += 1
+        self._let_go(node)
+        node.content, node.size, node.blocks = content, 0, 0
+        self._table.changed(node)
+        return content
+
+    def adopt(self, node: Node, tier_id: TierId) -> None:
+        """Give a node a clean content that was read from the backing directory into `tier_id`."""
+        self._users[tier_id] += 1
+        self._let_go(node)
+        node.content = Content(tier_id)
+        self.settle_state(node)
+        self._table.changed(node)
+
+    def drop(self, node: Node) -> None:
+        """The node's content is not needed any more (evicted, deleted, or outdated)."""
+        self._let_go(node)
+        self._table.changed(node)
+
+    def _let_go(self, node: Node) -> None:
+        content, node.content = node.content, None
+        self._clean.pop(node.ino, None)
+        if content is not None:
+            self._close(content)
+            self._unuse(content.tier_id)
+
+    def _unuse(self, tier_id: TierId) -> None:
+        self._users[tier_id] -= 1
+        if not self._users[tier_id]:
+            del self._users[tier_id]
+            self._tier.remove(tier_id)
+
+    def opened(self, content: Content) -> int:
+        """The content's descriptor, open from now until `closed`."""
+        if content.fd < 0:
+            content.fd = self._tier.open(content.tier_id)
+        return content.fd
+
+    def closed(self, node: Node) -> None:
+        """The last handle of the node is gone."""
+        if node.content is not None:
+            self._close(node.content)
+            self.settle_state(node)
+
+    @staticmethod
+    def _close(content: Content) -> None:
+        if content.fd >= 0:
+            os.close(content.fd)
+            content.fd = -1
+
+    def settle_state(self, node: Node) -> None:
+        """Note whether the node's content may be evicted: clean, closed, equal to what the backing directory has."""
+        content = node.content
+        clean = (
+            content is not None
+            and not content.modified
+            and not self._log.is_pending(node.ino)
+            and node.handles == 0
+            and node.identity is not None
+        )
+        if clean:
+            self._clean[node.ino] = None
+            self._clean.move_to_end(node.ino)
+            self._tier.room_changed()
+        else:
+            self._clean.pop(node.ino, None)
+
+    # -- room
+
+    async def room(self, size: int) -> None:
+        """Reserve bytes of the budget, or wait for them; the caller releases them after settling.
+
+        Raises:
+            OSError: ENOSPC when the policy is not to wait, or when waiting could never help.
+        """
+        if self._tier.reserve_nowait(size):
+            return
+        if not self._wait_when_full or not self._frozen:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        await wait(self._tier.reserve(size))
+
+    def _evict_bytes(self, wanted: int) -> None:
+        freed = 0
+        while freed < wanted and self._clean:
+            ino = next(iter(self._clean))
+            node = self._table[ino]
+            freed += self.evict(node)
+
+    def evict(self, node: Node) -> int:
+        """Give up a clean content; returns the bytes that came free."""
+        assert node.content is not None
+        assert not node.content.modified, node.ino
+        assert not self._log.is_pending(node.ino), node.ino
+        taken = self._tier.allocated_bytes(node.content.tier_id)
+        self._evicted_files += 1
+        self._evicted_bytes += taken
+        self.drop(node)
+        return taken
+
+    # -- bytes
+
+    def read(self, node: Node, offset: int, size: int) -> bytes:
+        """Bytes from RAM; shorter at the end of the file."""
+        assert node.content is not None
+        return os.pread(self.opened(node.content), size, offset)
+
+    async def write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
+        """Write to RAM; all of it or ENOSPC."""
+        content = await self._before_change(node, offset)
+        size = len(data)
+        wanted = size if offset + size > node.size or node.blocks * BLOCK_BYTES < node.size else 0
+        if wanted:
+            await self.room(wanted)
+            content = await self._before_change(node, offset)
+        try:
+            done = os.pwrite(self.opened(content), data, offset)
+        finally:
+            self._settle(node, content)
+            if wanted:
+                self._tier.release(wanted)
+        self._modified(node, content)
+        return done
+
+    async def truncate(self, node: Node, size: int) -> None:
+        """Change the length of a file whose content is in RAM."""
+        if size == 0:
+            await self.empty(node)
+            return
+        content = await self._before_change(node, min(size, node.size))
+        os.ftruncate(self.opened(content), size)
+        self._settle(node, content)
+        self._modified(node, content)
+
+    async def empty(self, node: Node) -> None:
+        """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied."""
+        content = node.content
+        assert content is not None
+        if content.busy is not None:
+            await wait(content.busy)
+            await self.empty(node)
+            return
+        if self._frozen_bytes(content) > 0:
+            self.create(node)
+        else:
+            os.ftruncate(self.opened(content), 0)
+            self._settle(node, content)
+        assert node.content is not None
+        self._modified(node, node.content)
+
+    async def allocate(self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool) -> None:
+        """fallocate on the tier file; the pages count against the budget at once."""
+        await self.room(length)
+        content = await self._before_change(node, offset if mode & ~1 else node.size)
+        try:
+            _fallocate(self.opened(content), mode, offset, length)
+        finally:
+            self._settle(node, content)
+            self._tier.release(length)
+        if mode & ~1 or not keep_size:
+            self._modified(node, content)
+
+    def _settle(self, node: Node, content: Content) -> None:
+        st = self._tier.settle_fd(content.tier_id, self.opened(content))
+        node.size, node.blocks = st.st_size, st.st_blocks
+
+    def _modified(self, node: Node, content: Content) -> None:
+        node.touch()
+        if not content.modified or content.interrupted:
+            content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
+            self._clean.pop(node.ino, None)
+            self._table.changed(node)
+
+    # -- versions
+
+    def freeze(self, node: Node) -> Version:
+        """The content as it is now, as a version; the caller logs the STORE."""
+        assert node.content is not None
+        version = self._log.new_version(node.ino, node.content.tier_id, node.size)
+        self._freeze(version)
+        node.content.modified = node.content.interrupted = False
+        self._table.changed(node)
+        return version
+
+    def finished(self, version: Version) -> None:
+        """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
+        if not version.tier_id:
+            return
+        versions = self._frozen[version.tier_id]
+        versions.remove(version)
+        if not versions:
+            del self._frozen[version.tier_id]
+        self._unuse(version.tier_id)
+        if not self._frozen:
+            self._tier.fail_waiting(errno.ENOSPC)  # nothing is left that could make room
+
+    def _frozen_bytes(self, content: Content) -> int:
+        """How many of the first bytes belong to a version and must not change."""
+        return max((v.size for v in self._frozen.get(content.tier_id, ())), default=0)
+
+    async def _before_change(self, node: Node, start: int) -> Content:
+        """Make bytes from `start` on free to change: copy what versions need of them aside first."""
+        while True:
+            content = node.content
+            assert content is not None, node.ino
+            if content.busy is not None:
+                await wait(content.busy)
+                continue
+            if content.failed:
+                raise OSError(content.failed, os.strerror(content.failed))
+            frozen = self._frozen_bytes(content)
+            if frozen <= start:
+                return content
+            await self._copy_aside(content, frozen)
+
+    async def _copy_aside(self, content: Content, size: int) -> None:
+        """Give the versions on this tier file a copy of their own."""
+        done: Future[None] = Future()
+        content.busy = done
+        try:
+            await self.room(size)
+            target = self._tier.create()
+            try:
+                await self._copy(content.tier_id, target, size)
+            except BaseException:
+                self._tier.remove(target)
+                raise
+            finally:
+                self._tier.release(size)
+            self._tier.settle(target)
+            self._move_versions(content.tier_id, target)
+            self._copied_aside_bytes += size
+        finally:
+            content.busy = None
+            done.set_result(None)
+
+    async def _copy(self, source: TierId, target: TierId, size: int) -> None:
+        if size <= INLINE_COPY_BYTES_MAX:
+            self._tier.copy(source, target, size)
+        else:
+            await wait(self._copies.submit("copy aside", self._tier.copy, source, target, size))
+
+    def _move_versions(self, source: TierId, target: TierId) -> None:
+        moved = self._frozen.pop(source, [])
+        for version in moved:
+            version.tier_id = target
+            self._log.save_version(version)
+            self._users[source] -= 1
+            self._freeze(version)
+        if not moved:
+            self._tier.remove(target)  # they were all persisted meanwhile
+
+    def statistics(self) -> ContentStatistics:
+        """What `status`, the metrics and the tests see."""
+        clean = 0
+        for ino in self._clean:
+            content = self._table[ino].content
+            assert content is not None
+            clean += self._tier.allocated_bytes(content.tier_id)
+        return ContentStatistics(
+            dirty_bytes=self._tier.used_bytes - clean,
+            clean_bytes=clean,
+            clean_files=len(self._clean),
+            evicted_files=self._evicted_files,
+            evicted_bytes=self._evicted_bytes,
+            copied_aside_bytes=self._copied_aside_bytes,
+        )
+
+
+def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """fallocate(2); Python has only posix_fallocate."""
+    if _libc.fallocate(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

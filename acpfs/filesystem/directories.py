@@ -1,0 +1,108 @@
+"""Open directories: opendir, readdir, releasedir.
+
+An open directory is a snapshot of its names, taken at the first readdir and again at a rewind; an offset is a position in it. So no
+entry is reported twice or skipped, whatever is made and removed meanwhile; entries removed since are left out.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+from acpfs.backing.lower import LowerEntry
+from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.names import Names, fail
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import DirEntry
+from acpfs.types import HandleId, Ino
+
+ENTRIES_PER_CALL = 256
+"""More than fit into the kernel's buffer would be looked up in vain."""
+FIRST_NAME_OFFSET = 2
+"""Offsets 0 and 1 are `.` and `..`."""
+
+
+@dataclass(slots=True, eq=False)
+class OpenDirectory:
+    """One open directory."""
+
+    node: Node
+    names: list[bytes] | None = None
+
+
+class Directories:
+    """Calls on open directories."""
+
+    def __init__(self, table: NodeTable, names: Names, view: LowerView) -> None:
+        self._table = table
+        self._names = names
+        self._view = view
+        self._handles: dict[HandleId, OpenDirectory] = {}
+        self._last_handle = 0
+
+    def opendir(self, ino: Ino) -> HandleId:
+        """Open a directory."""
+        node = self._names.node(ino)
+        node.handles += 1
+        self._last_handle += 1
+        number = HandleId(self._last_handle)
+        self._handles[number] = OpenDirectory(node)
+        return number
+
+    def releasedir(self, number: HandleId) -> None:
+        """Close it."""
+        opened = self._handles.pop(number, None)
+        if opened is not None:
+            opened.node.handles -= 1
+            self._view.reap(opened.node)
+
+    def node(self, number: HandleId) -> Node:
+        """The directory of a handle, or EBADF."""
+        opened = self._handles.get(number)
+        if opened is None:
+            raise fail(errno.EBADF)
+        return opened.node
+
+    async def readdir(self, number: HandleId, offset: int, *, with_attributes: bool, count: int = ENTRIES_PER_CALL) -> list[DirEntry]:
+        """At most `count` entries from `offset` on; [] at the end. With attributes each but `.` and `..` carries a kernel reference."""
+        opened = self._handles.get(number)
+        if opened is None:
+            raise fail(errno.EBADF)
+        if opened.names is None or offset == 0:
+            opened.names = sorted(await self._view.names(opened.node))
+        entries = self._dots(opened.node, offset)
+        position = max(offset, FIRST_NAME_OFFSET)
+        while len(entries) < count and position - FIRST_NAME_OFFSET < len(opened.names):
+            start = position - FIRST_NAME_OFFSET
+            chunk = opened.names[start : start + count - len(entries)]
+            position += len(chunk)
+            entries += await self._entries(opened.node, chunk, position - len(chunk), with_attributes=with_attributes)
+        return entries
+
+    def _dots(self, node: Node, offset: int) -> list[DirEntry]:
+        above = node.names[0][0] if node.names else node.ino
+        dots = [DirEntry(b".", node.ino, node.mode, 1, None), DirEntry(b"..", above, node.mode, 2, None)]
+        return dots[offset:] if offset < FIRST_NAME_OFFSET else []
+
+    async def _entries(self, parent: Node, names: list[bytes], position: int, *, with_attributes: bool) -> list[DirEntry]:
+        if with_attributes:
+            await self._view.fill(parent, names)
+        entries = []
+        for number, name in enumerate(names, position + 1):
+            entry = self._entry(parent, name, number, with_attributes=with_attributes)
+            if entry is not None:
+                entries.append(entry)
+        return entries
+
+    def _entry(self, parent: Node, name: bytes, next_offset: int, *, with_attributes: bool) -> DirEntry | None:
+        child = parent.dir.children.get(name)
+        if child is not None and (child.ino or child.pins or with_attributes):
+            if not child.ino:
+                return None
+            node = self._table[child.ino]
+            if with_attributes:
+                node.lookups += 1
+            return DirEntry(name, node.ino, node.mode, next_offset, AttributeCalls.of(node) if with_attributes else None)
+        listed: LowerEntry | None = parent.dir.listing.get(name)
+        return None if listed is None else DirEntry(name, Ino(listed.ino), listed.mode, next_offset, None)

@@ -1,0 +1,305 @@
+"""Open files: open, create, read, write, truncate, flush, fsync, release, fallocate, lseek.
+
+Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, fsync, rename, link, and RELEASE when
+the kernel sent no FLUSH. Where the bytes are is `Contents`' and `LowerView`'s business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from dataclasses import dataclass
+
+from acpfs.backing.lower import LowerStat
+from acpfs.config import FsyncMode
+from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.names import Names, fail
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import Caller, OpenFile
+from acpfs.filesystem.steps import wait
+from acpfs.ram.tier import Tier
+from acpfs.types import HandleId, Ino, TierId
+from acpfs.writeback.log import OperationLog
+
+FALLOC_KEEP_SIZE = 1
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One open file."""
+
+    number: HandleId
+    node: Node
+    flags: int
+    lower_fd: int = -1
+    """Descriptor on the backing directory while the content is only there; opened at the first read."""
+    wrote: bool = False
+    """It changed the content since the last FLUSH."""
+
+    @property
+    def writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def synchronous(self) -> bool:
+        return bool(self.flags & os.O_DSYNC)
+
+
+class Files:
+    """Calls on open files."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        names: Names,
+        attributes: AttributeCalls,
+        view: LowerView,
+        changes: Changes,
+        contents: Contents,
+        tier: Tier,
+        log: OperationLog,
+    ) -> None:
+        self._table = table
+        self._names = names
+        self._attributes = attributes
+        self._view = view
+        self._changes = changes
+        self._contents = contents
+        self._tier = tier
+        self._log = log
+        self._handles: dict[HandleId, Handle] = {}
+        self._last_handle = 0
+
+    def handle(self, number: HandleId) -> Handle:
+        """The open file of a number.
+
+        Raises:
+            OSError: EBADF when there is none.
+        """
+        handle = self._handles.get(number)
+        if handle is None:
+            raise fail(errno.EBADF)
+        return handle
+
+    def open_nodes(self) -> set[Node]:
+        """Nodes that somebody has open."""
+        return {handle.node for handle in self._handles.values()}
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    # -- opening and closing
+
+    async def open(self, ino: Ino, flags: int) -> OpenFile:
+        """Open an existing regular file; close-to-open: its attributes are renewed first."""
+        node = self._names.node(ino)
+        await self._view.renew(node)
+        node.handles += 1  # from here on its content may not be evicted
+        try:
+            if flags & os.O_TRUNC:
+                await self._truncate(node, 0)
+            elif flags & os.O_ACCMODE != os.O_RDONLY:
+                await self._bring_up(node)
+        except BaseException:
+            self._closed(node)
+            raise
+        return self._opened(node, flags, wrote=bool(flags & os.O_TRUNC))
+
+    def _opened(self, node: Node, flags: int, *, wrote: bool) -> OpenFile:
+        self._last_handle += 1
+        handle = Handle(HandleId(self._last_handle), node, flags, wrote=wrote)
+        self._handles[handle.number] = handle
+        keep, node.keep_cache = node.keep_cache, True
+        self._contents.settle_state(node)
+        return OpenFile(handle.number, keep)
+
+    async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+        """Make and open a regular file; one that exists is opened, unless O_EXCL."""
+        parent = self._names.node(parent_ino)
+        ino = await self._view.child(parent, name)
+        if ino and not flags & os.O_EXCL:
+            opened = await self.open(ino, flags)
+            node = self._table[ino]
+        else:
+            parent = await self._names.vacant(parent_ino, name)
+            node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            self._names.give_birth(parent, name, node)
+            node.handles += 1
+            opened = self._opened(node, flags, wrote=True)
+        node.lookups += 1
+        return opened, node
+
+    def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+        """O_TMPFILE: a file without a name, until linkat gives it one."""
+        parent = self._names.node(parent_ino)
+        node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+        node.nlink = 0
+        self._contents.create(node)
+        node.handles += 1
+        node.lookups += 1
+        return self._opened(node, flags, wrote=True), node
+
+    async def flush(self, number: HandleId) -> None:
+        """close(2) of one descriptor: what it wrote is complete. Reports what the backing directory refused for good."""
+        handle = self.handle(number)
+        self._complete(handle)
+        self._report_refusal(handle.node)
+
+    def _complete(self, handle: Handle) -> None:
+        if handle.wrote:
+            handle.wrote = False
+            self._changes.freeze(handle.node)
+
+    def _report_refusal(self, node: Node) -> None:
+        for op in self._log.pending_of(node.ino):
+            if op.parked and op.last_error:
+                raise fail(op.last_error)
+
+    async def fsync(self, number: HandleId) -> None:
+        """Fix the content in the order; in durable mode, wait until it is persisted."""
+        handle = self.handle(number)
+        handle.wrote = False
+        self._changes.freeze(handle.node)
+        self._report_refusal(handle.node)
+        if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
+            await self.persisted(handle.node)
+
+    async def persisted(self, node: Node) -> None:
+        """Wait until all that was logged about the node is persisted."""
+        op = self._log.last_of(node.ino)
+        if op is not None:
+            await wait(self._log.when_done(op.seq))
+
+    async def release(self, number: HandleId) -> None:
+        """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which may be missing after an I/O error."""
+        handle = self._handles.pop(number, None)
+        if handle is None:
+            return
+        if handle.lower_fd >= 0:
+            self._view.close_later(handle.lower_fd)
+        node = handle.node
+        if handle.wrote or (node.handles == 1 and node.modified):
+            self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
+        self._closed(node)
+
+    def _closed(self, node: Node) -> None:
+        node.handles -= 1
+        if node.handles == 0:
+            self._contents.closed(node)
+            self._view.reap(node)
+
+    # -- content that is not in RAM yet
+
+    async def _bring_up(self, node: Node, size: int | None = None) -> None:
+        """Copy the content from the backing directory to RAM, the first `size` bytes of it, so that it can be changed."""
+        while node.content is None:
+            path = self._view.path(node)
+            if path is None:
+                raise fail(errno.ESTALE)
+            wanted = node.size if size is None else min(size, node.size)
+            await self._contents.room(wanted)
+            tier_id = self._tier.create()
+            try:
+                st = await self._view.read_up(path, tier_id, wanted)
+            except BaseException:
+                self._tier.remove(tier_id)
+                raise
+            finally:
+                self._tier.release(wanted)
+            self._tier.settle(tier_id)
+            if not self._adopt(node, tier_id, st, wanted):
+                self._tier.remove(tier_id)
+
+    def _adopt(self, node: Node, tier_id: TierId, st: LowerStat, size: int) -> bool:
+        """Take over a content that was read, unless another caller was quicker or the file is another one by now."""
+        if node.content is not None:
+            return False
+        if st.identity() != node.identity:
+            self._view.compare(node, st)
+            if self._view.held(node):  # its attributes are ours, its content is not
+                self._table.bind_lower(node, st)
+                same, node.size = node.size == st.size, st.size
+                if not same:
+                    return False
+            else:
+                return False
+        self._contents.adopt(node, tier_id)
+        node.size = size
+        return True
+
+    async def truncate(self, node: Node, size: int, number: HandleId | None) -> None:
+        """Change a file's length; through a descriptor it is complete at that descriptor's close, by path at once."""
+        if size < 0:
+            raise fail(errno.EINVAL)
+        node.handles += 1
+        try:
+            await self._truncate(node, size)
+        finally:
+            self._closed(node)
+        handle = self._handles.get(number) if number is not None else None
+        if handle is not None:
+            handle.wrote = True
+        else:
+            self._changes.freeze(node)
+
+    async def _truncate(self, node: Node, size: int) -> None:
+        if node.content is None:
+            if size == 0:
+                self._contents.create(node)
+                node.touch()
+                return
+            await self._bring_up(node, size)
+        await self._contents.truncate(node, size)
+
+    # -- bytes
+
+    async def read(self, number: HandleId, offset: int, size: int) -> bytes:
+        """Bytes of the file: from RAM where the content is there, else from the backing directory."""
+        handle = self.handle(number)
+        if handle.node.content is not None:
+            return self._contents.read(handle.node, offset, size)
+        return await self._view.read(handle, offset, size)
+
+    async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
+        """Write bytes; with O_APPEND at the end, wherever that is by now."""
+        handle = self.handle(number)
+        node = handle.node
+        if node.content is None:
+            await self._bring_up(node)
+        if handle.flags & os.O_APPEND:
+            offset = node.size
+        done = await self._contents.write(node, offset, data)
+        handle.wrote = True
+        if handle.synchronous:
+            await self.fsync(number)
+        return done
+
+    async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
+        """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
+        handle = self.handle(number)
+        if handle.node.content is None:
+            await self._bring_up(handle.node)
+        await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
+        handle.wrote = True
+
+    async def lseek(self, number: HandleId, offset: int, whence: int) -> int:
+        """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
+        node = self.handle(number).node
+        if node.content is not None:
+            return os.lseek(self._contents.opened(node.content), offset, whence)
+        if offset >= node.size:
+            raise fail(errno.ENXIO)
+        return offset if whence == os.SEEK_DATA else node.size
+
+    # -- files that stay open
+
+    def freeze_older_than(self, age_s: float) -> int:
+        """Fix the content of open files whose first unfixed change is older; returns how many."""
+        due = time.monotonic() - age_s
+        nodes = [n for n in self.open_nodes() if n.content is not None and n.content.modified and n.content.modified_since <= due]
+        return sum(self._changes.freeze(node) is not None for node in nodes)

@@ -1,0 +1,285 @@
+"""Calls that make, remove and move names: lookup, mkdir, mknod, symlink, link, unlink, rmdir, rename, readlink.
+
+Each asks first (waiting where it must) and then changes tables and log in one step without waiting in between. Permission
+checks are the kernel's (`default_permissions`); ownership is given here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.lowerview import HIDDEN, LowerView
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import Caller
+from acpfs.types import NO_INO, ROOT, Ino
+from acpfs.writeback.ops import OpKind
+
+RENAME_NOREPLACE = 1
+RENAME_EXCHANGE = 2
+NAME_BYTES_MAX = 255
+
+
+def fail(number: int) -> OSError:
+    """An OSError with its text, to raise."""
+    return OSError(number, os.strerror(number))
+
+
+class Names:
+    """Name calls over the two trees."""
+
+    def __init__(self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents) -> None:
+        self._table = table
+        self._view = view
+        self._changes = changes
+        self._contents = contents
+
+    def node(self, ino: Ino) -> Node:
+        """The node of a number that the kernel named.
+
+        Raises:
+            OSError: ESTALE when it is not known.
+        """
+        node = self._table.get(ino)
+        if node is None:
+            raise fail(errno.ESTALE)
+        return node
+
+    async def existing(self, parent: Node, name: bytes) -> Node:
+        """The node that a name leads to, or ENOENT."""
+        if len(name) > NAME_BYTES_MAX:
+            raise fail(errno.ENAMETOOLONG)
+        ino = await self._view.child(parent, name)
+        if not ino:
+            raise fail(errno.ENOENT)
+        return self._table[ino]
+
+    async def lookup(self, parent_ino: Ino, name: bytes) -> Node:
+        """The node, with a reference for the kernel taken."""
+        parent = self.node(parent_ino)
+        node = parent if name == b"." else await self._parent_of(parent) if name == b".." else await self.existing(parent, name)
+        node.lookups += 1
+        return node
+
+    async def _parent_of(self, node: Node) -> Node:
+        return self._table[node.names[0][0]] if node.names else self._table[ROOT]
+
+    # -- making
+
+    async def vacant(self, parent_ino: Ino, name: bytes) -> Node:
+        """The directory, when `name` may be made in it.
+
+        Raises:
+            OSError: EEXIST, ENAMETOOLONG, EPERM for `.acpfs`, ENOENT when the directory is deleted.
+        """
+        parent = self.node(parent_ino)
+        if parent.ino == ROOT and name == HIDDEN:
+            raise fail(errno.EPERM)
+        if len(name) > NAME_BYTES_MAX:
+            raise fail(errno.ENAMETOOLONG)
+        if parent.nlink == 0:
+            raise fail(errno.ENOENT)
+        if await self._view.child(parent, name):
+            raise fail(errno.EEXIST)
+        return parent
+
+    def new_node(self, parent: Node, mode: int, caller: Caller) -> Node:
+        """A node that belongs to the caller, and to the directory's group where that is set-gid."""
+        gid = caller.gid
+        if parent.mode & stat.S_ISGID:
+            gid = parent.gid
+            if stat.S_ISDIR(mode):
+                mode |= stat.S_ISGID
+        return self._table.new(mode, caller.uid, gid)
+
+    async def mkdir(self, parent_ino: Ino, name: bytes, mode: int, caller: Caller) -> Node:
+        """Make a directory."""
+        parent = await self.vacant(parent_ino, name)
+        node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
+        node.nlink = 2
+        parent.nlink += 1
+        return self._make(OpKind.MKDIR, parent, name, node)
+
+    async def mknod(self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Node:
+        """Make a fifo, socket, device, or an empty regular file (complete at once)."""
+        parent = await self.vacant(parent_ino, name)
+        node = self.new_node(parent, mode, caller)
+        node.rdev = rdev
+        if not stat.S_ISREG(mode):
+            return self._make(OpKind.MKNOD, parent, name, node)
+        self.give_birth(parent, name, node)
+        self._changes.freeze(node)
+        node.lookups += 1
+        return node
+
+    async def symlink(self, parent_ino: Ino, name: bytes, target: bytes, caller: Caller) -> Node:
+        """Make a symlink."""
+        parent = await self.vacant(parent_ino, name)
+        node = self.new_node(parent, stat.S_IFLNK | 0o777, caller)
+        node.target, node.size = target, len(target)
+        return self._make(OpKind.SYMLINK, parent, name, node, payload=target)
+
+    def _make(self, kind: OpKind, parent: Node, name: bytes, node: Node, payload: bytes = b"") -> Node:
+        self._table.set_child(parent.ino, name, node.ino)
+        meta = self._changes.metadata(node, everything=True)
+        if kind is OpKind.MKNOD:
+            meta.mode = node.mode
+        self._changes.record(kind, node, parent.ino, name, meta=meta, payload=payload)
+        self._touch(parent)
+        node.lookups += 1
+        return node
+
+    def give_birth(self, parent: Node, name: bytes, node: Node) -> None:
+        """A new regular file under a vacant name, empty and modified."""
+        self._contents.create(node)
+        self._changes.born(node, parent.ino, name)
+        self._touch(parent)
+
+    async def link(self, ino: Ino, parent_ino: Ino, name: bytes) -> Node:
+        """Give a node another name."""
+        node = self.node(ino)
+        await self._view.renew(node)
+        parent = await self.vacant(parent_ino, name)
+        if node.is_dir:
+            raise fail(errno.EPERM)
+        if not self._view.lower.features.hard_links:
+            raise fail(errno.EPERM)
+        if not node.names:
+            if not node.unlogged:
+                raise fail(errno.ENOENT)
+            self._changes.born(node, parent.ino, name)  # O_TMPFILE gets its first name
+            node.nlink = 1
+            self._changes.freeze(node)
+        else:
+            self._changes.freeze(node)
+            self._table.set_child(parent.ino, name, node.ino)
+            node.nlink += 1
+            self._changes.record(OpKind.LINK, node, parent.ino, name)
+        node.touch(mtime=False)
+        self._table.changed(node)
+        self._touch(parent)
+        node.lookups += 1
+        return node
+
+    def _touch(self, directory: Node) -> None:
+        directory.touch()
+        self._table.changed(directory)
+
+    # -- removing
+
+    async def unlink(self, parent_ino: Ino, name: bytes) -> None:
+        """Remove a name of anything but a directory."""
+        parent = self.node(parent_ino)
+        node = await self.existing(parent, name)
+        if node.is_dir:
+            raise fail(errno.EISDIR)
+        if node.unlogged:
+            self._changes.forget_birth(parent.ino, name)
+        else:
+            self._table.set_child(parent.ino, name, NO_INO)
+            self._changes.record(OpKind.UNLINK, node, parent.ino, name)
+        self._touch(parent)
+        self._lost_name(node)
+
+    def _lost_name(self, node: Node) -> None:
+        node.nlink = max(0, node.nlink - 1)
+        node.touch(mtime=False)
+        self._table.changed(node)
+        self._view.reap(node)
+
+    async def rmdir(self, parent_ino: Ino, name: bytes) -> None:
+        """Remove an empty directory."""
+        parent = self.node(parent_ino)
+        node = await self.existing(parent, name)
+        await self._check_empty(node)
+        self._table.set_child(parent.ino, name, NO_INO)
+        self._changes.record(OpKind.RMDIR, node, parent.ino, name)
+        parent.nlink -= 1
+        self._touch(parent)
+        node.nlink = 0
+        self._table.changed(node)
+
+    async def _check_empty(self, node: Node) -> None:
+        if not node.is_dir:
+            raise fail(errno.ENOTDIR)
+        if await self._view.names(node):
+            raise fail(errno.ENOTEMPTY)
+
+    # -- moving
+
+    async def rename(self, parent_ino: Ino, name: bytes, new_parent_ino: Ino, new_name: bytes, flags: int) -> None:
+        """Move a name, with RENAME_NOREPLACE and RENAME_EXCHANGE."""
+        if flags & ~(RENAME_NOREPLACE | RENAME_EXCHANGE):
+            raise fail(errno.EINVAL)
+        parent, new_parent = self.node(parent_ino), self.node(new_parent_ino)
+        if new_parent.ino == ROOT and new_name == HIDDEN:
+            raise fail(errno.EPERM)
+        if len(new_name) > NAME_BYTES_MAX:
+            raise fail(errno.ENAMETOOLONG)
+        node = await self.existing(parent, name)
+        target_ino = await self._view.child(new_parent, new_name)
+        target = self._table[target_ino] if target_ino else None
+        if flags & RENAME_EXCHANGE:
+            self._exchange(parent, name, node, new_parent, new_name, target)
+        elif target is node:
+            return  # two links of one file: POSIX says that nothing happens
+        else:
+            await self._check_replaceable(node, target, flags)
+            self._move(parent, name, node, new_parent, new_name, target)
+
+    async def _check_replaceable(self, node: Node, target: Node | None, flags: int) -> None:
+        if target is None:
+            return
+        if flags & RENAME_NOREPLACE:
+            raise fail(errno.EEXIST)
+        if node.is_dir:
+            await self._check_empty(target)
+        elif target.is_dir:
+            raise fail(errno.EISDIR)
+
+    def _move(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
+        self._changes.freeze(node)  # a file that is still being written carries its data along
+        self._table.set_child(parent.ino, name, NO_INO)
+        self._table.set_child(new_parent.ino, new_name, node.ino)
+        victim = target.ino if target is not None and not target.unlogged else NO_INO
+        if target is not None and target.unlogged:
+            self._changes.replaced_birth(new_parent.ino, new_name)
+        self._changes.record(OpKind.RENAME, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=victim)
+        self._moved_directory(node, parent, new_parent)
+        if target is not None:
+            if target.is_dir:
+                new_parent.nlink -= 1
+                target.nlink = 1
+            self._lost_name(target)
+        self._finish_move(node, parent, new_parent)
+
+    def _exchange(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
+        if target is None:
+            raise fail(errno.ENOENT)
+        if target is node:
+            return
+        self._changes.freeze(node)
+        self._changes.freeze(target)
+        self._table.set_child(parent.ino, name, target.ino)
+        self._table.set_child(new_parent.ino, new_name, node.ino)
+        self._changes.record(OpKind.EXCHANGE, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=target.ino)
+        self._moved_directory(node, parent, new_parent)
+        self._moved_directory(target, new_parent, parent)
+        self._finish_move(target, parent, new_parent)
+        self._finish_move(node, parent, new_parent)
+
+    @staticmethod
+    def _moved_directory(node: Node, parent: Node, new_parent: Node) -> None:
+        if node.is_dir and parent is not new_parent:
+            parent.nlink -= 1
+            new_parent.nlink += 1
+
+    def _finish_move(self, node: Node, parent: Node, new_parent: Node) -> None:
+        node.touch(mtime=False)
+        self._table.changed(node)
+        self._touch(parent)
+        if new_parent is not parent:
+            self._touch(new_parent)

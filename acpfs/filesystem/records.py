@@ -1,0 +1,91 @@
+"""What transports hand in and get back. Plain records; the names and units of stat(2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from acpfs.types import HandleId, Ino
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes the call; `umask` has been applied to modes by the kernel already."""
+
+    uid: int
+    gid: int
+    pid: int
+    umask: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """A node as stat(2) shows it: sizes in bytes, `blocks` of 512 bytes, times in nanoseconds."""
+
+    ino: Ino
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    rdev: int
+    size: int
+    blocks: int
+    atime_ns: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeChange:
+    """What setattr is to change; None: leave."""
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    size: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+
+
+class Lane(Enum):
+    """How a file's bytes travel."""
+
+    LIBFUSE = "libfuse"
+    DIRECT = "direct"
+    PASSTHROUGH = "passthrough"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """Answer to open and create."""
+
+    handle: HandleId
+    keep_cache: bool
+    """The kernel may go on using the pages it has of this file."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirEntry:
+    """One entry of readdir. `next_offset` resumes behind it; `attributes` only where asked for, with a kernel reference taken."""
+
+    name: bytes
+    ino: Ino
+    mode: int
+    next_offset: int
+    attributes: Attributes | None
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """One row of `acpfs-ctl ls`; sizes in bytes, age in seconds."""
+
+    path: bytes
+    size: int
+    lane: str
+    tier: str
+    """`ram`, `backing`, or `ram+backing`."""
+    state: str
+    """writing, complete, streaming, staged, committed, clean, backing, parked or interrupted."""
+    checksum: str
+    error: str
+    age_s: float

@@ -1,0 +1,90 @@
+"""What people ask: which files are where, in which state, and up to which number the log covers a path.
+
+Reads only; used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from acpfs.errors import errno_name
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.files import Files
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import FileReport
+from acpfs.types import Seq
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op, VersionState
+
+
+def below(path: bytes, prefix: bytes) -> bool:
+    """Whether a path is a prefix or lies below it; the empty prefix is the top."""
+    return not prefix or path == prefix or path.startswith(prefix + b"/")
+
+
+class Reports:
+    """Views over nodes and log."""
+
+    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, files: Files) -> None:
+        self._table = table
+        self._log = log
+        self._contents = contents
+        self._files = files
+
+    def files(self, prefix: bytes) -> list[FileReport]:
+        """One row per regular file that is in RAM or in the log."""
+        rows = []
+        for node in self._table:
+            if node.is_file and node.names and (node.content is not None or self._log.is_pending(node.ino)):
+                path = self._table.path(node.ino)
+                if below(path, prefix):
+                    rows.append(self._file(node, path))
+        return sorted(rows, key=lambda row: row.path)
+
+    def _file(self, node: Node, path: bytes) -> FileReport:
+        op = self._log.last_of(node.ino)
+        return FileReport(
+            path=path,
+            size=node.size,
+            lane="libfuse",
+            tier="ram" if node.identity is None else "ram+backing" if node.content is not None else "backing",
+            state=self._state(node, op),
+            checksum=op.version.digest if op is not None and op.version is not None else "",
+            error=errno_name(op.last_error) if op is not None and op.last_error else "",
+            age_s=max(0.0, time.time() - (op.logged_at if op is not None else node.mtime_ns / 1e9)),
+        )
+
+    @staticmethod
+    def _state(node: Node, op: Op | None) -> str:
+        if node.content is not None and node.content.interrupted:
+            return "interrupted"
+        if node.modified:
+            return "writing" if node.handles else "complete"
+        if op is None:
+            return "clean"
+        if op.parked:
+            return "parked"
+        return op.version.state.value if op.version is not None else VersionState.COMPLETE.value
+
+    def complete_until(self, paths: Iterable[bytes]) -> Seq:
+        """See `FileSystem.complete_until`."""
+        wanted = list(paths)
+        if not wanted:
+            return self._log.last_seq
+        covered = [op.seq for op in self._log if any(below(self._op_path(op), path) for path in wanted)]
+        return max(covered, default=Seq(0))
+
+    def _op_path(self, op: Op) -> bytes:
+        if op.ino in self._table and self._table[op.ino].names:
+            return self._table.path(op.ino)
+        above = self._table.path(op.parent) if op.parent in self._table else b"?"
+        return above + b"/" + op.name if above else op.name
+
+    def interrupted(self, prefix: bytes) -> list[Node]:
+        """Files whose writer was lost with an earlier daemon."""
+        return [
+            node
+            for node in self._table
+            if node.content is not None and node.content.interrupted and below(self._table.path(node.ino), prefix)
+        ]
