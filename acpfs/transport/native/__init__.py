@@ -1,0 +1,1 @@
+"""The native transport: speaks the kernel's FUSE protocol on /dev/fuse itself."""

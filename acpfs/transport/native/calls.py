@@ -1,0 +1,277 @@
+"""Decoding: each request becomes a call of the file system.
+
+Owns the reading of request bodies, and no policy. Every function takes a request and returns the file system's coroutine, not yet
+started, so that bytes that do not parse are found before anything happens (`errnos.MALFORMED`). Reader threads call it at once
+from several threads: no state but what was negotiated.
+"""
+
+from __future__ import annotations
+
+import stat
+import time
+from typing import Any
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
+from acpfs.filesystem.steps import Call
+from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
+from acpfs.transport.native.request import Request
+from acpfs.transport.native.wire import (
+    BATCH_FORGET_IN,
+    CREATE_IN,
+    FALLOCATE_IN,
+    FLUSH_IN,
+    FORGET_IN,
+    FORGET_ONE,
+    FSYNC_IN,
+    GETATTR_IN,
+    GETXATTR_IN,
+    IN_HEADER,
+    LINK_IN,
+    LSEEK_IN,
+    MKDIR_IN,
+    MKNOD_IN,
+    OPEN_IN,
+    READ_IN,
+    RELEASE_IN,
+    RENAME2_IN,
+    RENAME_IN,
+    SETATTR_IN,
+    SETXATTR_IN,
+    SETXATTR_IN_COMPAT,
+    STATX_IN,
+    WRITE_IN,
+)
+from acpfs.types import HandleId, Ino
+
+NS = 1_000_000_000
+_BODY = IN_HEADER.size
+_FORGET = int(Opcode.FORGET)
+
+_MODE, _UID, _GID, _SIZE = (int(f) for f in (SetattrFlag.MODE, SetattrFlag.UID, SetattrFlag.GID, SetattrFlag.SIZE))
+_ATIME, _MTIME, _FH = int(SetattrFlag.ATIME), int(SetattrFlag.MTIME), int(SetattrFlag.FH)
+_ATIME_NOW, _MTIME_NOW, _KILL = int(SetattrFlag.ATIME_NOW), int(SetattrFlag.MTIME_NOW), int(SetattrFlag.KILL_SUIDGID)
+
+
+def name_in(body: bytes, start: int = 0) -> bytes:
+    """The name that starts there and ends before a zero byte.
+
+    Raises:
+        ValueError: no zero byte, or an empty name.
+    """
+    end = body.index(b"\0", start)
+    if end == start:
+        message = "empty name"
+        raise ValueError(message)
+    return body[start:end]
+
+
+def two_names(body: bytes, start: int = 0) -> tuple[bytes, bytes]:
+    """Two names, one after the other; the second may be empty (a symlink's target cannot, but the kernel sees to that)."""
+    first = name_in(body, start)
+    second = start + len(first) + 1
+    return first, body[second : body.index(b"\0", second)]
+
+
+def caller_of(request: Request, umask: int = 0) -> Caller:
+    """Who makes the call."""
+    return Caller(request.uid, request.gid, request.pid, umask)
+
+
+class Calls:
+    """From request to coroutine."""
+
+    def __init__(self, fs: FileSystem, negotiated: Negotiated) -> None:
+        """`negotiated` decides how SETXATTR is laid out and who takes set-uid away."""
+        self._fs = fs
+        self._kills = negotiated.has(InitFlag.HANDLE_KILLPRIV_V2)
+        self._setxattr_in = SETXATTR_IN if negotiated.has(InitFlag.SETXATTR_EXT) else SETXATTR_IN_COMPAT
+
+    # -- nodes and attributes
+
+    def lookup(self, request: Request) -> Call[Attributes]:
+        return self._fs.lookup(Ino(request.ino), name_in(request.body()))
+
+    @staticmethod
+    def forget(request: Request) -> list[tuple[int, int]]:
+        """(node, references to give back), for FORGET and BATCH_FORGET alike."""
+        body = request.body()
+        if request.opcode == _FORGET:
+            return [(request.ino, FORGET_IN.unpack_from(body)[0])]
+        count, _ = BATCH_FORGET_IN.unpack_from(body)
+        start = BATCH_FORGET_IN.size
+        return list(FORGET_ONE.iter_unpack(body[start : start + count * FORGET_ONE.size]))
+
+    def getattr(self, request: Request) -> Call[Attributes]:
+        flags, _, handle = GETATTR_IN.unpack_from(request.body())
+        return self._fs.getattr(Ino(request.ino), HandleId(handle) if flags & GETATTR_FH else None)
+
+    def statx(self, request: Request) -> Call[Attributes]:
+        flags, _, handle, _, _ = STATX_IN.unpack_from(request.body())
+        return self._fs.getattr(Ino(request.ino), HandleId(handle) if flags & GETATTR_FH else None)
+
+    def setattr(self, request: Request) -> Call[Attributes]:
+        valid, _, fh, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = SETATTR_IN.unpack_from(request.body())
+        now = time.time_ns() if valid & (_ATIME_NOW | _MTIME_NOW) else 0
+        change = AttributeChange(
+            mode=mode & 0o7777 if valid & _MODE else None,
+            uid=uid if valid & _UID else None,
+            gid=gid if valid & _GID else None,
+            size=size if valid & _SIZE else None,
+            atime_ns=(now if valid & _ATIME_NOW else atime * NS + atime_ns) if valid & _ATIME else None,
+            mtime_ns=(now if valid & _MTIME_NOW else mtime * NS + mtime_ns) if valid & _MTIME else None,
+        )
+        handle = HandleId(fh) if valid & _FH else None
+        call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))
+        kill = valid & _KILL or (self._kills and valid & (_UID | _GID) and not valid & _MODE)
+        return self._and_kill(Ino(request.ino), request, call) if kill else call
+
+    def readlink(self, request: Request) -> Call[bytes]:
+        return self._fs.readlink(Ino(request.ino))
+
+    # -- names
+
+    def mknod(self, request: Request) -> Call[Attributes]:
+        body = request.body()
+        mode, rdev, umask, _ = MKNOD_IN.unpack_from(body)
+        return self._fs.mknod(Ino(request.ino), name_in(body, MKNOD_IN.size), mode, rdev, caller_of(request, umask))
+
+    def mkdir(self, request: Request) -> Call[Attributes]:
+        body = request.body()
+        mode, umask = MKDIR_IN.unpack_from(body)
+        return self._fs.mkdir(Ino(request.ino), name_in(body, MKDIR_IN.size), mode, caller_of(request, umask))
+
+    def symlink(self, request: Request) -> Call[Attributes]:
+        name, target = two_names(request.body())
+        return self._fs.symlink(Ino(request.ino), name, target, caller_of(request))
+
+    def link(self, request: Request) -> Call[Attributes]:
+        body = request.body()
+        (ino,) = LINK_IN.unpack_from(body)
+        return self._fs.link(Ino(ino), Ino(request.ino), name_in(body, LINK_IN.size))
+
+    def unlink(self, request: Request) -> Call[None]:
+        return self._fs.unlink(Ino(request.ino), name_in(request.body()))
+
+    def rmdir(self, request: Request) -> Call[None]:
+        return self._fs.rmdir(Ino(request.ino), name_in(request.body()))
+
+    def rename(self, request: Request) -> Call[None]:
+        body = request.body()
+        (new_parent,) = RENAME_IN.unpack_from(body)
+        return self._rename(request, body, RENAME_IN.size, new_parent, 0)
+
+    def rename2(self, request: Request) -> Call[None]:
+        body = request.body()
+        new_parent, flags, _ = RENAME2_IN.unpack_from(body)
+        return self._rename(request, body, RENAME2_IN.size, new_parent, flags)
+
+    def _rename(self, request: Request, body: bytes, start: int, new_parent: int, flags: int) -> Call[None]:
+        name, new_name = two_names(body, start)
+        return self._fs.rename(Ino(request.ino), name, Ino(new_parent), new_name, flags)
+
+    # -- files
+
+    def open(self, request: Request) -> Call[OpenFile]:
+        flags, open_flags = OPEN_IN.unpack_from(request.body())
+        request.argument = flags
+        call = self._fs.open(Ino(request.ino), flags, caller_of(request))
+        return self._and_kill(Ino(request.ino), request, call) if open_flags & OPEN_KILL_SUIDGID else call
+
+    def create(self, request: Request) -> Call[tuple[OpenFile, Attributes]]:
+        body = request.body()
+        flags, mode, umask, _ = CREATE_IN.unpack_from(body)
+        request.argument = flags
+        return self._fs.create(Ino(request.ino), name_in(body, CREATE_IN.size), mode, flags, caller_of(request, umask))
+
+    def tmpfile(self, request: Request) -> Call[tuple[OpenFile, Attributes]]:
+        flags, mode, umask, _ = CREATE_IN.unpack_from(request.body())
+        request.argument = flags
+        return self._fs.tmpfile(Ino(request.ino), mode, flags, caller_of(request, umask))
+
+    def read(self, request: Request) -> Call[bytes | memoryview]:
+        handle, offset, size, _, _, _, _ = READ_IN.unpack_from(request.body())
+        return self._fs.read(HandleId(handle), offset, size)
+
+    def write(self, request: Request) -> Call[int]:
+        handle, offset, size, flags, _, _, _ = WRITE_IN.unpack_from(request.buffers.header, _BODY)
+        call = self._fs.write(HandleId(handle), offset, request.payload(size))
+        return self._and_kill(Ino(request.ino), request, call) if flags & WRITE_KILL_SUIDGID else call
+
+    def flush(self, request: Request) -> Call[None]:
+        return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]))
+
+    def release(self, request: Request) -> Call[None]:
+        return self._fs.release(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
+
+    def fsync(self, request: Request) -> Call[None]:
+        handle, flags, _ = FSYNC_IN.unpack_from(request.body())
+        return self._fs.fsync(HandleId(handle), bool(flags & FSYNC_DATASYNC))
+
+    def fallocate(self, request: Request) -> Call[None]:
+        handle, offset, length, mode, _ = FALLOCATE_IN.unpack_from(request.body())
+        return self._fs.fallocate(HandleId(handle), mode, offset, length)
+
+    def lseek(self, request: Request) -> Call[int]:
+        handle, offset, whence, _ = LSEEK_IN.unpack_from(request.body())
+        return self._fs.lseek(HandleId(handle), offset, whence)
+
+    async def _and_kill(self, ino: Ino, request: Request, call: Call[Any]) -> Any:
+        """With HANDLE_KILLPRIV_V2 the kernel leaves it to us to take set-uid and set-gid away when a file is changed or given away."""
+        value = await call
+        mode = (await self._fs.getattr(ino, None)).mode
+        kept = mode & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            kept &= ~stat.S_ISGID
+        if kept == mode or stat.S_ISDIR(mode):
+            return value
+        attributes = await self._fs.setattr(ino, AttributeChange(mode=stat.S_IMODE(kept)), None, caller_of(request))
+        return attributes if isinstance(value, Attributes) else value
+
+    # -- directories
+
+    def opendir(self, request: Request) -> Call[HandleId]:
+        return self._fs.opendir(Ino(request.ino))
+
+    def readdir(self, request: Request) -> Call[list[DirEntry]]:
+        handle, offset, request.argument, _, _, _, _ = READ_IN.unpack_from(request.body())
+        return self._fs.readdir(HandleId(handle), offset, with_attributes=False)
+
+    def readdirplus(self, request: Request) -> Call[list[DirEntry]]:
+        handle, offset, request.argument, _, _, _, _ = READ_IN.unpack_from(request.body())
+        return self._fs.readdir(HandleId(handle), offset, with_attributes=True)
+
+    def releasedir(self, request: Request) -> Call[None]:
+        return self._fs.releasedir(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
+
+    def fsyncdir(self, request: Request) -> Call[None]:
+        return self._fs.fsyncdir(HandleId(FSYNC_IN.unpack_from(request.body())[0]))
+
+    # -- extended attributes
+
+    def setxattr(self, request: Request) -> Call[None]:
+        body = request.body()
+        size, flags, *_ = self._setxattr_in.unpack_from(body)
+        name = name_in(body, self._setxattr_in.size)
+        start = self._setxattr_in.size + len(name) + 1
+        value = body[start : start + size]
+        if len(value) != size:
+            message = f"value of {size} bytes came with {len(value)}"
+            raise ValueError(message)
+        return self._fs.setxattr(Ino(request.ino), name, value, flags)
+
+    def getxattr(self, request: Request) -> Call[bytes]:
+        body = request.body()
+        request.argument, _ = GETXATTR_IN.unpack_from(body)
+        return self._fs.getxattr(Ino(request.ino), name_in(body, GETXATTR_IN.size))
+
+    def listxattr(self, request: Request) -> Call[list[bytes]]:
+        request.argument, _ = GETXATTR_IN.unpack_from(request.body())
+        return self._fs.listxattr(Ino(request.ino))
+
+    def removexattr(self, request: Request) -> Call[None]:
+        return self._fs.removexattr(Ino(request.ino), name_in(request.body()))
+
+    def statfs(self, _request: Request) -> Call[Any]:
+        return self._fs.statfs()

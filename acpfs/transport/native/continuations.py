@@ -1,0 +1,151 @@
+"""Calls that wait: continued when their future is done, broken off when their caller dies.
+
+One thread continues all of them, so that whoever completes a future (a stream, the call pool, a writer that made room, possibly
+under the file system's lock) is never held up by somebody else's call. Reads and writes of file bytes that had to wait run here
+too, which is enough: what they waited for is slower than they are.
+
+Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that merely got a signal goes on
+waiting, and one that is dying gets out at once even where the backing directory hangs. The kernel sends INTERRUPT once per
+request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from acpfs.filesystem.steps import Call, Steps
+from acpfs.transport.native.request import Request
+
+if TYPE_CHECKING:
+    from acpfs.transport.native.dispatch import Operation
+
+DYING_CHECK_INTERVAL_S = 0.5
+SIGKILL_BIT = 1 << 8
+"""A deadly signal, whichever it was, reaches every thread of the process as SIGKILL."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A call between two steps."""
+
+    operation: Operation
+    request: Request
+    call: Call[Any]
+    future: Future[Any]
+
+
+Finish = Callable[["Operation", Request, Any], None]
+Fail = Callable[[Request, BaseException], None]
+
+
+class Continuations:
+    """Calls under way that wait for something."""
+
+    def __init__(self, steps: Steps, finish: Finish, fail: Fail) -> None:
+        """`finish` and `fail` answer the kernel."""
+        self._steps = steps
+        self._finish = finish
+        self._fail = fail
+        self._waiting: dict[int, Waiting] = {}
+        self._interrupted: set[int] = set()
+        self._lock = threading.Lock()
+        self._done: SimpleQueue[Waiting | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
+
+    def start(self) -> None:
+        """Begin to continue calls."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop continuing; calls that still wait are left to their fate (the kernel will resend their requests to the next worker)."""
+        self._done.put(None)
+        self._thread.join()
+
+    def __len__(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    def suspend(self, operation: Operation, request: Request, call: Call[Any], future: Future[Any]) -> None:
+        """Continue the call when the future is done."""
+        waiting = Waiting(operation, request, call, future)
+        with self._lock:
+            self._waiting[request.unique] = waiting
+        future.add_done_callback(lambda _future: self._done.put(waiting))
+
+    def interrupt(self, unique: int) -> None:
+        """The kernel says that the caller of a request got a signal."""
+        with self._lock:
+            if unique not in self._waiting:
+                return  # answered, or about to be
+            self._interrupted.add(unique)
+        self._done.put(_LOOK)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            try:
+                waiting = self._done.get(timeout=DYING_CHECK_INTERVAL_S if self._interrupted else None)
+            except Empty:
+                waiting = _LOOK
+            if waiting is None:
+                return
+            if waiting is _LOOK:
+                self._break_off_the_dying()
+            elif self._claim(waiting):
+                self._go_on(waiting, waiting.future)
+
+    def _claim(self, waiting: Waiting) -> bool:
+        """Whether the call still waits for this; from now on it does not."""
+        unique = waiting.request.unique
+        with self._lock:
+            if self._waiting.get(unique) is not waiting:
+                return False
+            del self._waiting[unique]
+            return True
+
+    def _go_on(self, waiting: Waiting, done: Future[Any]) -> None:
+        operation, request, call = waiting.operation, waiting.request, waiting.call
+        try:
+            future = self._steps.step(call, done)
+        except StopIteration as stop:
+            self._interrupted.discard(request.unique)
+            self._finish(operation, request, stop.value)
+        except BaseException as error:  # noqa: BLE001 - `fail` logs what is not an errno
+            self._interrupted.discard(request.unique)
+            self._fail(request, error)
+        else:
+            self.suspend(operation, request, call, future)
+
+    def _break_off_the_dying(self) -> None:
+        with self._lock:
+            self._interrupted &= self._waiting.keys()
+            candidates = [self._waiting[unique] for unique in self._interrupted]
+        for waiting in candidates:
+            if not is_dying(waiting.request.pid) or waiting.future.cancel():
+                continue  # a cancelled future comes back through the queue
+            if self._claim(waiting):
+                broken_off: Future[Any] = Future()
+                broken_off.cancel()
+                self._go_on(waiting, broken_off)
+
+
+def is_dying(pid: int) -> bool:
+    """Whether a deadly signal waits for a thread, or the thread is gone. A pid of another namespace (0) is taken for alive."""
+    if pid == 0:
+        return False
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
+            fields = dict(line.split(":", 1) for line in status)
+    except OSError:
+        return True
+    return any(int(fields[name], 16) & SIGKILL_BIT for name in ("SigPnd", "ShdPnd") if name in fields)
+
+
+_LOOK: Any = object()
+"""Queued to make the thread look at interrupted callers."""

@@ -1,0 +1,101 @@
+"""The /dev/fuse descriptors of a session: cloning them, notifications, backing files.
+
+Owns descriptors and the few system calls on them that are not requests and replies. Knows nothing of files. Every method
+may be called from any thread; `notify_*` may block on inode locks that a request under way holds, so never call them from
+a thread that serves requests.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+from acpfs.transport.native.protocol import (
+    DEV_IOC_BACKING_CLOSE,
+    DEV_IOC_BACKING_OPEN,
+    DEV_IOC_CLONE,
+    EXPIRE_ONLY,
+    Notify,
+)
+from acpfs.transport.native.wire import (
+    BACKING_MAP,
+    NOTIFY_DELETE_OUT,
+    NOTIFY_INVAL_ENTRY_OUT,
+    NOTIFY_INVAL_INODE_OUT,
+    OUT_HEADER,
+)
+
+DEVICE = "/dev/fuse"
+_NOT_CACHED = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR})
+"""What the kernel answers to a notification about something that it does not have cached, or cannot drop because it is in use."""
+
+
+class Device:
+    """The session's first descriptor and its clones."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: the descriptor that was given to mount, or received from whoever kept it; owned from now on."""
+        self.fd = fd
+        self._clones: list[int] = []
+
+    def clone(self) -> int:
+        """A descriptor with a queue of its own for requests under way; `fd` itself where the kernel cannot clone."""
+        clone = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(clone, DEV_IOC_CLONE, struct.pack("=I", self.fd))
+        except OSError:
+            os.close(clone)
+            return self.fd
+        self._clones.append(clone)
+        return clone
+
+    def close(self) -> None:
+        """Let go of the session; the mount is dead when nobody else holds a descriptor of it."""
+        for fd in (*self._clones, self.fd):
+            os.close(fd)
+        self._clones.clear()
+
+    # -- passthrough
+
+    def backing_open(self, fd: int) -> int:
+        """Register an open file; the id goes into OPEN replies, belongs to the session and outlives this process.
+
+        Raises:
+            OSError: no CAP_SYS_ADMIN, a file system stacked too deep, or no passthrough in this session.
+        """
+        return int(fcntl.ioctl(self.fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0))))
+
+    def backing_close(self, backing_id: int) -> None:
+        """Let go of a registered file; opens that use it keep it."""
+        fcntl.ioctl(self.fd, DEV_IOC_BACKING_CLOSE, struct.pack("=I", backing_id))
+
+    # -- notifications
+
+    def notify_inval_inode(self, ino: int, offset: int = 0, length: int = 0) -> None:
+        """Attributes of a node, and its cached bytes from `offset` on (length 0: to the end), are out of date.
+
+        A negative offset leaves the bytes.
+        """
+        self._notify(Notify.INVAL_INODE, NOTIFY_INVAL_INODE_OUT.pack(ino, offset, length))
+
+    def notify_inval_entry(self, parent: int, name: bytes, *, expire_only: bool = False) -> None:
+        """What a name leads to is out of date. `expire_only`: ask at next use, do not drop."""
+        flags = EXPIRE_ONLY if expire_only else 0
+        self._notify(Notify.INVAL_ENTRY, NOTIFY_INVAL_ENTRY_OUT.pack(parent, len(name), flags) + name + b"\0")
+
+    def notify_delete(self, parent: int, child: int, name: bytes) -> None:
+        """A name is gone; whoever watches it with inotify is told."""
+        self._notify(Notify.DELETE, NOTIFY_DELETE_OUT.pack(parent, child, len(name), 0) + name + b"\0")
+
+    def resend(self) -> None:
+        """Make the kernel queue again every request that was read and not answered (needs HAS_RESEND)."""
+        self._notify(Notify.RESEND, b"")
+
+    def _notify(self, code: Notify, body: bytes) -> None:
+        try:
+            os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body)
+        except OSError as error:
+            if error.errno not in _NOT_CACHED:
+                raise

@@ -1,0 +1,189 @@
+"""From request to answer: which call, one step of it, and the reply.
+
+Owns the table of operations and the life of calls that have to wait. A call that ends in its first step is answered by the reader
+thread that read the request, without any task switch; one that waits is continued by the `Continuations` thread when its future is done.
+Nothing that a request does, or that a call raises, ends the session: bugs are logged with their stack and answered with EIO.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import structlog
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.steps import Call
+from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.continuations import Continuations
+from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
+from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.replies import Replies
+from acpfs.transport.native.request import Request, RequestBuffers
+from acpfs.transport.native.undo import Undo
+from acpfs.transport.native.wire import INTERRUPT_IN
+
+log = structlog.get_logger(__name__)
+
+GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ECONNABORTED})
+"""Answers of the kernel to a reply that nobody waits for any more."""
+
+
+class Operation(NamedTuple):
+    """How one opcode is handled."""
+
+    decode: Callable[[Request], Call[Any]]
+    encode: Callable[[Request, Any], bytes | memoryview]
+    undo: Callable[[Any], None] | None = None
+    """Gives back what the call took, when the kernel did not get the reply."""
+
+
+class Dispatch:
+    """Handles requests."""
+
+    def __init__(self, fs: FileSystem, calls: Calls, replies: Replies, undo: Undo) -> None:
+        self._step = fs.steps.step
+        self._operations = _operations(calls, replies, undo)
+        self._without_call = self._table_without_call(calls, undo)
+        self.continuations = Continuations(fs.steps, self._finish, self._fail)
+
+    def handle(self, fd: int, buffers: RequestBuffers, length: int) -> bool:
+        """Handle one request that was read from `fd`; returns True when it keeps the buffers for later."""
+        try:
+            request = Request(fd, buffers, length)
+        except MALFORMED:
+            log.exception("not a FUSE request", bytes=length)
+            return False
+        operation = self._operations.get(request.opcode)
+        if operation is None:
+            self._handle_without_call(request)
+            return False
+        try:
+            call = operation.decode(request)
+        except MALFORMED as error:
+            self._malformed(request, error)
+            return False
+        try:
+            future = self._step(call, None)
+        except StopIteration as stop:
+            self._finish(operation, request, stop.value)
+        except BaseException as error:  # noqa: BLE001 - _fail logs what is not an errno
+            self._fail(request, error)
+        else:
+            self.continuations.suspend(operation, request, call, future)
+            return bool(request.opcode == _WRITE)
+        return False
+
+    def _finish(self, operation: Operation, request: Request, value: Any) -> None:
+        """The call is done: tell the kernel."""
+        try:
+            body = operation.encode(request, value)
+        except Exception as error:  # noqa: BLE001 - _fail logs what is not an errno
+            self._fail(request, error)
+            return
+        try:
+            request.reply(body)
+        except OSError as error:
+            self._reply_refused(request, error)
+            if operation.undo is not None:
+                operation.undo(value)
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        """The call failed: tell the kernel why, and the log if it is a bug."""
+        number = errno_of(error)
+        if number is None:
+            log.error("bug in a file system call", opcode=request.opcode, ino=request.ino, exc_info=error)
+            number = errno.EIO
+        self._refuse(request, number)
+
+    def _malformed(self, request: Request, error: Exception) -> None:
+        log.error("malformed request", opcode=request.opcode, bytes=request.length, exc_info=error)
+        number = errno_of(MalformedError())
+        assert number is not None
+        self._refuse(request, number)
+
+    def _refuse(self, request: Request, number: int) -> None:
+        try:
+            request.refuse(number)
+        except OSError as error:
+            self._reply_refused(request, error)
+
+    @staticmethod
+    def _reply_refused(request: Request, error: OSError) -> None:
+        if error.errno not in GONE:
+            log.error("the kernel did not take a reply", opcode=request.opcode, exc_info=error)
+
+    # -- requests that are no call of the file system
+
+    def _table_without_call(self, calls: Calls, undo: Undo) -> dict[int, Callable[[Request], None]]:
+        return {
+            Opcode.FORGET: lambda request: undo.references(calls.forget(request)),
+            Opcode.BATCH_FORGET: lambda request: undo.references(calls.forget(request)),
+            Opcode.INTERRUPT: self._interrupt,
+            Opcode.NOTIFY_REPLY: lambda _request: None,
+            # permissions are the kernel's business (default_permissions)
+            Opcode.ACCESS: lambda request: request.reply(b""),
+            # sync(2) means what fsync in ordered mode means: the order is fixed already
+            Opcode.SYNCFS: lambda request: request.reply(b""),
+            Opcode.DESTROY: lambda request: request.reply(b""),
+        }
+
+    def _handle_without_call(self, request: Request) -> None:
+        handler = self._without_call.get(request.opcode)
+        if handler is None:
+            self._refuse(request, errno.ENOSYS)
+            return
+        try:
+            handler(request)
+        except MALFORMED:
+            log.exception("malformed request", opcode=request.opcode, bytes=request.length)
+        except OSError as error:
+            self._reply_refused(request, error)
+        except Exception:
+            log.exception("bug in a file system call", opcode=request.opcode, ino=request.ino)
+
+    def _interrupt(self, request: Request) -> None:
+        self.continuations.interrupt(INTERRUPT_IN.unpack_from(request.body())[0])
+
+
+_WRITE = int(Opcode.WRITE)
+
+
+def _operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operation]:
+    nothing = replies.nothing
+    return {
+        Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry),
+        Opcode.GETATTR: Operation(calls.getattr, replies.attr),
+        Opcode.STATX: Operation(calls.statx, replies.statx),
+        Opcode.SETATTR: Operation(calls.setattr, replies.attr),
+        Opcode.READLINK: Operation(calls.readlink, replies.data),
+        Opcode.MKNOD: Operation(calls.mknod, replies.entry, undo.entry),
+        Opcode.MKDIR: Operation(calls.mkdir, replies.entry, undo.entry),
+        Opcode.SYMLINK: Operation(calls.symlink, replies.entry, undo.entry),
+        Opcode.LINK: Operation(calls.link, replies.entry, undo.entry),
+        Opcode.UNLINK: Operation(calls.unlink, nothing),
+        Opcode.RMDIR: Operation(calls.rmdir, nothing),
+        Opcode.RENAME: Operation(calls.rename, nothing),
+        Opcode.RENAME2: Operation(calls.rename2, nothing),
+        Opcode.OPEN: Operation(calls.open, replies.opened, undo.opened),
+        Opcode.CREATE: Operation(calls.create, replies.created, undo.created),
+        Opcode.TMPFILE: Operation(calls.tmpfile, replies.created, undo.created),
+        Opcode.READ: Operation(calls.read, replies.data),
+        Opcode.WRITE: Operation(calls.write, replies.written),
+        Opcode.FLUSH: Operation(calls.flush, nothing),
+        Opcode.RELEASE: Operation(calls.release, nothing),
+        Opcode.FSYNC: Operation(calls.fsync, nothing),
+        Opcode.FALLOCATE: Operation(calls.fallocate, nothing),
+        Opcode.LSEEK: Operation(calls.lseek, replies.position),
+        Opcode.OPENDIR: Operation(calls.opendir, replies.opened_directory, undo.opened_directory),
+        Opcode.READDIR: Operation(calls.readdir, replies.entries),
+        Opcode.READDIRPLUS: Operation(calls.readdirplus, replies.entries),
+        Opcode.RELEASEDIR: Operation(calls.releasedir, nothing),
+        Opcode.FSYNCDIR: Operation(calls.fsyncdir, nothing),
+        Opcode.SETXATTR: Operation(calls.setxattr, nothing),
+        Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr),
+        Opcode.LISTXATTR: Operation(calls.listxattr, replies.xattr_names),
+        Opcode.REMOVEXATTR: Operation(calls.removexattr, nothing),
+        Opcode.STATFS: Operation(calls.statfs, replies.space),
+    }

@@ -1,0 +1,169 @@
+"""Encoding: what a call returned becomes the body of a reply.
+
+Owns the layout of replies, the times for which the kernel may cache, and the undoing of what a reply that nobody waits for any
+more had taken. Any thread; no state but what was negotiated.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from acpfs.backing.lower import SpaceInfo
+from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
+from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.protocol import STATX_BASIC_STATS, Opcode
+from acpfs.transport.native.request import Request
+from acpfs.transport.native.undo import Undo
+from acpfs.transport.native.wire import (
+    ATTR_OUT,
+    COPY_FILE_RANGE_OUT,
+    DIRENT,
+    ENTRY_OUT,
+    GETXATTR_OUT,
+    LSEEK_OUT,
+    OPEN_OUT,
+    RECORD_ALIGNMENT,
+    STATFS_OUT,
+    STATX_OUT,
+    WRITE_OUT,
+)
+
+NS = 1_000_000_000
+BLOCK_SIZE_BYTES = 4096
+"""st_blksize, as on tmpfs."""
+_READDIRPLUS = int(Opcode.READDIRPLUS)
+_COPY_FILE_RANGE_64 = int(Opcode.COPY_FILE_RANGE_64)
+
+
+class Replies:
+    """From a call's value to bytes."""
+
+    def __init__(self, lanes: Lanes, undo: Undo, attr_timeout_s: float) -> None:
+        """`undo`: takes back entries that did not fit; `attr_timeout_s`: how long the kernel may use names and attributes unasked."""
+        self._lanes = lanes
+        self._undo = undo
+        self._valid_s = int(attr_timeout_s)
+        self._valid_ns = int((attr_timeout_s - self._valid_s) * NS)
+
+    # -- nodes and attributes
+
+    def entry(self, _request: Request | None, a: Attributes) -> bytes:
+        valid, valid_ns = self._valid_s, self._valid_ns
+        atime, atime_ns = divmod(a.atime_ns, NS)
+        mtime, mtime_ns = divmod(a.mtime_ns, NS)
+        ctime, ctime_ns = divmod(a.ctime_ns, NS)
+        ino = a.ino
+        return ENTRY_OUT.pack(
+            *(ino, 0, valid, valid, valid_ns, valid_ns),
+            *(ino, a.size, a.blocks, atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns),
+            *(a.mode, a.nlink, a.uid, a.gid, a.rdev, BLOCK_SIZE_BYTES, 0),
+        )
+
+    def attr(self, _request: Request, a: Attributes) -> bytes:
+        atime, atime_ns = divmod(a.atime_ns, NS)
+        mtime, mtime_ns = divmod(a.mtime_ns, NS)
+        ctime, ctime_ns = divmod(a.ctime_ns, NS)
+        return ATTR_OUT.pack(
+            *(self._valid_s, self._valid_ns, 0),
+            *(a.ino, a.size, a.blocks, atime, mtime, ctime, atime_ns, mtime_ns, ctime_ns),
+            *(a.mode, a.nlink, a.uid, a.gid, a.rdev, BLOCK_SIZE_BYTES, 0),
+        )
+
+    def statx(self, _request: Request, a: Attributes) -> bytes:
+        """Basic fields only: nobody records a birth time, and the mask says so."""
+        atime, atime_ns = divmod(a.atime_ns, NS)
+        mtime, mtime_ns = divmod(a.mtime_ns, NS)
+        ctime, ctime_ns = divmod(a.ctime_ns, NS)
+        return STATX_OUT.pack(
+            *(self._valid_s, self._valid_ns, 0, 0, 0),
+            *(STATX_BASIC_STATS, BLOCK_SIZE_BYTES, 0, a.nlink, a.uid, a.gid, a.mode, 0, a.ino, a.size, a.blocks, 0),
+            *(atime, atime_ns, 0, 0, 0, 0, ctime, ctime_ns, 0, mtime, mtime_ns, 0),
+            *(os.major(a.rdev), os.minor(a.rdev), 0, 0),
+            *[0] * 14,
+        )
+
+    # -- files
+
+    def opened(self, request: Request, file: OpenFile) -> bytes:
+        flags, backing_id = self._lanes.open_reply(request.argument, file)
+        return OPEN_OUT.pack(file.handle, flags, backing_id)
+
+    def created(self, request: Request, value: tuple[OpenFile, Attributes]) -> bytes:
+        file, attributes = value
+        return self.entry(request, attributes) + self.opened(request, file)
+
+    @staticmethod
+    def opened_directory(_request: Request, handle: int) -> bytes:
+        return OPEN_OUT.pack(handle, 0, 0)
+
+    @staticmethod
+    def written(_request: Request, size: int) -> bytes:
+        return WRITE_OUT.pack(size, 0)
+
+    @staticmethod
+    def copied(request: Request, size: int) -> bytes:
+        return COPY_FILE_RANGE_OUT.pack(size) if request.opcode == _COPY_FILE_RANGE_64 else WRITE_OUT.pack(size, 0)
+
+    @staticmethod
+    def position(_request: Request, offset: int) -> bytes:
+        return LSEEK_OUT.pack(offset)
+
+    @staticmethod
+    def data(_request: Request, value: bytes | memoryview) -> bytes | memoryview:
+        return value
+
+    @staticmethod
+    def nothing(_request: Request, _value: object) -> bytes:
+        return b""
+
+    # -- extended attributes and space
+
+    @staticmethod
+    def xattr(request: Request, value: bytes) -> bytes:
+        """The value where the caller has room for it, its size where the caller asks for that.
+
+        Raises:
+            OSError: ERANGE when the room is too small.
+        """
+        room = request.argument
+        if room == 0:
+            return GETXATTR_OUT.pack(len(value), 0)
+        if len(value) > room:
+            raise OSError(errno.ERANGE, os.strerror(errno.ERANGE))
+        return value
+
+    def xattr_names(self, request: Request, names: list[bytes]) -> bytes:
+        return self.xattr(request, b"".join(name + b"\0" for name in names))
+
+    @staticmethod
+    def space(_request: Request, s: SpaceInfo) -> bytes:
+        size = s.block_bytes
+        return STATFS_OUT.pack(
+            s.blocks, s.blocks_free, s.blocks_available, s.files, s.files_free, size, s.name_bytes_max, size, 0, 0, 0, 0, 0, 0, 0
+        )
+
+    # -- directories
+
+    def entries(self, request: Request, entries: list[DirEntry]) -> bytes:
+        """As many entries as the kernel has room for; it asks for the rest with the offset of the last one."""
+        room = request.argument
+        plus = request.opcode == _READDIRPLUS
+        parts: list[bytes] = []
+        for entry in entries:
+            record = self._record(entry, plus=plus)
+            room -= len(record)
+            if room < 0:
+                break
+            parts.append(record)
+        if plus and len(parts) < len(entries):
+            self._undo.entries(entries[len(parts) :])
+        return b"".join(parts)
+
+    def _record(self, entry: DirEntry, *, plus: bool) -> bytes:
+        name = entry.name
+        record = DIRENT.pack(entry.ino, entry.next_offset, len(name), entry.mode >> 12) + name
+        record += b"\0" * (-len(record) % RECORD_ALIGNMENT)
+        if not plus:
+            return record
+        return (self.entry(None, entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + record

@@ -1,0 +1,86 @@
+"""One request of the kernel, the buffers it was read into, and how it is answered.
+
+Owns the split of header and payload: fixed parts go to a small buffer, the payload of WRITE to a page-aligned one, so that it can be
+handed to pwrite as it is. Knows nothing of what requests mean. A request belongs to one thread at a time; buffers belong to the
+reader thread until `lend` gives them to a request that is answered later.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from acpfs.transport.native.wire import IN_HEADER, OUT_HEADER, WRITE_IN
+
+HEADER_BYTES = IN_HEADER.size + WRITE_IN.size
+"""The fixed part of the longest-bodied request, WRITE: its payload starts at the second buffer, on a page boundary."""
+GATHER_BYTES_MIN = 4096
+"""From here on writev of header and body is cheaper than joining them."""
+_OUT_BYTES = OUT_HEADER.size
+
+
+class RequestBuffers:
+    """What one request is read into."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        """`payload_bytes`: the largest WRITE of the session."""
+        self.header = bytearray(HEADER_BYTES)
+        self.payload = memoryview(mmap.mmap(-1, payload_bytes))
+        self.vector = (self.header, self.payload)
+
+
+class Request:
+    """Decoded header, and the way back to the kernel."""
+
+    __slots__ = ("argument", "buffers", "fd", "gid", "ino", "length", "opcode", "pid", "uid", "unique")
+
+    def __init__(self, fd: int, buffers: RequestBuffers, length: int) -> None:
+        """`fd`: where it was read from and must be answered; `length`: bytes read, header included.
+
+        Raises:
+            ValueError: shorter than a header, or not as long as its header says.
+        """
+        said, self.opcode, self.unique, self.ino, self.uid, self.gid, self.pid, _extensions, _ = IN_HEADER.unpack_from(buffers.header)
+        self.fd = fd
+        self.buffers = buffers
+        self.length = length
+        self.argument = 0
+        """What encoding the reply needs of the body, put here by decoding: by then the buffers may hold another request."""
+        if length < IN_HEADER.size or said != length:
+            message = f"request of {length} bytes says it has {said}"
+            raise ValueError(message)
+
+    def body(self) -> bytes:
+        """Everything behind the header, as one piece of its own."""
+        length, buffers = self.length, self.buffers
+        if length <= HEADER_BYTES:
+            return bytes(buffers.header[IN_HEADER.size : length])
+        return bytes(buffers.header[IN_HEADER.size :]) + bytes(buffers.payload[: length - HEADER_BYTES])
+
+    def payload(self, size: int) -> memoryview:
+        """The bytes of a WRITE, where they are.
+
+        Raises:
+            ValueError: fewer bytes came than the request says.
+        """
+        if size > self.length - HEADER_BYTES:
+            message = f"WRITE of {size} bytes came with {self.length - HEADER_BYTES}"
+            raise ValueError(message)
+        return self.buffers.payload[:size]
+
+    def reply(self, body: bytes | memoryview) -> None:
+        """Answer with success.
+
+        Raises:
+            OSError: ENOENT when the kernel does not wait for it any more, ENODEV after the end of the mount.
+        """
+        size = len(body)
+        header = OUT_HEADER.pack(_OUT_BYTES + size, 0, self.unique)
+        if size >= GATHER_BYTES_MIN:
+            os.writev(self.fd, (header, body))
+        else:
+            os.write(self.fd, header + body)
+
+    def refuse(self, error_number: int) -> None:
+        """Answer with an errno; raises as `reply`."""
+        os.write(self.fd, OUT_HEADER.pack(_OUT_BYTES, -error_number, self.unique))

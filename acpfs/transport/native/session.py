@@ -1,0 +1,114 @@
+"""A FUSE session: from the descriptor to threads that serve it.
+
+Puts device, negotiation, dispatch and readers together, either anew (INIT) or over a session that another worker has left (no INIT: the
+kernel sends it once; what was negotiated then is handed in). Does not mount. Start, stop and notifications from any thread
+that does not serve.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from concurrent.futures import Future
+
+import structlog
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.device import Device
+from acpfs.transport.native.dispatch import Dispatch
+from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.negotiate import (
+    ALL_FEATURES,
+    MAX_WRITE_BYTES_MAX,
+    Negotiated,
+    ProtocolError,
+    answer_init,
+    max_pages_limit,
+)
+from acpfs.transport.native.protocol import InitFlag, Opcode
+from acpfs.transport.native.reader import Readers, reader_count
+from acpfs.transport.native.replies import Replies
+from acpfs.transport.native.request import Request, RequestBuffers
+from acpfs.transport.native.undo import Undo
+
+log = structlog.get_logger(__name__)
+
+
+def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
+    """Wait for INIT, the kernel's first request, and answer it. Blocks until the mount is made.
+
+    Raises:
+        ProtocolError: the kernel's protocol is too old, or the first request is something else.
+        OSError: the mount ended before.
+    """
+    buffers = RequestBuffers(MAX_WRITE_BYTES_MAX)
+    while True:
+        try:
+            request = Request(fd, buffers, os.readv(fd, buffers.vector))
+        except InterruptedError:
+            continue
+        if request.opcode != Opcode.INIT:
+            message = f"the kernel began with opcode {request.opcode}, not with INIT"
+            raise ProtocolError(message)
+        try:
+            answer = answer_init(request.body(), feature_mask, max_pages_limit())
+        except (ProtocolError, struct.error):
+            request.refuse(errno.EPROTO)
+            raise
+        request.reply(answer.body)
+        if answer.negotiated is not None:
+            return answer.negotiated
+
+
+class Session:
+    """A file system served over one /dev/fuse session."""
+
+    def __init__(self, fs: FileSystem, fd: int, negotiated: Negotiated, *, readers: int = 0) -> None:
+        """`fd` is owned from now on. `readers`: threads, 0 for as many as the machine is worth."""
+        self.device = Device(fd)
+        self.negotiated = negotiated
+        self.ended: Future[None] = Future()
+        """Done when the kernel has ended the mount."""
+        undo = Undo(fs)
+        calls = Calls(fs, negotiated)
+        replies = Replies(Lanes(negotiated), undo, fs.settings.attr_timeout_s)
+        self._dispatch = Dispatch(fs, calls, replies, undo)
+        fds = [fd, *(self.device.clone() for _ in range((readers or reader_count()) - 1))]
+        self._readers = Readers(self._dispatch, fds, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
+
+    @classmethod
+    def begin(cls, fs: FileSystem, fd: int, *, feature_mask: int = ALL_FEATURES, readers: int = 0) -> Session:
+        """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
+        return cls(fs, fd, negotiate(fd, feature_mask), readers=readers)
+
+    @classmethod
+    def take_over(cls, fs: FileSystem, fd: int, negotiated: Negotiated, *, readers: int = 0) -> Session:
+        """A session that another worker has left, over a descriptor that was kept; `start` asks the kernel for what was under way."""
+        session = cls(fs, fd, negotiated, readers=readers)
+        if negotiated.has(InitFlag.HAS_RESEND):
+            session.device.resend()
+        else:
+            log.warning("the kernel cannot resend requests: calls that were under way when the last worker died stay without an answer")
+        return session
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._dispatch.continuations.start()
+        self._readers.start()
+
+    def waiting_calls(self) -> int:
+        """Calls that wait for the backing directory, for room, or to be persisted."""
+        return len(self._dispatch.continuations)
+
+    def close(self, timeout_s: float) -> bool:
+        """After the mount has ended: wait for the threads, and let go of the descriptors.
+
+        Returns False, and keeps the descriptors, when threads still serve: a lazily detached mount lives as long as a file is open in it.
+        """
+        if not self._readers.join(timeout_s):
+            return False
+        self._dispatch.continuations.stop()
+        self.device.close()
+        return True
