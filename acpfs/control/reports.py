@@ -20,7 +20,8 @@ class QueueEntry:
     operation: str
     size: int
     state: str
-    """waiting, streaming, staged, committing, retrying or parked."""
+    """complete, streaming, staged (files), queued (others), committing, held (waits for a parked one), parked, or
+    interrupted (its writer was lost)."""
     age_s: float
     tries: int = 0
     last_error: str | None = None
@@ -49,9 +50,12 @@ class HealthReport:
     """How the backing directory answers."""
 
     state: str
-    """ok, slow (a call is out for longer than patience_s), hung (longer than backing_timeout_s) or failing (the last calls failed)."""
+    """ok, slow, refusing (calls return, with errors) or stuck (a call does not return)."""
+    since: float
     calls_out: int
+    calls_stuck: int
     oldest_call_s: float
+    failures: int
     last_error: str | None = None
 
 
@@ -74,7 +78,7 @@ class Status:
     volume: str
     transport: str
     lanes: dict[str, int]
-    """Lane → regular files in the RAM tier or open that use it."""
+    """Lane → open files that use it."""
     fsync: str
     worker: WorkerReport
     ram: RamReport
@@ -83,6 +87,10 @@ class Status:
     queue_length: int
     queue_bytes: int
     parked: int
+    """Operations that the backing directory refused for good; `retry` or `discard` them."""
+    interrupted: int
+    """Files whose writer was lost with an earlier daemon; `retry` stores them as they are, `discard` drops them."""
+    open_files: int
     oldest_unpersisted_age_s: float
     backing_health: HealthReport
     features: dict[str, bool | int]
@@ -101,14 +109,15 @@ class FileState:
     path: str
     size: int
     state: str
-    """writing, complete, streaming, staged, committed, clean, or error."""
+    """writing, complete, streaming, staged, committed, clean, parked or interrupted."""
     lane: str
     tier: str
-    """ram or backing: where a read is served from."""
+    """ram, backing or ram+backing: where its bytes are."""
     checksum: str | None
+    """xxh3-128 of the persisted or staged content."""
     error: str | None
-    age_s: float | None
-    """Since the content was complete, while it is not persisted."""
+    age_s: float
+    """Since the content was complete (or last changed)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +132,12 @@ class Remaining:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One file of `verify`. outcome: ok, mismatch, missing, changed (written around the mount) or error."""
+    """One file of `verify`."""
 
     path: str
-    outcome: str
+    status: str
+    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable."""
+    size: int = 0
     expected: str | None = None
     found: str | None = None
     error: str | None = None

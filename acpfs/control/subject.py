@@ -36,14 +36,16 @@ class Subject(Protocol):
         """
         ...
 
-    def remaining(self, until: int) -> Remaining: ...
-
-    def left(self, until: int) -> list[QueueEntry]:
-        """What `remaining` counts, oldest first."""
+    def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
+        """What is left up to that number; with paths, without what is parked elsewhere."""
         ...
 
-    async def persisted(self, until: int) -> None:
-        """Wait until everything up to that number is persisted."""
+    def left(self, until: int) -> list[QueueEntry]:
+        """What is left up to that number, oldest first; the first ones of many."""
+        ...
+
+    async def persisted(self, until: int) -> bool:
+        """Wait until everything up to that number is persisted; False: some of it is parked."""
         ...
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
@@ -51,11 +53,11 @@ class Subject(Protocol):
         ...
 
     def retry(self, path: bytes) -> int:
-        """Try parked operations of a path again, now; how many."""
+        """Try failed operations at and below a path again, now, and store interrupted files as they are; how many."""
         ...
 
     def discard(self, path: bytes) -> int:
-        """Give parked operations of a path up, with their data; how many."""
+        """Give parked operations and interrupted files at and below a path up, with their data; how many."""
         ...
 
     async def change(self, key: str, value: str) -> Json:
@@ -64,6 +66,10 @@ class Subject(Protocol):
         Raises:
             ConfigError: not changeable, or nonsense.
         """
+        ...
+
+    def interrupted(self) -> list[QueueEntry]:
+        """Files whose writer was lost with an earlier daemon."""
         ...
 
     async def unmount(self) -> None:

@@ -19,6 +19,8 @@ from acpfs.errors import AcpfsError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25
 BATCH_ITEMS = 500
+GOOD = ("ok", "unknown")
+"""A file that was written around the mount has no recorded checksum, and that is no fault."""
 LEFT_NAMED_MAX = 100
 LATE = "not everything is persisted in time"
 
@@ -46,7 +48,8 @@ async def ls(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def flush(subject: Subject, request: Request, tell: Report) -> Json:
     """Wait until all that was complete at the call is persisted."""
-    return await drain(subject, covering(subject, request.paths()), request.seconds("timeout_s"), tell)
+    paths = request.paths()
+    return await drain(subject, covering(subject, paths), request.seconds("timeout_s"), tell, paths)
 
 
 async def wait(subject: Subject, request: Request, tell: Report) -> Json:
@@ -56,11 +59,11 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
         raise BadRequestError("wait: name at least one path")
     until = covering(subject, paths)
     with trio.move_on_after(_limit(request.seconds("timeout_s"))):
-        done = await drain(subject, until, None, tell)
+        done = await drain(subject, until, None, tell, paths)
         if request.flag("verified"):
             done["verified"] = await _check(subject, paths, tell)
         return done
-    persisted = subject.remaining(until).operations == 0
+    persisted = subject.remaining(until, paths).operations == 0
     raise left_over(subject, until, ExitCode.TIMEOUT, "persisted, but not verified in time" if persisted else LATE)
 
 
@@ -82,18 +85,27 @@ async def change(subject: Subject, request: Request, _tell: Report) -> Json:
 
 
 async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
-    """Drain, take the mount away, drain what came in between, and end."""
-    timeout_s = request.seconds("timeout_s")
-    done = await drain(subject, subject.complete_until([]), timeout_s, tell)
+    """Drain, take the mount away, drain what came in between, and end.
+
+    With `leave`, what cannot be drained in time does not keep the mount: it stays in the RAM tier.
+    """
+    leave = request.flag("leave")
+    done: Json = {"operations": 0, "bytes": 0}
+    try:
+        done = await drain(subject, subject.complete_until([]), request.seconds("timeout_s"), tell)
+        _none_interrupted(subject)
+    except RemoteError:
+        if not leave:
+            raise
     await subject.unmount()
     left: list[QueueEntry] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell_progress, subject, subject.complete_until([]), tell)
         left = await subject.finished()
         nursery.cancel_scope.cancel()
-    if left:
+    if left and not leave:
         raise _left_error(left, len(left), ExitCode.TIMEOUT, "unmounted; what is not persisted is kept in the RAM tier for the next mount")
-    return done
+    return {**done, "left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": len(left)}
 
 
 HANDLERS: dict[str, Handler] = {
@@ -119,43 +131,50 @@ def covering(subject: Subject, paths: Sequence[bytes]) -> int:
         raise AcpfsError(f"{error.strerror}: {_shown(error.filename or b', '.join(paths))}") from error
 
 
-async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Report) -> Json:
-    """Wait until the log is persisted up to `until`, telling how far it is.
+async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Report, paths: Sequence[bytes] = ()) -> Json:
+    """Wait until the log is persisted up to `until`, telling how far it is. With paths, what is parked elsewhere does not count.
 
     Raises:
         RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
     """
-    start = subject.remaining(until)
-    with trio.move_on_after(_limit(timeout_s)) as deadline:
+    start = subject.remaining(until, paths)
+    with trio.move_on_after(_limit(timeout_s)):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end_when_stuck, subject, until, tell, nursery.cancel_scope)
-            await subject.persisted(until)
+            nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
+            if not await subject.persisted(until):
+                await trio.sleep_forever()  # something is parked; whether that matters here, the watch knows
             nursery.cancel_scope.cancel()
-    rest = subject.remaining(until)
+    rest = subject.remaining(until, paths)
     if rest.operations == 0:
         return {"operations": start.operations, "bytes": start.size_bytes}
     if rest.stuck:
         raise left_over(subject, until, ExitCode.FAILED, "the backing directory refused some operations for good")
-    assert deadline.cancelled_caught, "drain ended early with something left"
     raise left_over(subject, until, ExitCode.TIMEOUT, LATE)
 
 
-async def _end_when_stuck(subject: Subject, until: int, tell: Report, scope: trio.CancelScope) -> None:
-    while not subject.remaining(until).stuck:
-        await _progress(subject, until, tell)
+async def _watch(subject: Subject, until: int, paths: Sequence[bytes], tell: Report, scope: trio.CancelScope) -> None:
+    """Tell progress; end the wait when nothing is left that will come by itself."""
+    while True:
+        rest = subject.remaining(until, paths)
+        if rest.operations == 0 or rest.stuck:
+            scope.cancel()
+            return
+        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
         await trio.sleep(PROGRESS_INTERVAL_S)
-    scope.cancel()
 
 
 async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
     while True:
-        await _progress(subject, until, tell)
+        rest = subject.remaining(until)
+        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
         await trio.sleep(PROGRESS_INTERVAL_S)
 
 
-async def _progress(subject: Subject, until: int, tell: Report) -> None:
-    rest = subject.remaining(until)
-    await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
+def _none_interrupted(subject: Subject) -> None:
+    left = subject.interrupted()
+    if left:
+        message = "some files lost their writer with an earlier daemon; `acpfs-ctl retry` stores them as they are, `discard` drops them"
+        raise _left_error(left, len(left), ExitCode.FAILED, message)
 
 
 def left_over(subject: Subject, until: int, code: ExitCode, message: str) -> RemoteError:
@@ -177,14 +196,14 @@ async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, ever
     async def judge(verdict: Verdict) -> None:
         nonlocal count
         count += 1
-        if verdict.outcome != "ok":
+        if verdict.status not in GOOD:
             bad.append(verdict)
-        if every or verdict.outcome != "ok":
+        if every or verdict.status not in GOOD:
             await tell({"event": "items", "items": [asdict(verdict)]})
 
     await subject.verify(paths, judge)
     if bad and not every:
-        raise AcpfsError(f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].outcome}")
+        raise AcpfsError(f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].status}")
     return count
 
 

@@ -1,0 +1,107 @@
+"""Checks before a daemon starts, each with one line that says what is wrong and what to do.
+
+They look at the backing directory from a thread that is abandoned when it hangs. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from acpfs.config import Settings
+from acpfs.control import registry
+from acpfs.errors import AcpfsError, MachineError
+from acpfs.ram.memory import budget_bytes, read_memory
+from acpfs.supervisor.mountpoint import check_apart, check_free
+
+DEV_FUSE = Path("/dev/fuse")
+FUSE_CONF = Path("/etc/fuse.conf")
+BACKING_WAIT_S = 30.0
+
+
+def check_all(settings: Settings) -> Settings:
+    """All checks; the settings with absolute paths and what this user is not allowed left out.
+
+    Raises:
+        MachineError: the machine or a directory does not offer what a mount needs.
+        RefusedError: in use.
+    """
+    mountpoint = registry.normalised(os.fspath(settings.mountpoint))
+    settings = settings.model_copy(update={"backing": Path(os.path.abspath(settings.backing)), "mountpoint": Path(mountpoint)})
+    check_fuse()
+    budget_bytes(settings.ram, read_memory())
+    check_free(mountpoint)
+    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
+    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
+    return _allowed(settings)
+
+
+def check_backing(backing: Path) -> None:
+    """Missing, not a directory, not writable."""
+    try:
+        fd = os.open(backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise MachineError(f"backing directory {backing} does not exist") from None
+    except NotADirectoryError:
+        raise MachineError(f"backing directory {backing} is not a directory") from None
+    except OSError as error:
+        raise MachineError(f"backing directory {backing} cannot be opened: {error.strerror}") from error
+    os.close(fd)
+    if not os.access(backing, os.W_OK | os.X_OK):
+        why = "its file system is read-only" if os.statvfs(backing).f_flag & os.ST_RDONLY else "permission denied"
+        raise MachineError(f"backing directory {backing} is not writable: {why}")
+
+
+def check_fuse(device: Path = DEV_FUSE) -> None:
+    """/dev/fuse is there, may be opened, and mounting is possible."""
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
+            raise MachineError(f"no {device}: load the kernel's fuse module (modprobe fuse), or give the container the device") from None
+        raise MachineError(f"fuse is not permitted here: {device}: {error.strerror}") from error
+    if os.getuid() != 0 and shutil.which("fusermount3") is None:
+        raise MachineError("fuse is not permitted here: not root, and there is no fusermount3 (install fuse3)")
+
+
+def _allowed(settings: Settings) -> Settings:
+    """Users may let others in only where fuse.conf says so. Asked for: an error; by default: left out."""
+    if os.getuid() == 0 or not settings.allow_other or _user_allow_other(FUSE_CONF):
+        return settings
+    if "allow_other" in settings.model_fields_set:
+        raise MachineError(f"allow_other is not permitted to users here: add user_allow_other to {FUSE_CONF}")
+    return settings.model_copy(update={"allow_other": False})
+
+
+def _user_allow_other(conf: Path) -> bool:
+    try:
+        return any(line.strip() == "user_allow_other" for line in conf.read_text().splitlines())
+    except OSError:
+        return False
+
+
+def within(wait_s: float, complaint: str, check: Callable[[], None]) -> None:
+    """Run a check that may hang; a hung one keeps its (daemon) thread and nothing else.
+
+    Raises:
+        MachineError: `complaint`, when it did.
+    """
+    outcome: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            check()
+        except (AcpfsError, OSError) as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="check", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    if thread.is_alive():
+        raise MachineError(f"{complaint} (waited {wait_s:g} s)")
+    if outcome:
+        raise outcome[0]
