@@ -76,7 +76,7 @@ def measure(kind: str, rounds: int) -> Report:
             seconds = serial(tmp / f"burst-{number}", backing / f"serial-{number}")
             start = time.perf_counter()
             burst(mount.path / f"burst-{number}")
-            mount.drain(places.DRAIN_TIMEOUT_S)
+            mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
             if number:
                 loop.append(seconds)
                 drain.append(time.perf_counter() - start)

@@ -20,6 +20,7 @@ from tests.rig.mounts import AcpfsMount
 
 START_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 600.0
+WATCHDOG_S = 3000.0
 
 
 @contextlib.contextmanager
@@ -66,10 +67,10 @@ def passthrough_example(source: Path, path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def acpfs(backing: Path, path: Path, *options: str) -> Iterator[AcpfsMount]:
-    """acpfs on the libfuse transport, other settings at their defaults."""
+def acpfs(backing: Path, path: Path) -> Iterator[AcpfsMount]:
+    """acpfs on the libfuse transport with 40 % of memory as its RAM tier, other settings at their defaults."""
     backing.mkdir(exist_ok=True)
-    with AcpfsMount(backing, path, *(options or ("--transport", "libfuse"))) as mount:
+    with AcpfsMount(backing, path, "libfuse", ram="40%", watchdog_s=WATCHDOG_S) as mount:
         yield mount
 
 

@@ -48,7 +48,7 @@ def measure(rounds: int, source: Path | None) -> Report:
                 seconds = create(where / f"round-{number}")
                 if number:
                     samples[name].append(seconds)
-            mount.drain(places.DRAIN_TIMEOUT_S)
+            mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
     yardstick = median(samples[names[0]])
     for name in names:
         middle = median(samples[name])

@@ -34,7 +34,8 @@ def one_round(directory: Path, count: int, size: int) -> dict[str, float]:
 
 def measure(total: int, rounds: int) -> Report:
     """Rounds in turn over all places; the first warms up."""
-    report = Report("throughput", "Large files, MB/s", ["operation", "processes", "acpfs, libfuse", "tmpfs", "backing", "/ tmpfs", "/ backing"])
+    columns = ["operation", "processes", "acpfs, libfuse", "tmpfs", "backing", "/ tmpfs", "/ backing"]
+    report = Report("throughput", "Large files, MB/s", columns)
     samples: dict[tuple[str, int, str], list[float]] = {}
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
@@ -48,7 +49,7 @@ def measure(total: int, rounds: int) -> Report:
                         if number:
                             samples.setdefault((operation, count, name), []).append(speed)
                     os.sync()
-                    mount.drain(places.DRAIN_TIMEOUT_S)
+                    mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
     for operation, label in OPERATIONS.items():
         for count in PROCESSES:
             speeds = {name: median(samples[operation, count, name]) for name in where}
