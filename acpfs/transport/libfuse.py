@@ -211,7 +211,7 @@ def _file_info(opened: OpenFile) -> pyfuse3.FileInfo:
 
 def mount_options(settings: Settings) -> set[str]:
     """Options for fuse_session_new and mount."""
-    options = {"fsname=acpfs", "subtype=acpfs", "default_permissions", f"max_read={1 << 20}"}
+    options = {"fsname=acpfs", "subtype=acpfs", "default_permissions"}
     if settings.allow_other:
         options.add("allow_other")
     return options
