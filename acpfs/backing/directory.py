@@ -1,33 +1,497 @@
-"""The backing directory by descriptor (signatures first; being filled)."""
+"""The backing directory by descriptor: the one implementation of `Lower` that makes system calls.
+
+Every entry is reached by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor `..` nor a rename by
+others leads outside. Of `.acpfs` only this node's staging directory can be reached by path. Thread-safe; every method may block.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from acpfs.backing.lower import Features
+from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat
+from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
+from acpfs.backing.syscalls import Opener, rename_exchange
+from acpfs.errors import MachineError
+
+OWN = b".acpfs"
+"""The one name at the top that is acpfs' own."""
+_COPY_BYTES = 4 << 20
+_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM})
 
 
 class BackingDirectory:
     """Implements `Lower`; see there."""
 
     def __init__(self, path: Path, node_id: str) -> None:
-        """Open it and make `.acpfs/…`.
+        """Open it and make `.acpfs/{staging/<node>,manifest,nodes}`.
 
         Raises:
             MachineError: missing, not a directory, not writable.
         """
+        self.path = path
+        self.node_id = node_id
+        try:
+            self._root_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise MachineError(f"backing directory {path}: {error.strerror}") from error
+        self._opener = Opener(self._root_fd)
+        self._staging: LowerPath = (OWN, b"staging", node_id.encode())
+        self._setter = AttributeSetter()
+        self._features = Features()
+        self._calls: Counter[str] = Counter()
+        self._calls_lock = threading.Lock()
+        try:
+            self._make_own()
+        except OSError as error:
+            os.close(self._root_fd)
+            raise MachineError(f"backing directory {path} is not writable: {error.strerror} (at .acpfs)") from error
+
+    def _make_own(self) -> None:
+        for names, mode in (
+            ((), 0o755),
+            ((b"manifest",), 0o755),
+            ((b"nodes",), 0o755),
+            ((b"staging",), 0o755),
+            ((b"staging", self.node_id.encode()), 0o700),
+        ):
+            path = (OWN, *names)
+            with self._parent(path, own=True) as (dir_fd, name), contextlib.suppress(FileExistsError):
+                os.mkdir(name, mode, dir_fd=dir_fd)
+
+    def disconnect(self) -> None:
+        """Close the descriptor; nothing else may be called afterwards."""
+        os.close(self._root_fd)
+
+    # -- features and numbers
 
     @property
     def features(self) -> Features:
         """As probed; all good before `adapt`."""
-        raise NotImplementedError
+        return self._features
 
     def adapt(self, features: Features) -> None:
         """Take over what `backing.probe` found."""
+        self._features = features
+        self._setter.xattrs_work = features.xattrs
 
     def calls(self) -> dict[str, int]:
-        """How many system calls of each kind were made on the backing directory so far."""
-        raise NotImplementedError
+        """How many operations of each kind were started on the backing directory so far."""
+        with self._calls_lock:
+            return dict(self._calls)
 
-    def disconnect(self) -> None:
-        """Close the descriptor; nothing else may be called afterwards."""
+    def refused_attributes(self) -> dict[str, int]:
+        """How often an attribute could not be kept on the backing file system, by kind."""
+        return self._setter.refused()
+
+    def _count(self, label: str) -> None:
+        with self._calls_lock:
+            self._calls[label] += 1
+
+    # -- reaching entries
+
+    def _check(self, path: LowerPath) -> None:
+        for name in path:
+            if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
+                raise OSError(errno.EINVAL, "not a name of a directory entry")
+        if path and path[0] == OWN and path[:3] != self._staging:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    @contextlib.contextmanager
+    def _parent(self, path: LowerPath, *, own: bool = False) -> Iterator[tuple[int, bytes]]:
+        """Descriptor of the directory that holds an entry, and the entry's name."""
+        if not own:
+            self._check(path)
+        if not path:
+            raise OSError(errno.EBUSY, "the backing directory itself")
+        if len(path) == 1:
+            yield self._root_fd, path[0]
+            return
+        fd = self._opener.open_directory(path[:-1])
+        try:
+            yield fd, path[-1]
+        finally:
+            os.close(fd)
+
+    def _open(self, path: LowerPath, flags: int) -> int:
+        self._check(path)
+        return self._opener.open(path, flags)
+
+    # -- looking
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        self._count("lstat")
+        if not path:
+            return lower_stat(os.fstat(self._root_fd))
+        with self._parent(path) as (dir_fd, name):
+            return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
+
+    def listdir(self, path: LowerPath) -> list[LowerEntry]:
+        self._count("listdir")
+        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                found = [LowerEntry(os.fsencode(entry.name), entry.inode(), _type_bits(entry)) for entry in entries]
+        finally:
+            os.close(fd)
+        return found if path else [entry for entry in found if entry.name != OWN]
+
+    def open_read(self, path: LowerPath) -> int:
+        """O_NONBLOCK: a fifo that took the name must not hang the thread."""
+        self._count("open")
+        fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(mode):
+            os.close(fd)
+            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(number, os.strerror(number))
+        return fd
+
+    def readlink(self, path: LowerPath) -> bytes:
+        self._count("readlink")
+        with self._parent(path) as (dir_fd, name):
+            return os.readlink(name, dir_fd=dir_fd)
+
+    def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
+        self._count("xattrs")
+        if not self._features.xattrs:
+            return {}
+        fd = self._open(path, os.O_PATH)
+        try:
+            if stat.S_ISLNK(os.fstat(fd).st_mode):
+                return {}
+            return _xattrs(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+
+    def digest(self, path: LowerPath) -> str:
+        self._count("xattrs")
+        fd = self._open(path, os.O_PATH)
+        try:
+            return os.getxattr(f"/proc/self/fd/{fd}", DIGEST_XATTR).decode("ascii", "replace")
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+                return ""
+            raise
+        finally:
+            os.close(fd)
+
+    def space(self) -> SpaceInfo:
+        self._count("statfs")
+        st = os.statvfs(self._root_fd)
+        return SpaceInfo(st.f_frsize, st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree, st.f_namemax)
+
+    # -- changing names
+
+    def mkdir(self, path: LowerPath) -> None:
+        self._count("mkdir")
+        with self._parent(path) as (dir_fd, name):
+            os.mkdir(name, 0o700, dir_fd=dir_fd)
+
+    def rmdir(self, path: LowerPath) -> None:
+        self._count("rmdir")
+        with self._parent(path) as (dir_fd, name):
+            os.rmdir(name, dir_fd=dir_fd)
+
+    def unlink(self, path: LowerPath) -> None:
+        self._count("unlink")
+        with self._parent(path) as (dir_fd, name):
+            os.unlink(name, dir_fd=dir_fd)
+
+    def rename(self, source: LowerPath, target: LowerPath) -> None:
+        self._count("rename")
+        with self._parent(source) as (source_fd, name), self._parent(target) as (target_fd, new_name):
+            os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+    def exchange(self, a: LowerPath, b: LowerPath) -> None:
+        self._count("exchange")
+        if self._features.rename_exchange:
+            with self._parent(a) as (fd_a, name_a), self._parent(b) as (fd_b, name_b):
+                try:
+                    return rename_exchange(fd_a, name_a, fd_b, name_b)
+                except OSError as error:
+                    if error.errno not in _NO_EXCHANGE:
+                        raise
+        return self._exchange_by_renames(a, b)
+
+    def _exchange_by_renames(self, a: LowerPath, b: LowerPath) -> None:
+        """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows by what lies aside."""
+        aside = self.staging_path("exchange")
+        if not self._exists(aside):
+            self.rename(a, aside)
+        if not self._exists(a):
+            self.rename(b, a)
+        self.rename(aside, b)
+
+    def _exists(self, path: LowerPath) -> bool:
+        try:
+            self.lstat(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def link(self, source: LowerPath, target: LowerPath) -> None:
+        self._count("link")
+        if not self._features.hard_links:
+            return self._copy(source, target)
+        with self._parent(source) as (source_fd, name), self._parent(target) as (target_fd, new_name):
+            return os.link(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+
+    def _copy(self, source: LowerPath, target: LowerPath) -> None:
+        """In place of a hard link: the next best thing on a file system without them."""
+        if self._exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        name = f"copy-{secrets.token_hex(8)}"
+        read_fd = self.open_read(source)
+        try:
+            write_fd = self.create_staging(name)
+            try:
+                while data := os.read(read_fd, _COPY_BYTES):
+                    while data:
+                        data = data[os.write(write_fd, data) :]
+                st = os.fstat(read_fd)
+                os.fchmod(write_fd, stat.S_IMODE(st.st_mode))
+                os.utime(write_fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+                os.fsync(write_fd)
+            finally:
+                os.close(write_fd)
+        finally:
+            os.close(read_fd)
+        self.rename(self.staging_path(name), target)
+
+    def symlink(self, target: bytes, path: LowerPath) -> None:
+        self._count("symlink")
+        with self._parent(path) as (dir_fd, name):
+            os.symlink(target, name, dir_fd=dir_fd)
+
+    def mknod(self, path: LowerPath, mode: int, rdev: int) -> None:
+        self._count("mknod")
+        with self._parent(path) as (dir_fd, name):
+            os.mknod(name, mode, rdev, dir_fd=dir_fd)
+
+    # -- changing attributes
+
+    def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None:
+        self._count("utimens")
+        if not path:
+            return os.utime(self._root_fd, ns=(atime_ns, mtime_ns))
+        with self._parent(path) as (dir_fd, name):
+            return os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
+
+    def apply(self, path: LowerPath, attributes: Attributes) -> None:
+        self._count("setattr")
+        if not path:
+            return self._setter.apply_at(self._root_fd, b".", attributes)
+        with self._parent(path) as (dir_fd, name):
+            return self._setter.apply_at(dir_fd, name, attributes)
+
+    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+        self._count("setattr")
+        self._setter.apply_fd(fd, attributes)
+
+    # -- stable storage
+
+    def sync_directory(self, path: LowerPath) -> None:
+        if self._features.fsync_directory:
+            self._count("fsync directory")
+            self._sync(path, os.O_DIRECTORY)
+
+    def sync_entry(self, path: LowerPath) -> None:
+        self._count("fsync entry")
+        mode = self.lstat(path).mode
+        if stat.S_ISREG(mode) or (stat.S_ISDIR(mode) and self._features.fsync_directory):
+            self._sync(path, 0)
+
+    def _sync(self, path: LowerPath, flags: int) -> None:
+        try:
+            fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+        except PermissionError:
+            return  # not ours to open (mode 0 and no privilege): its directory's fsync has to do
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_SYNC:
+                raise
+        finally:
+            os.close(fd)
+
+    # -- staging
+
+    def create_staging(self, name: str) -> int:
+        self._count("create")
+        try:
+            return self._create_staging(name.encode())
+        except FileNotFoundError:
+            self._make_own()  # somebody removed .acpfs or a part of it
+            return self._create_staging(name.encode())
+
+    def _create_staging(self, name: bytes) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._parent((*self._staging, name)) as (dir_fd, _name):
+            try:
+                return os.open(name, flags, 0o600, dir_fd=dir_fd)
+            except FileExistsError:
+                os.unlink(name, dir_fd=dir_fd)
+                return os.open(name, flags, 0o600, dir_fd=dir_fd)
+
+    def staging_path(self, name: str) -> LowerPath:
+        return (*self._staging, name.encode())
+
+    def remove_staging(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.unlink(self.staging_path(name))
+
+    def list_staging(self) -> list[str]:
+        try:
+            return [os.fsdecode(entry.name) for entry in self.listdir(self._staging)]
+        except FileNotFoundError:
+            return []
+
+    # -- descriptors
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
+        self._count("read")
+        return os.preadv(fd, [buffer], offset)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        self._count("write")
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._count("truncate")
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._count("fsync")
+        os.fsync(fd)
+
+    def forget_pages(self, fd: int) -> None:
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def stat_fd(self, fd: int) -> LowerStat:
+        self._count("fstat")
+        return lower_stat(os.fstat(fd))
+
+    def close(self, fd: int) -> None:
+        self._count("close")
+        os.close(fd)
+
+    # -- own files
+
+    def read_own(self, names: LowerPath) -> bytes:
+        self._count("read own")
+        fd = self._opener.open((OWN, *names), os.O_RDONLY)
+        with open(fd, "rb", closefd=True) as file:
+            return file.read()
+
+    def write_own(self, names: LowerPath, content: bytes) -> None:
+        self._count("write own")
+        try:
+            self._write_own((OWN, *names), content)
+        except FileNotFoundError:
+            self._make_own()
+            self._write_own((OWN, *names), content)
+
+    def _write_own(self, path: LowerPath, content: bytes) -> None:
+        temporary = b".%s.%s" % (path[-1], secrets.token_hex(4).encode())
+        with self._parent(path, own=True) as (dir_fd, name):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+            try:
+                with open(fd, "wb", closefd=True) as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(fd)
+                os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=dir_fd)
+                raise
+        if self._features.fsync_directory:
+            self._sync_own(path[:-1])
+
+    def _sync_own(self, path: LowerPath) -> None:
+        fd = self._opener.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_SYNC:
+                raise
+        finally:
+            os.close(fd)
+
+    def create_own(self, names: LowerPath, content: bytes) -> bool:
+        """Write `.acpfs/<names…>` only if it is not there; False when it was. Never seen half-written where hard links exist."""
+        self._count("write own")
+        temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], secrets.token_hex(4).encode()))
+        self._write_own(temporary, content)
+        with self._parent((OWN, *names), own=True) as (dir_fd, name):
+            try:
+                os.link(temporary[-1], name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+            except FileExistsError:
+                return False
+            except OSError:
+                return self._create_exclusive(dir_fd, name, content)
+            finally:
+                os.unlink(temporary[-1], dir_fd=dir_fd)
+        return True
+
+    @staticmethod
+    def _create_exclusive(dir_fd: int, name: bytes, content: bytes) -> bool:
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
+        except FileExistsError:
+            return False
+        with open(fd, "wb", closefd=True) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        return True
+
+    def remove_own(self, names: LowerPath) -> None:
+        self._count("unlink own")
+        with self._parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=dir_fd)
+
+    def list_own(self, names: LowerPath) -> list[bytes]:
+        self._count("listdir own")
+        try:
+            fd = self._opener.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            return []
+        try:
+            return sorted(os.fsencode(name) for name in os.listdir(fd))
+        finally:
+            os.close(fd)
+
+
+def _type_bits(entry: os.DirEntry[str]) -> int:
+    """Type bits as far as the listing tells them without a call per entry."""
+    if entry.is_symlink():
+        return stat.S_IFLNK
+    if entry.is_dir(follow_symlinks=False):
+        return stat.S_IFDIR
+    return stat.S_IFREG if entry.is_file(follow_symlinks=False) else 0
+
+
+def _xattrs(target: str) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    try:
+        names = [os.fsencode(name) for name in os.listxattr(target)]
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+            return found
+        raise
+    for name in names:
+        if not name.startswith(OWN_XATTR_PREFIX):
+            with contextlib.suppress(OSError):  # removed meanwhile, or not readable for us
+                found[name] = os.getxattr(target, name)
+    return found

@@ -1,16 +1,55 @@
-"""Who this mount is among all that share a backing directory (signatures first; being filled)."""
+"""Who this mount is among all that share a backing directory, and which backing directory it is.
+
+The node id is random, because containers share machine-ids and host names; it is kept in the runtime directory, next to the RAM
+tier, and lives exactly as long: both are gone after a reboot. Two mounts of one backing directory under one id are kept apart by a
+lock on this machine; `.acpfs/nodes/<id>` tells the others.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.errors import RefusedError
+
+_VOLUME = (b"volume",)
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_HOST_CHARACTERS_MAX = 40
 
 
 def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None) -> str:
     """`chosen`, or `<host>-<8 hex>` that is made at the first mount on this mount point and kept in the runtime directory."""
-    raise NotImplementedError
+    if chosen is not None:
+        return chosen
+    directory = runtime_dir / "identity"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
+    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:_HOST_CHARACTERS_MAX].strip("-") or "node"
+    with contextlib.suppress(FileExistsError):
+        _write_once(path, f"{host}-{secrets.token_hex(4)}")
+    return path.read_text(encoding="ascii").strip()
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Whole or not at all; FileExistsError when it is there."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, text.encode("ascii"))
+        os.link(temporary, path)
+    finally:
+        os.close(fd)
+        temporary.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +63,7 @@ class Identity:
 
     def release(self) -> None:
         """Let another mount have it."""
+        os.close(self.lock_fd)
 
 
 def claim(directory: BackingDirectory, runtime_dir: Path, mountpoint: Path) -> Identity:
@@ -32,4 +72,56 @@ def claim(directory: BackingDirectory, runtime_dir: Path, mountpoint: Path) -> I
     Raises:
         RefusedError: another mount of the same backing directory under the same node id lives on this machine.
     """
-    raise NotImplementedError
+    volume_id = _volume_id(directory)
+    lock_fd = _lock(runtime_dir, volume_id, directory.node_id)
+    try:
+        record = {
+            "node": directory.node_id,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "boot_id": _boot_id(),
+            "mountpoint": os.fsencode(mountpoint).decode("utf-8", "replace"),
+            "started_at": time.time(),
+        }
+        directory.write_own((b"nodes", directory.node_id.encode()), json.dumps(record, indent=1).encode() + b"\n")
+    except BaseException:
+        os.close(lock_fd)
+        raise
+    return Identity(directory.node_id, volume_id, lock_fd)
+
+
+def _volume_id(directory: BackingDirectory) -> str:
+    for _attempt in range(2):
+        with contextlib.suppress(FileNotFoundError):
+            found = directory.read_own(_VOLUME).decode("ascii", "replace").strip()
+            if re.fullmatch(r"[0-9a-f]{32}", found):
+                return found
+            raise RefusedError(
+                f"{directory.path}/.acpfs/volume does not hold a volume id: look at it, and remove it if no RAM tier is left"
+            )
+        directory.create_own(_VOLUME, secrets.token_hex(16).encode() + b"\n")
+    return directory.read_own(_VOLUME).decode("ascii").strip()
+
+
+def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
+    directory = runtime_dir / "locks"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(directory / f"{volume_id}-{node}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise RefusedError(
+            f"this backing directory is already mounted under node id {node} (process {holder}): choose another --node-id"
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

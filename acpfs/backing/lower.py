@@ -182,7 +182,7 @@ class Lower(Protocol):
 
     def stat_fd(self, fd: int) -> LowerStat: ...
     def close(self, fd: int) -> None:
-        """May raise: for some file systems report a failed write only at close(2). The descriptor is gone in any case."""
+        """The descriptor is gone in any case; some file systems report a failed write only here."""
         ...
 
     # acpfs' own small files below `.acpfs`

@@ -371,6 +371,7 @@ def _op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple
         last_error,  # type: ignore[arg-type]
         next_attempt_at,  # type: ignore[arg-type]
         bool(parked),
-        bool(committed),
+        committed=bool(committed),
+        started=bool(committed),
     )
     return op, bool(creates)

@@ -131,6 +131,8 @@ class Op:
     """The backing directory refused it for good; kept until `retry` or `discard`."""
     started: bool = False
     """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
+    held: bool = False
+    """Waits for a parked one that it has to do with. Not persisted."""
     committed: bool = False
     """Visible on the backing directory, but not yet flushed there."""
 

@@ -1,0 +1,121 @@
+"""Owner, mode, xattrs and times of entries of the backing directory.
+
+What a file system cannot hold (owners under root squash, xattrs on NFSv3, capabilities without privilege) is left out and
+counted: data must not stay in RAM for the lack of an attribute.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from acpfs.backing.lower import Attributes, LowerStat
+
+OWN_XATTR_PREFIX = b"user.acpfs."
+DIGEST_XATTR = b"user.acpfs.xxh3"
+
+_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EOVERFLOW})
+_XATTR_REFUSED = _REFUSED | {errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENODATA, errno.ENOTDIR, errno.ENAMETOOLONG}
+"""ENOSPC: ext4 without large xattrs says so for values of 4 KiB. A file system that is full will say so to a write as well."""
+
+
+def lower_stat(st: os.stat_result) -> LowerStat:
+    """As the layers above know it."""
+    return LowerStat(
+        st.st_ino,
+        st.st_mode,
+        st.st_nlink,
+        st.st_uid,
+        st.st_gid,
+        st.st_rdev,
+        st.st_size,
+        st.st_blocks,
+        st.st_atime_ns,
+        st.st_mtime_ns,
+        st.st_ctime_ns,
+    )
+
+
+class AttributeSetter:
+    """Gives attributes to entries and counts what was refused."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._refused: Counter[str] = Counter()
+        self.xattrs_work = True
+
+    def refused(self) -> dict[str, int]:
+        """How often the backing file system refused each kind of attribute."""
+        with self._lock:
+            return dict(self._refused)
+
+    def _try(self, kind: str, tolerated: frozenset[int], action: Callable[[], None]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if error.errno not in tolerated:
+                raise
+            with self._lock:
+                self._refused[kind] += 1
+
+    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+        """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
+        st = os.fstat(fd)
+        self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
+        self._xattrs(fd, attributes.xattrs)
+        mode = attributes.mode
+        if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(fd).st_mode):
+            self._try("mode", _REFUSED, lambda: os.chmod(fd, stat.S_IMODE(mode)))
+        times = _times(os.fstat(fd), attributes)
+        if times is not None:
+            self._try("times", _REFUSED, lambda: os.utime(fd, ns=times))
+
+    def apply_at(self, dir_fd: int, name: bytes, attributes: Attributes) -> None:
+        """To an entry of a directory, of whatever type, never following a symlink."""
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        try:
+            st = os.fstat(fd)
+            magic = f"/proc/self/fd/{fd}"  # leads to the very inode that is open, whatever its name is by now
+            self._own(st, attributes, lambda uid, gid: os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False))
+            mode = attributes.mode
+            if not stat.S_ISLNK(st.st_mode):
+                self._xattrs(magic, attributes.xattrs)
+                if mode is not None:
+                    os.chmod(magic, stat.S_IMODE(mode))
+            times = _times(st, attributes)
+            if times is not None:
+                os.utime(name, ns=times, dir_fd=dir_fd, follow_symlinks=False)
+        finally:
+            os.close(fd)
+
+    def _own(self, st: os.stat_result, attributes: Attributes, chown: Callable[[int, int], None]) -> None:
+        uid = -1 if attributes.uid in (None, st.st_uid) else attributes.uid
+        gid = -1 if attributes.gid in (None, st.st_gid) else attributes.gid
+        if uid == gid == -1:
+            return
+        assert uid is not None
+        assert gid is not None
+        self._try("owner", _REFUSED, lambda: chown(uid, gid))
+
+    def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> None:
+        if not self.xattrs_work:
+            with self._lock:
+                self._refused["xattr"] += sum(not name.startswith(OWN_XATTR_PREFIX) for name in xattrs)
+            return
+        for name, value in xattrs.items():
+            if value is None:
+                self._try("xattr", _XATTR_REFUSED, lambda name=name: os.removexattr(target, name))  # type: ignore[misc]
+            else:
+                self._try("xattr", _XATTR_REFUSED, lambda name=name, value=value: os.setxattr(target, name, value))  # type: ignore[misc]
+
+
+def _times(st: os.stat_result, attributes: Attributes) -> tuple[int, int] | None:
+    if attributes.atime_ns is None and attributes.mtime_ns is None:
+        return None
+    atime_ns = st.st_atime_ns if attributes.atime_ns is None else attributes.atime_ns
+    mtime_ns = st.st_mtime_ns if attributes.mtime_ns is None else attributes.mtime_ns
+    return atime_ns, mtime_ns
