@@ -131,6 +131,14 @@ class AttributeCalls:
         node.ctime_ns = time.time_ns()
         self._changes.change_metadata(node, Metadata(xattrs={name: value}))
 
+    def foresee_fsync(self, node: Node) -> None:
+        """A file below a directory was opened for writing: have the answer to `fsync_mode` ready, without waiting."""
+        while True:
+            self._view.foresee_xattrs(node)
+            if not node.names:
+                return
+            node = self._table[node.names[0][0]]
+
     async def fsync_mode(self, node: Node) -> FsyncMode:
         """What fsync means for a file: the nearest directory above with a mode of its own decides, else the mount."""
         return await self.fsync_mode_in(self._table[node.names[0][0]]) if node.names else self._settings.fsync
@@ -138,10 +146,7 @@ class AttributeCalls:
     async def fsync_mode_in(self, node: Node) -> FsyncMode:
         """What fsync means in a directory."""
         while True:
-            try:
-                value = (await self._view.load_xattrs(node)).get(FSYNC_XATTR)
-            except OSError:
-                value = None  # a backing directory that does not answer must not stop fsync
+            value = (await self._view.peek_xattrs(node)).get(FSYNC_XATTR)
             if value is not None:
                 return FsyncMode(value.decode())
             if not node.names:

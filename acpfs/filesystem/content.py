@@ -24,4 +24,5 @@ class Content:
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
     failed: int = 0
-    """errno of a write that failed: the file is not published before it is written anew."""
+    """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
+    failed_at: int = 0

@@ -189,6 +189,14 @@ class Contents:
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
         """Write to RAM; all of it or ENOSPC."""
+        try:
+            return await self._write(node, offset, data)
+        except OSError as error:
+            if node.content is not None:
+                node.content.failed, node.content.failed_at = error.errno or errno.EIO, offset
+            raise
+
+    async def _write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
         content = await self._before_change(node, offset)
         size = len(data)
         wanted = size if offset + size > node.size or node.blocks * BLOCK_BYTES < node.size else 0
@@ -202,6 +210,8 @@ class Contents:
             if wanted:
                 self._tier.release(wanted)
         self._modified(node, content)
+        if content.failed and offset <= content.failed_at < offset + done:
+            content.failed = 0
         return done
 
     async def truncate(self, node: Node, size: int) -> None:
@@ -213,6 +223,8 @@ class Contents:
         os.ftruncate(self.opened(content), size)
         self._settle(node, content)
         self._modified(node, content)
+        if size <= content.failed_at:
+            content.failed = 0
 
     async def empty(self, node: Node) -> None:
         """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied."""
@@ -228,6 +240,7 @@ class Contents:
             os.ftruncate(self.opened(content), 0)
             self._settle(node, content)
         assert node.content is not None
+        node.content.failed = 0
         self._modified(node, node.content)
 
     async def allocate(self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool) -> None:
@@ -288,8 +301,6 @@ class Contents:
             if content.busy is not None:
                 await wait(content.busy)
                 continue
-            if content.failed:
-                raise OSError(content.failed, os.strerror(content.failed))
             frozen = self._frozen_bytes(content)
             if frozen <= start:
                 return content

@@ -116,6 +116,8 @@ class Files:
         self._handles[handle.number] = handle
         keep, node.keep_cache = node.keep_cache, True
         self._contents.settle_state(node)
+        if handle.writable and node.names:
+            self._attributes.foresee_fsync(self._table[node.names[0][0]])
         return OpenFile(handle.number, keep)
 
     async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
@@ -156,6 +158,8 @@ class Files:
             self._changes.freeze(handle.node)
 
     def _report_refusal(self, node: Node) -> None:
+        if node.content is not None and node.content.failed:
+            raise fail(node.content.failed)
         for op in self._log.pending_of(node.ino):
             if op.parked and op.last_error:
                 raise fail(op.last_error)

@@ -7,12 +7,15 @@ older knowledge is renewed, and used as it is when the backing directory does no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any, Protocol, TypeVar
 
 from acpfs.backing.calls import CallPool
@@ -63,6 +66,7 @@ class LowerView:
         table: NodeTable,
         contents: Contents,
         tier: Tier,
+        lock: RLock,
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
         self._settings = settings
@@ -73,6 +77,8 @@ class LowerView:
         self._table = table
         self._contents = contents
         self._tier = tier
+        self._lock = lock
+        self._foreseen: dict[Ino, Future[None]] = {}
         self._stale_answers = self._overtaken_answers = 0
 
     # -- asking
@@ -255,6 +261,34 @@ class LowerView:
             if not self._overtaken(epoch) and node.xattrs is None:
                 node.xattrs = xattrs
         return node.xattrs
+
+    async def peek_xattrs(self, node: Node) -> dict[bytes, bytes]:
+        """The node's extended attributes, or none when they are not known and the backing directory does not answer soon."""
+        future = self.foresee_xattrs(node)
+        if future is not None:
+            with contextlib.suppress(OSError):
+                await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
+        return node.xattrs or {}
+
+    def foresee_xattrs(self, node: Node) -> Future[None] | None:
+        """Begin to load a node's extended attributes, if they are not known; None: nothing to wait for."""
+        path = self._tree.path(node.ino)
+        if node.xattrs is not None or path is None:
+            return None
+        future = self._foreseen.get(node.ino)
+        if future is None:
+            future = self._foreseen[node.ino] = self._calls.submit("xattrs", self._foresee_xattrs, node, path, self._tree.epoch)
+        return future
+
+    def _foresee_xattrs(self, node: Node, path: LowerPath, epoch: int) -> None:
+        try:
+            xattrs = self.lower.xattrs(path)
+            with self._lock:
+                if not self._overtaken(epoch) and node.xattrs is None:
+                    node.xattrs = xattrs
+        finally:
+            with self._lock:
+                del self._foreseen[node.ino]
 
     async def load_target(self, node: Node) -> bytes:
         """Where a symlink points."""

@@ -1,0 +1,145 @@
+"""What may be left out of the log, what is folded, who is told when operations are done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acpfs.ram.state import StateDatabase
+from acpfs.types import ROOT, Ino, TierId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
+
+A, B, DIRECTORY = Ino(10), Ino(11), Ino(12)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> OperationLog:
+    return OperationLog(StateDatabase(tmp_path / "state.db"))
+
+
+def store(log: OperationLog, ino: Ino, name: bytes, *, creates: bool = False, parent: Ino = ROOT) -> Op:
+    return log.append(OpKind.STORE, ino, creates=creates, parent=parent, name=name, version=log.new_version(ino, TierId(ino), 1))
+
+
+def unlink(log: OperationLog, ino: Ino, name: bytes, parent: Ino = ROOT) -> Op:
+    return log.append(OpKind.UNLINK, ino, parent=parent, name=name)
+
+
+def left_out(log: OperationLog, start: Op) -> list[int]:
+    return [op.seq for op in log.window_to_elide(start)]
+
+
+def test_create_and_delete_are_left_out(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    second = unlink(log, A, b"a")
+    assert left_out(log, first) == [first.seq, second.seq]
+
+
+def test_many_created_and_then_all_deleted_are_left_out(log: OperationLog) -> None:
+    stores = [store(log, Ino(100 + i), b"%d" % i, creates=True) for i in range(50)]
+    unlinks = [unlink(log, Ino(100 + i), b"%d" % i) for i in range(50)]
+    assert left_out(log, stores[0]) == [op.seq for op in stores + unlinks]
+
+
+def test_a_directory_tree_made_and_removed_is_left_out(log: OperationLog) -> None:
+    first = log.append(OpKind.MKDIR, DIRECTORY, creates=True, parent=ROOT, name=b"d")
+    store(log, A, b"a", creates=True, parent=DIRECTORY)
+    unlink(log, A, b"a", parent=DIRECTORY)
+    log.append(OpKind.RMDIR, DIRECTORY, parent=ROOT, name=b"d")
+    assert len(left_out(log, first)) == 4
+
+
+def test_one_other_operation_in_between_may_stay(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    store(log, B, b"b", creates=True)
+    last = unlink(log, A, b"a")
+    assert left_out(log, first) == [first.seq, last.seq]  # nothing, then b: both are states that the application had
+
+
+def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) -> None:
+    shard = store(log, A, b"shard", creates=True)
+    store(log, B, b"tracker")
+    store(log, Ino(13), b"next shard", creates=True)
+    unlink(log, A, b"shard")
+    assert left_out(log, shard) == []
+
+
+def test_deleting_what_the_backing_directory_has_is_never_left_out(log: OperationLog) -> None:
+    again = store(log, A, b"a")  # the node was there before
+    unlink(log, A, b"a")
+    assert left_out(log, again) == []
+
+
+def test_superseded_store_is_left_out(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    store(log, A, b"a")
+    assert left_out(log, first) == [first.seq]
+
+
+def test_superseded_store_stays_when_two_things_happened_in_between(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    store(log, B, b"tracker")
+    store(log, A, b"a")
+    assert left_out(log, first) == []
+
+
+def test_store_that_replaced_something_is_not_left_out(log: OperationLog) -> None:
+    first = store(log, A, b"tmp", creates=True)
+    log.append(OpKind.RENAME, A, parent=ROOT, name=b"tmp", new_parent=ROOT, new_name=b"final", victim=B)
+    unlink(log, A, b"final")
+    assert left_out(log, first) == []  # the old "final" must still go
+
+
+def test_second_link_keeps_the_file(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    log.append(OpKind.LINK, A, parent=ROOT, name=b"b")
+    unlink(log, A, b"a")
+    assert left_out(log, first) == []
+
+
+def test_what_the_engine_has_begun_is_not_left_out(log: OperationLog) -> None:
+    first = store(log, A, b"a", creates=True)
+    unlink(log, A, b"a")
+    first.started = True
+    assert left_out(log, first) == []
+
+
+def test_attributes_fold_into_the_store_until_it_streams(log: OperationLog) -> None:
+    op = store(log, A, b"a", creates=True)
+    assert log.fold(A, Metadata(mode=0o600))
+    assert op.meta.mode == 0o600
+    assert op.version is not None
+    op.version.state = VersionState.STREAMING
+    assert not log.fold(A, Metadata(mode=0o644))
+
+
+def test_a_restart_finds_the_log_as_it_was(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state.db")
+    log = OperationLog(state)
+    op = store(log, A, b"\xff name", creates=True)
+    assert op.version is not None
+    op.version.state = VersionState.STREAMING
+    log.save_version(op.version)
+    op.meta = Metadata(mode=0o640, xattrs={b"user.x": b"\x00\xff", b"user.gone": None})
+    log.save(op)
+    state.close()
+    again = OperationLog(StateDatabase(tmp_path / "state.db"))
+    (found,) = list(again)
+    assert (found.name, found.meta, found.kind, again.last_seq) == (op.name, op.meta, op.kind, op.seq)
+    assert found.version is not None
+    assert found.version.state is VersionState.COMPLETE  # what was streaming starts again
+    assert left_out(again, found) == []
+    unlink(again, A, b"\xff name")
+    assert len(left_out(again, found)) == 2  # "created in this log" survived
+
+
+def test_waiters_are_told_in_order(log: OperationLog) -> None:
+    first, second = store(log, A, b"a"), store(log, B, b"b")
+    waiting = log.when_done(second.seq)
+    log.remove(second)
+    assert not waiting.done()
+    log.remove(first)
+    assert waiting.done()
+    assert log.when_done(log.last_seq).done()
