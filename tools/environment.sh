@@ -95,7 +95,10 @@ need_venv() {
     rm -rf ".venv/$name"
     mkdir -p .venv
     "$PYTHON_BASE" -m venv ".venv/$name"
-    PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --quiet --no-input "$@" </dev/null ||
+    local log=.venv/$name/pip.log
+    if ! PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --no-input "$@" </dev/null >"$log" 2>&1; then
+        tail -n 40 "$log" >&2
         fail "pip could not install $*"
+    fi
     printf '%s\n' "$want" >"$stamp"
 }
