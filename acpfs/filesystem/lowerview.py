@@ -350,14 +350,14 @@ class LowerView:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
         directory = parent.dir
         while parent.ino in self._tree and not self._fresh(directory.listed_at):
-            epoch, asked_at = self._tree.epoch, time.monotonic()
+            epoch, notes, asked_at = self._tree.epoch, directory.notes, time.monotonic()
             path = self._tree.path(parent.ino)
             assert path is not None
             known = directory.listed_at >= 0
             entries = await self._renew("listdir", self.lower.listdir, path, known=known)
             if entries is None:
                 break
-            if not self._overtaken(epoch):
+            if not self._overtaken(epoch) and directory.notes == notes:
                 self._listed(parent, entries, asked_at)
         names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
         for name, child in directory.children.items():

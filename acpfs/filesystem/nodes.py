@@ -52,6 +52,16 @@ class Directory:
     """All names on the backing directory as of `listed_at`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never."""
+    notes: int = 0
+    """How often `note` changed the listing: a listing that was asked for before is overtaken."""
+
+    def note(self, name: bytes, node: Node | None) -> None:
+        """A name is about to be forgotten: the listing, which may be older, takes over what was known of it."""
+        self.notes += 1
+        if node is None:
+            self.listing.pop(name, None)
+        else:
+            self.listing[name] = LowerEntry(name, node.lower_ino, stat.S_IFMT(node.mode))
 
 
 @dataclass(slots=True, eq=False)
@@ -244,6 +254,7 @@ class NodeTable:
             return
         child = node.dir.children.pop(name, None)
         if child is not None:
+            node.dir.note(name, self._nodes.get(child.ino))
             self._unlink_name(child.ino, parent, name)
             self._changed_names[(parent, name)] = None
 
