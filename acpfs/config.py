@@ -54,8 +54,13 @@ def _parse_ram(value: object) -> int | str:
     return size
 
 
+def _parse_patterns(value: object) -> object:
+    return [part for part in value.split(":") if part] if isinstance(value, str) else value
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 RamSize = Annotated[int | str, BeforeValidator(_parse_ram)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_parse_patterns)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -133,8 +138,8 @@ class Settings(BaseModel):
     """First delay before a failed operation is tried again; it doubles from try to try."""
     retry_delay_max_s: Annotated[float, Field(gt=0)] = 60.0
     """Longest such delay."""
-    pointer_patterns: tuple[str, ...] = DEFAULT_POINTER_PATTERNS
-    """Names of files that point at other files; committed only when all that precedes them is flushed."""
+    pointer_patterns: Patterns = DEFAULT_POINTER_PATTERNS
+    """Names of files that point at other files; committed only when all that precedes them is flushed. In options: a:b:c."""
     allow_other: bool = True
     """Let other users use the mount (the kernel checks permissions)."""
     control_group: str | None = None

@@ -47,6 +47,7 @@ class ControlServer:
         self._gid = None if group is None else _gid_of(group)
         self._socket = _listening(path, self._gid)
         self._clients = 0
+        self._all_gone = trio.Event()
         self.refused_clients = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -55,6 +56,13 @@ class ControlServer:
         async with trio.open_nursery() as nursery:
             task_status.started()
             await trio.serve_listeners(self._serve, [listener], handler_nursery=nursery)
+
+    async def last_answers(self, timeout_s: float) -> None:
+        """Let the requests under way get their answers, before the server is cancelled."""
+        with trio.move_on_after(timeout_s):
+            while self._clients:
+                self._all_gone = trio.Event()
+                await self._all_gone.wait()
 
     def close(self) -> None:
         """Stop listening (for a server that never ran)."""
@@ -84,6 +92,8 @@ class ControlServer:
             await self._converse(stream)
         finally:
             self._clients -= 1
+            if self._clients == 0:
+                self._all_gone.set()
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         try:

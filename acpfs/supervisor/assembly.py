@@ -1,0 +1,122 @@
+"""Puts a worker's parts together, bottom up, and takes them apart again.
+
+The order is the point: first the identity (so that nobody else touches the same staging directory or RAM tier), then the
+RAM tier with what an earlier daemon left, then the layers over it. Nothing is mounted or started here, and nothing is replayed:
+that happens behind the mount.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from acpfs.backing.calls import CallPool, CallPools
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.identity import Identity, claim, node_id
+from acpfs.backing.probe import ProbeReport, probe
+from acpfs.config import Settings
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.ram import place as places
+from acpfs.ram.memory import budget_bytes, read_memory
+from acpfs.ram.place import Place
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.supervisor.checks import BACKING_WAIT_S, within
+from acpfs.writeback.engine import Engine
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.manifest import Manifest
+
+COPY_THREADS = 4
+"""Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
+STATE_FILE = "state.sqlite"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that a worker consists of, short of the transport."""
+
+    settings: Settings
+    runtime: Path
+    identity: Identity
+    directory: BackingDirectory
+    probed: ProbeReport
+    place: Place
+    state: StateDatabase
+    tier: Tier
+    log: OperationLog
+    calls: CallPools
+    copies: CallPool
+    manifest: Manifest
+    fs: FileSystem
+    engine: Engine
+    started_at: float = field(default_factory=time.time)
+
+    def warnings(self) -> list[str]:
+        """What a user should know about this mount."""
+        return [*self.place.warnings, *self.probed.notes]
+
+    def take_apart(self, *, nothing_left: bool) -> None:
+        """Close everything; the RAM tier is removed only when nothing is left in it."""
+        self.calls.close()
+        self.copies.close()
+        self.tier.close()
+        self.state.close()
+        if nothing_left:
+            places.give_up(self.place)
+        else:
+            places.let_go(self.place)
+        self.identity.release()
+
+
+def assemble(settings: Settings, runtime: Path) -> Parts:
+    """Build all parts; on failure what was taken is given back.
+
+    Raises:
+        MachineError: backing directory, memory or tmpfs do not offer what is needed.
+        RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
+    """
+    with ExitStack() as undo:
+        node = node_id(runtime, settings.mountpoint, settings.node_id)
+        directory, identity, probed = _lower(settings, runtime, node)
+        undo.callback(identity.release)
+        budget = budget_bytes(settings.ram, read_memory())
+        place = places.take(runtime / "tiers", identity.volume_id, identity.node_id, settings.backing, budget)
+        undo.callback(places.let_go, place)
+        if place.found:
+            log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
+        state = StateDatabase(place.directory / STATE_FILE)
+        undo.callback(state.close)
+        tier = Tier(place.directory, budget)
+        undo.callback(tier.close)
+        operations, tree = OperationLog(state), LowerTree(state)
+        calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
+        fs = FileSystem(settings, state, tier, operations, tree, directory, calls.requests, copies)
+        manifest = Manifest(state, directory, fs.lock, identity.node_id)
+        engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings)
+        state.commit()
+        undo.pop_all()
+    return Parts(settings, runtime, identity, directory, probed, place, state, tier, operations, calls, copies, manifest, fs, engine)
+
+
+def _lower(settings: Settings, runtime: Path, node: str) -> tuple[BackingDirectory, Identity, ProbeReport]:
+    """Open, claim and probe the backing directory, which may hang."""
+    found: list[tuple[BackingDirectory, Identity, ProbeReport]] = []
+
+    def open_and_probe() -> None:
+        directory = BackingDirectory(settings.backing, node)
+        identity = claim(directory, runtime, settings.mountpoint)
+        try:
+            found.append((directory, identity, probe(directory)))
+        except BaseException:
+            identity.release()
+            raise
+
+    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", open_and_probe)
+    return found[0]

@@ -1,0 +1,259 @@
+"""The worker's life: mount, serve, drain, end.
+
+One trio run with one nursery. Everything that works behind the mount (engine, control, clock, metrics) is a task of it and
+outlives the mount, so that the drain goes on and control answers until the end. The mount ends in one of three ways: `acpfs umount`
+(drained first, refused while in use), a signal (drained up to the deadline, then taken away from whoever uses it), or somebody else's
+umount(8) (drained afterwards). What is not persisted then stays in the RAM tier for the next mount.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+import structlog
+import trio
+
+from acpfs import __version__
+from acpfs.control import registry
+from acpfs.control.registry import MountRecord
+from acpfs.control.reports import QueueEntry
+from acpfs.control.server import ControlServer
+from acpfs.errors import ExitCode, MachineError, RefusedError
+from acpfs.filesystem.steps import settled
+from acpfs.supervisor import logs, mountpoint, transports
+from acpfs.supervisor.assembly import Parts
+from acpfs.supervisor.notify import ServiceManager
+from acpfs.supervisor.subject import WorkerSubject
+
+FREEZE_INTERVAL_S = 1.0
+METRICS_FILE_INTERVAL_S = 15.0
+LAST_ANSWERS_WAIT_S = 5.0
+DRAIN_LOOK_INTERVAL_S = 0.2
+LOCK_WAIT_S = 5.0
+LEFT_LOGGED_MAX = 20
+
+log = structlog.get_logger(__name__)
+
+
+class Worker:
+    """Runs assembled parts as a mount; `run` once."""
+
+    def __init__(self, parts: Parts, ready: Callable[[], None]) -> None:
+        """`ready` is called when the mount can be used."""
+        self._parts = parts
+        self._ready = ready
+        self._settings = parts.settings
+        self._transport = transports.choose(parts.settings.transport)
+        self._mountpoint = os.fspath(parts.settings.mountpoint)
+        self._subject = WorkerSubject(parts, self)
+        self._manager = ServiceManager()
+        self._record = self._make_record()
+        self._serving = trio.CancelScope()
+        self._drain_deadline = math.inf
+        self._hurry = trio.Event()
+        self._ended = trio.Event()
+        self._left: list[QueueEntry] = []
+
+    def _make_record(self) -> MountRecord:
+        parts, pid = self._parts, os.getpid()
+        socket = parts.runtime / "sockets" / f"{registry.slug(self._mountpoint)}.sock"
+        return MountRecord(
+            mountpoint=self._mountpoint,
+            backing=os.fspath(parts.settings.backing),
+            node=parts.identity.node_id,
+            pid=pid,
+            pid_started=registry.process_started(pid),
+            socket=os.fspath(socket),
+            version=__version__,
+            runtime_dir=os.fspath(parts.runtime),
+        )
+
+    async def run(self) -> ExitCode:
+        """Until unmounted and drained, or the deadline has passed.
+
+        Raises:
+            MachineError: the mount could not be made, or the backing directory does not answer.
+        """
+        await self._start_file_system()
+        with ExitStack() as undo:
+            undo.callback(self._manager.close)
+            undo.callback(registry.remove, self._record)
+            server = ControlServer(
+                self._parts.runtime / "sockets" / os.path.basename(self._record.socket), self._subject, self._settings.control_group
+            )
+            undo.callback(server.close)
+            if self._settings.metrics_port:
+                undo.callback(self._subject.metric_registry.start_http(self._settings.metrics_port))
+            async with trio.open_nursery() as nursery:
+                await self._start_tasks(nursery, server)
+                await self._serve()
+                await self._drain_rest()
+                self._ended.set()
+                await server.last_answers(LAST_ANSWERS_WAIT_S)
+                nursery.cancel_scope.cancel()
+        return ExitCode.TIMEOUT if self._left else ExitCode.OK
+
+    @property
+    def nothing_left(self) -> bool:
+        """After `run`: whether the RAM tier may be removed."""
+        return self._ended.is_set() and not self._left
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in use."""
+        return self._transport.value
+
+    # -- start
+
+    async def _start_file_system(self) -> None:
+        try:
+            await self._parts.fs.steps.drive(self._parts.fs.start())
+        except OSError as error:
+            raise MachineError(f"backing directory {self._settings.backing}: {error.strerror}") from error
+
+    async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
+        await nursery.start(self._parts.engine.run)
+        await nursery.start(server.run)
+        nursery.start_soon(self._heed_signals)
+        nursery.start_soon(self._freeze_old)
+        nursery.start_soon(self._load_manifest)
+        nursery.start_soon(self._write_metrics)
+        nursery.start_soon(partial(self._manager.feed_watchdog, self._alive))
+
+    async def _load_manifest(self) -> None:
+        """Behind the mount: it may be long, and the backing directory slow."""
+        future = self._parts.calls.commits.submit("load manifest", self._parts.manifest.load)
+        await settled(future)
+        error = future.exception()
+        if error is not None:
+            log.warning("the manifest could not be read; older files cannot be verified", error=str(error))
+
+    # -- while mounted
+
+    async def _serve(self) -> None:
+        with self._serving:
+            await transports.load(self._transport)(self._parts.fs, self._settings, self._mounted)
+        log.info("unmounted", mount=self._mountpoint)
+
+    def _mounted(self) -> None:
+        registry.write(self._record)
+        for warning in self._parts.warnings():
+            log.warning(warning)
+        log.info(
+            "mounted", mount=self._mountpoint, backing=self._record.backing, node=self._record.node, ram_bytes=self._parts.tier.budget_bytes
+        )
+        self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
+        self._ready()
+
+    async def _freeze_old(self) -> None:
+        """Promise 13: what stays open is committed as of now, every so often."""
+        while True:
+            await trio.sleep(FREEZE_INTERVAL_S)
+            with self._parts.fs.lock:
+                self._parts.fs.freeze_old()
+
+    async def _write_metrics(self) -> None:
+        while self._settings.metrics_file is not None:
+            try:
+                await trio.to_thread.run_sync(self._subject.metric_registry.write, self._settings.metrics_file)
+            except OSError as error:
+                log.warning("metrics file could not be written", error=str(error))
+            await trio.sleep(METRICS_FILE_INTERVAL_S)
+
+    def _alive(self) -> bool:
+        """Whether requests can be served: this loop runs, and the lock is to be had."""
+        if not self._parts.fs.lock.acquire(timeout=LOCK_WAIT_S):
+            return False
+        self._parts.fs.lock.release()
+        return True
+
+    # -- the end
+
+    async def _heed_signals(self) -> None:
+        """SIGTERM and SIGINT: drain up to the deadline, then end; a second one: end now. SIGHUP: open the logs again."""
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            async with trio.open_nursery() as nursery:
+                stopping = False
+                async for number in signals:
+                    if number == signal.SIGHUP:
+                        logs.reopen()
+                    elif stopping:
+                        log.warning("second signal: what is not persisted stays in the RAM tier")
+                        self._hurry.set()
+                    else:
+                        stopping = True
+                        nursery.start_soon(self._stop)
+
+    async def _stop(self) -> None:
+        """Drain, then take the mount away, from whoever uses it if must be."""
+        timeout_s = self._settings.drain_timeout_s
+        self._drain_deadline = trio.current_time() + timeout_s
+        log.info("stopping: draining first", timeout_s=timeout_s, operations=len(self._parts.log))
+        self._manager.stopping("draining", timeout_s)
+        await self._drain()
+        try:
+            await self.unmount()
+        except (RefusedError, MachineError) as error:
+            log.warning("the mount is taken away from its users", reason=str(error))
+            await trio.to_thread.run_sync(partial(_detach, self._mountpoint))
+            self._serving.cancel()
+
+    async def unmount(self) -> None:
+        """Take the mount away unless it is in use; in a thread, because this one serves it.
+
+        Raises:
+            RefusedError: it is in use.
+        """
+        await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+
+    async def finished(self) -> list[QueueEntry]:
+        """Wait until the worker has done what it could; what is left."""
+        await self._ended.wait()
+        return self._left
+
+    async def _drain(self) -> None:
+        """Until nothing is left that comes by itself, the deadline has passed, or somebody is in a hurry."""
+        with trio.move_on_at(self._drain_deadline):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_cancel_after, self._hurry, nursery.cancel_scope)
+                while True:
+                    rest = self._subject.remaining(self._parts.log.last_seq)
+                    if rest.stuck or (rest.operations == 0 and self._parts.engine.drained()):
+                        break
+                    self._manager.status(f"draining: {rest.operations} operations, {rest.size_bytes} bytes left")
+                    await trio.sleep(DRAIN_LOOK_INTERVAL_S)
+                nursery.cancel_scope.cancel()
+
+    async def _drain_rest(self) -> None:
+        """Nobody can change anything any more: what is still open is complete as it is, unless the mount was taken from its user."""
+        if math.isinf(self._drain_deadline):
+            self._drain_deadline = trio.current_time() + self._settings.drain_timeout_s
+        if not self._serving.cancelled_caught:
+            with self._parts.fs.lock:
+                self._settings.max_dirty_age_s = math.ulp(0.0)
+                self._parts.fs.freeze_old()
+        await self._drain()
+        self._left = self._subject.everything_left()
+        for entry in self._left[:LEFT_LOGGED_MAX]:
+            log.warning(
+                "not persisted, kept in the RAM tier", name=entry.name, operation=entry.operation, size=entry.size, state=entry.state
+            )
+        log.info("drained" if not self._left else "ended with something left", left_operations=len(self._left))
+
+
+async def _cancel_after(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _detach(path: str) -> None:
+    """Best effort: closing the session ends the mount too."""
+    try:
+        mountpoint.take_away(path, detach=True)
+    except (RefusedError, MachineError) as error:
+        log.warning("the mount point could not be detached", reason=str(error))
