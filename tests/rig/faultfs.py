@@ -34,6 +34,7 @@ from tests.rig.journal import Recorder
 
 TASKS_MAX = 2000
 """Calls that may hang at once before further ones wait in the kernel."""
+DESCRIPTORS_MAX = 1 << 19
 WATCHDOG_S = 300.0
 START_TIMEOUT_S = 20.0
 ORDER_TIMEOUT_S = 60.0
@@ -281,6 +282,15 @@ def _announce() -> Iterator[None]:
     yield print("ready", flush=True)
 
 
+def _allow_descriptors() -> None:
+    """A descriptor for every inode that the kernel knows: as many as this user may have."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS_MAX, max(hard, DESCRIPTORS_MAX)))
+    except (ValueError, PermissionError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="faultfs", description="A passthrough file system with faults.")
     parser.add_argument("source")
@@ -299,8 +309,7 @@ def main(argv: list[str]) -> None:
     """Mount, serve until told to end, unmount."""
     args = _parse(argv)
     os.umask(0)
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _allow_descriptors()
     faults = Faults()
     faults.bandwidth, faults.fsync_s = args.bandwidth, args.fsync_s
     Path(args.control).unlink(missing_ok=True)

@@ -64,9 +64,12 @@ def faulty(op: str) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[An
                     await self.faults.spend(args[2] if op == "read" else len(args[2]))
                 elif op in ("fsync", "fsyncdir") and self.faults.fsync_s:
                     await trio.sleep(self.faults.fsync_s)
-                return function(self, *args, todo) if op == "write" else function(self, *args)
+                answer = function(self, *args, todo) if op == "write" else function(self, *args)
             except OSError as error:
                 raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
+            if todo == "lose":
+                raise pyfuse3.FUSEError(errno.EIO)
+            return answer
 
         return call
 

@@ -22,7 +22,8 @@ CHANGING = frozenset(
 """Operations that the word "writes" stands for in a rule."""
 READING = frozenset("lookup getattr readlink open read flush release opendir readdir statfs getxattr listxattr".split())
 """All others; FLUSH is among them because closing a file that was only read sends it too."""
-ACTIONS = frozenset({"fail", "delay", "tear", "short", "flip", "freeze"})
+ACTIONS = frozenset({"fail", "delay", "tear", "short", "flip", "freeze", "lose"})
+"""tear: half of a write, then EIO; short: half of a write; flip: one bit wrong; lose: carried out, but the answer is an error."""
 BURST_S = 0.02
 """How far ahead the bandwidth bucket may run; keeps small writes from sleeping for less than the clock can."""
 
@@ -145,7 +146,7 @@ class Faults:
     async def meet(self, op: str, paths: Callable[[], tuple[str, ...]]) -> str:
         """Count a call and let it meet the rules.
 
-        Returns the action that the call itself must carry out ("tear", "short", "flip") or "". Raises FaultyError.
+        Returns the rest of the action that the call itself must carry out ("tear", "short", "flip", "lose") or "". Raises FaultyError.
         """
         self.counters[op] += 1
         self.tell()

@@ -1,0 +1,193 @@
+"""Attributes, extended attributes, statfs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+
+import pytest
+
+from tests.rig.syscalls import UTIME_NOW, UTIME_OMIT, utimens
+
+clause = pytest.mark.clause
+NS = 10**9
+
+
+@clause("S41")
+def test_chmod_and_fchmod(d):
+    (d / "f").touch()
+    os.chmod(d / "f", 0o4751)
+    assert stat.S_IMODE((d / "f").stat().st_mode) == 0o4751
+    with open(d / "f", "rb") as file:
+        os.fchmod(file.fileno(), 0o604)
+    assert stat.S_IMODE((d / "f").stat().st_mode) == 0o604
+    (d / "x").mkdir()
+    os.chmod(d / "x", 0o3755)
+    assert stat.S_IMODE((d / "x").stat().st_mode) == 0o3755
+
+
+@clause("S41")
+def test_chown_and_lchown(d):
+    (d / "f").touch()
+    (d / "s").symlink_to("f")
+    os.chown(d / "f", 1234, 2345)
+    os.chown(d / "s", 77, 88, follow_symlinks=False)
+    assert ((d / "f").stat().st_uid, (d / "f").stat().st_gid) == (1234, 2345)
+    assert (os.lstat(d / "s").st_uid, os.lstat(d / "s").st_gid) == (77, 88)
+    os.chown(d / "f", -1, 99)
+    assert ((d / "f").stat().st_uid, (d / "f").stat().st_gid) == (1234, 99)
+
+
+@clause("S41")
+def test_times_have_nanoseconds(d):
+    (d / "f").touch()
+    os.utime(d / "f", ns=(1_234_567_890_123_456_789, 987_654_321_987_654_321))
+    st = (d / "f").stat()
+    assert (st.st_atime_ns, st.st_mtime_ns) == (1_234_567_890_123_456_789, 987_654_321_987_654_321)
+    with open(d / "f", "rb") as file:
+        os.utime(file.fileno(), ns=(5, 6))
+    assert (d / "f").stat().st_mtime_ns == 6
+
+
+@clause("S41")
+def test_times_of_symlinks_and_directories(d):
+    (d / "s").symlink_to("nowhere")
+    os.utime(d / "s", ns=(7, 8), follow_symlinks=False)
+    assert os.lstat(d / "s").st_mtime_ns == 8
+    (d / "x").mkdir()
+    os.utime(d / "x", ns=(9, 10))
+    assert (d / "x").stat().st_mtime_ns == 10
+
+
+@clause("S41")
+def test_utime_omit_and_now(d):
+    (d / "f").touch()
+    os.utime(d / "f", ns=(100, 200))
+    utimens(d / "f", (0, UTIME_OMIT), (7, 5))
+    st = (d / "f").stat()
+    assert (st.st_atime_ns, st.st_mtime_ns) == (100, 7 * NS + 5)
+    utimens(d / "f", (0, UTIME_NOW), (0, UTIME_OMIT))
+    st = (d / "f").stat()
+    assert abs(st.st_atime_ns - time.time_ns()) < 5 * NS
+    assert st.st_mtime_ns == 7 * NS + 5
+
+
+@clause("S41")
+def test_write_and_truncate_change_mtime_and_ctime(d):
+    (d / "f").write_bytes(b"0123")
+    os.utime(d / "f", ns=(1, 1))
+    before = (d / "f").stat().st_ctime_ns
+    with open(d / "f", "ab") as file:
+        file.write(b"x")
+    assert (d / "f").stat().st_mtime_ns > 1
+    assert (d / "f").stat().st_ctime_ns >= before
+    os.utime(d / "f", ns=(1, 1))
+    os.truncate(d / "f", 2)
+    assert (d / "f").stat().st_mtime_ns > 1
+
+
+@clause("S41")
+def test_chmod_and_link_change_ctime_only(d):
+    (d / "f").touch()
+    os.utime(d / "f", ns=(1, 1))
+    before = (d / "f").stat().st_ctime_ns
+    os.chmod(d / "f", 0o600)
+    st = (d / "f").stat()
+    assert st.st_mtime_ns == 1
+    assert st.st_ctime_ns >= before
+    os.link(d / "f", d / "g")
+    assert (d / "f").stat().st_mtime_ns == 1
+
+
+@clause("S41")
+def test_times_set_while_open_survive_close(d):
+    fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
+    os.write(fd, b"x")
+    os.utime(fd, ns=(11, 12))
+    os.close(fd)
+    assert (d / "f").stat().st_mtime_ns == 12
+
+
+@clause("S41")
+def test_inode_numbers_are_unique_and_stay(d):
+    for number in range(50):
+        (d / f"f{number}").touch()
+    inodes = {name: (d / name).stat().st_ino for name in os.listdir(d)}
+    assert len(set(inodes.values())) == 50
+    (d / "f0").write_bytes(b"x")
+    assert (d / "f0").stat().st_ino == inodes["f0"]
+
+
+@clause("S41")
+def test_blocks_are_told(d):
+    (d / "f").write_bytes(b"x" * 100_000)
+    with open(d / "f", "rb") as file:
+        os.fsync(file.fileno())
+    assert (d / "f").stat().st_blocks * 512 >= 98_304
+
+
+@clause("S40")
+def test_xattrs_of_files_and_directories(d):
+    (d / "f").touch()
+    (d / "x").mkdir()
+    for path in (d / "f", d / "x"):
+        os.setxattr(path, "user.one", b"1")
+        os.setxattr(path, "user.two", bytes(range(256)))
+        os.setxattr(path, "user.empty", b"")
+        assert {n for n in os.listxattr(path) if n.startswith("user.")} == {"user.one", "user.two", "user.empty"}
+        assert os.getxattr(path, "user.two") == bytes(range(256))
+        assert os.getxattr(path, "user.empty") == b""
+        os.setxattr(path, "user.one", b"other")
+        assert os.getxattr(path, "user.one") == b"other"
+        os.removexattr(path, "user.one")
+        with pytest.raises(OSError) as caught:
+            os.getxattr(path, "user.one")
+        assert caught.value.errno == errno.ENODATA
+
+
+@clause("S40")
+def test_xattr_create_and_replace(d):
+    (d / "f").touch()
+    with pytest.raises(OSError) as caught:
+        os.setxattr(d / "f", "user.a", b"1", os.XATTR_REPLACE)
+    assert caught.value.errno == errno.ENODATA
+    os.setxattr(d / "f", "user.a", b"1", os.XATTR_CREATE)
+    with pytest.raises(OSError) as caught:
+        os.setxattr(d / "f", "user.a", b"2", os.XATTR_CREATE)
+    assert caught.value.errno == errno.EEXIST
+    os.setxattr(d / "f", "user.a", b"3", os.XATTR_REPLACE)
+    assert os.getxattr(d / "f", "user.a") == b"3"
+    with pytest.raises(OSError) as caught:
+        os.removexattr(d / "f", "user.no")
+    assert caught.value.errno == errno.ENODATA
+
+
+@clause("S40")
+def test_xattrs_while_open_and_after_rename(d):
+    with open(d / "f", "wb") as file:
+        os.setxattr(file.fileno(), "user.a", b"1")
+        file.write(b"content")
+    os.rename(d / "f", d / "g")
+    assert os.getxattr(d / "g", "user.a") == b"1"
+    (d / "h").write_bytes(b"")
+    os.rename(d / "h", d / "g")
+    assert "user.a" not in os.listxattr(d / "g")
+
+
+@clause("S43")
+def test_statfs(d):
+    st = os.statvfs(d)
+    assert st.f_bsize >= 512
+    assert st.f_blocks >= st.f_bfree >= st.f_bavail > 0
+    assert st.f_namemax == 255
+
+
+@clause("S43")
+def test_statfs_tells_the_backing_file_systems_space(d, target):
+    if target.backing is None:
+        pytest.skip("has no backing directory")
+    below, above = os.statvfs(target.backing), os.statvfs(d)
+    assert above.f_blocks * above.f_frsize == below.f_blocks * below.f_frsize
+    assert abs(above.f_bavail * above.f_frsize - below.f_bavail * below.f_frsize) < 1 << 30

@@ -1,0 +1,153 @@
+"""Directories: large ones, listing while they change, positions, fsync."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from tests.rig.syscalls import Directory
+
+clause = pytest.mark.clause
+
+
+def fill(directory, count: int, prefix: str = "f") -> None:
+    directory_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(count):
+        os.close(os.open(f"{prefix}{number}", os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=directory_fd))
+    os.close(directory_fd)
+
+
+@clause("S46")
+def test_listing_has_every_entry_with_its_type(d):
+    (d / "file").touch()
+    (d / "dir").mkdir()
+    (d / "link").symlink_to("file")
+    os.mkfifo(d / "fifo")
+    with os.scandir(d) as entries:
+        kinds = {e.name: (e.is_file(follow_symlinks=False), e.is_dir(follow_symlinks=False), e.is_symlink(), e.inode()) for e in entries}
+    assert {name: kind[:3] for name, kind in kinds.items()} == {
+        "file": (True, False, False),
+        "dir": (False, True, False),
+        "link": (False, False, True),
+        "fifo": (False, False, False),
+    }
+    assert all(os.lstat(d / name).st_ino == kind[3] for name, kind in kinds.items())
+
+
+@clause("S46")
+def test_dot_and_dotdot_are_listed(d, target):
+    if not target.can("dots"):
+        pytest.skip("POSIX leaves it open whether they are listed")
+    (d / "x").mkdir()
+    names = []
+    with Directory(d / "x") as stream:
+        while (name := stream.next()) is not None:
+            names.append(name)
+    assert sorted(names) == [b".", b".."]
+
+
+@clause("S46")
+@pytest.mark.parametrize("count", [3_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_large_directory(d, target, count):
+    if not target.can("100k") and count > 10_000:
+        pytest.skip("holds a descriptor for every inode")
+    fill(d, count)
+    assert len(os.listdir(d)) == count
+    assert set(os.listdir(d)) == {f"f{n}" for n in range(count)}
+    for number in random.Random(1).sample(range(count), 200):
+        assert (d / f"f{number}").exists()
+        os.unlink(d / f"f{number}")
+    assert len(os.listdir(d)) == count - 200
+
+
+@clause("S46")
+def test_listing_while_entries_come_and_go(d):
+    fill(d, 2_000, "stay")
+    fill(d, 500, "go")
+    seen = []
+    with Directory(d) as stream:
+        for turn in range(500):
+            seen += [stream.next(), stream.next()]
+            os.unlink(d / f"go{turn}")
+            (d / f"new{turn}").touch()
+        seen += stream.rest()
+    staying = [name for name in seen if name and name.startswith(b"stay")]
+    assert len(staying) == len(set(staying)) == 2_000
+
+
+@clause("S46")
+def test_remove_all_while_listing(d):
+    fill(d, 1_000)
+    with os.scandir(d) as entries:
+        for entry in entries:
+            os.unlink(entry.path)
+    assert os.listdir(d) == []
+
+
+@clause("S46")
+def test_rewind_shows_new_entries(d):
+    fill(d, 10)
+    with Directory(d) as stream:
+        assert len(stream.rest()) == 10
+        (d / "new").touch()
+        stream.rewind()
+        assert b"new" in stream.rest()
+
+
+@clause("S46")
+def test_seekdir_goes_back_to_telldir(d):
+    fill(d, 500)
+    with Directory(d) as stream:
+        for _ in range(200):
+            stream.next()
+        position = stream.tell()
+        rest = stream.rest()
+        stream.seek(position)
+        assert stream.rest() == rest
+
+
+@clause("S46")
+def test_lseek_to_the_start_lists_again(d):
+    fill(d, 5)
+    fd = os.open(d, os.O_RDONLY | os.O_DIRECTORY)
+    assert len(os.listdir(fd)) == 5
+    (d / "more").touch()
+    os.lseek(fd, 0, os.SEEK_SET)
+    assert len(os.listdir(fd)) == 6
+    os.close(fd)
+
+
+@clause("S51")
+def test_fsync_of_directories(d):
+    (d / "x").mkdir()
+    for path in (d, d / "x"):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        os.fsync(fd)
+        os.fdatasync(fd)
+        os.close(fd)
+
+
+@clause("S41")
+def test_directory_times_follow_its_entries(d):
+    (d / "x").mkdir()
+    os.utime(d / "x", ns=(1, 1))
+    (d / "x" / "f").touch()
+    first = (d / "x").stat().st_mtime_ns
+    assert first > 1
+    os.utime(d / "x", ns=(1, 1))
+    (d / "x" / "f").write_bytes(b"content changes nothing of the directory")
+    assert (d / "x").stat().st_mtime_ns == 1
+    os.unlink(d / "x" / "f")
+    assert (d / "x").stat().st_mtime_ns > 1
+
+
+@clause("S46")
+def test_link_count_of_a_directory(d):
+    start = d.stat().st_nlink
+    for number in range(3):
+        (d / f"sub{number}").mkdir()
+    assert d.stat().st_nlink in (start + 3, 1)
+    (d / "sub0").rmdir()
+    assert d.stat().st_nlink in (start + 2, 1)

@@ -1,0 +1,93 @@
+"""The exceptions of docs/SEMANTICS.md: either what tmpfs does, or exactly the stated errno."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+
+import pytest
+
+from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, RENAME_WHITEOUT, fallocate, link_descriptor, rename2
+
+clause = pytest.mark.clause
+FS_IOC_SETFLAGS = 0x40086602
+
+
+@clause("X1", "S31")
+def test_tmpfile_and_linkat(d, target):
+    if not target.can("tmpfile"):
+        with pytest.raises(OSError) as caught:
+            os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
+        assert caught.value.errno == errno.EOPNOTSUPP
+        return
+    fd = os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
+    os.write(fd, b"late name")
+    assert os.listdir(d) == []
+    assert os.fstat(fd).st_nlink == 0
+    link_descriptor(fd, d / "named")
+    os.close(fd)
+    assert (d / "named").read_bytes() == b"late name"
+    assert (d / "named").stat().st_nlink == 1
+
+
+@clause("X2")
+def test_fallocate(d, target):
+    fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
+    os.write(fd, b"x" * 8192)
+    if target.can("fallocate"):
+        fallocate(fd, 0, 0, 20_000)
+        assert os.fstat(fd).st_size == 20_000
+        fallocate(fd, FALLOC_KEEP_SIZE, 20_000, 4096)
+        assert os.fstat(fd).st_size == 20_000
+        fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 4096, 4096)
+        assert os.pread(fd, 8192, 0) == b"x" * 4096 + bytes(4096)
+    else:
+        with pytest.raises(OSError) as caught:
+            fallocate(fd, 0, 0, 20_000)
+        assert caught.value.errno == errno.EOPNOTSUPP
+    os.posix_fallocate(fd, 0, 30_000)
+    assert os.fstat(fd).st_size == 30_000
+    os.close(fd)
+
+
+@clause("X3")
+def test_holes_can_be_looked_for(d, target):
+    fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
+    os.pwrite(fd, b"x" * 4096, 1 << 20)
+    hole = os.lseek(fd, 0, os.SEEK_HOLE)
+    data = os.lseek(fd, 0, os.SEEK_DATA)
+    if target.can("seek_hole"):
+        assert (hole, data) == (0, 1 << 20)
+    else:
+        assert (hole, data) == ((1 << 20) + 4096, 0)
+    with pytest.raises(OSError) as caught:
+        os.lseek(fd, 2 << 20, os.SEEK_DATA)
+    assert caught.value.errno == errno.ENXIO
+    os.close(fd)
+
+
+@clause("X4")
+def test_whiteout_and_chattr(d, target):
+    (d / "f").touch()
+    if target.can("whiteout"):
+        return
+    with pytest.raises(OSError) as caught:
+        rename2(d / "f", d / "g", RENAME_WHITEOUT)
+    assert caught.value.errno == errno.EINVAL
+    with open(d / "f", "rb") as file, pytest.raises(OSError) as caught:
+        fcntl.ioctl(file.fileno(), FS_IOC_SETFLAGS, struct.pack("l", 0))
+    assert caught.value.errno == errno.ENOTTY
+
+
+@clause("X5")
+def test_posix_acls(d, target):
+    (d / "f").touch()
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 6, 0xFFFFFFFF) for tag in (1, 4, 32))
+    if target.can("acl"):
+        os.setxattr(d / "f", "system.posix_acl_access", acl)
+        return
+    with pytest.raises(OSError) as caught:
+        os.setxattr(d / "f", "system.posix_acl_access", acl)
+    assert caught.value.errno == errno.EOPNOTSUPP

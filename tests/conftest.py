@@ -1,0 +1,113 @@
+"""Options, markers and fixtures that all tests share.
+
+`--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native` (acpfs by transport), or a path.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount
+from tests.rig.targets import TRANSPORTS, Target, open_target
+
+DEFAULT_TARGETS = "plain,tmpfs,libfuse"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS", DEFAULT_TARGETS), help="plain,tmpfs,libfuse,native or a directory")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random tests; printed when they fail")
+    parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to")
+
+
+def _usable(target: str) -> str | None:
+    """Why a target cannot be used here, or None."""
+    if target not in TRANSPORTS:
+        return None
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "needs /dev/fuse"
+    if os.geteuid() != 0:
+        return "needs root"
+    if importlib.util.find_spec("acpfs.cli.main") is None:
+        return "needs the acpfs command"
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    targets = metafunc.config.getoption("--targets").split(",")
+    if "target" in metafunc.fixturenames:
+        metafunc.parametrize("target", [_parameter(t) for t in targets], indirect=True, scope="session")
+    if "transport" in metafunc.fixturenames:
+        transports = [t for t in targets if t in TRANSPORTS] or ["libfuse"]
+        metafunc.parametrize("transport", [_parameter(t) for t in transports], scope="session")
+
+
+def _parameter(target: str) -> object:
+    why_not = _usable(target)
+    marks = [pytest.mark.skip(reason=why_not)] if why_not else []
+    return pytest.param(target, id=target.strip("/").replace("/", "-"), marks=marks)
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    """A directory on one of the file systems under test."""
+    base = tmp_path_factory.mktemp("target")
+    os.chmod(base, 0o755)
+    for parent in base.parents[:2]:
+        os.chmod(parent, 0o755)  # other users must get through to the mount point
+    with open_target(request.param, base) as opened:
+        yield opened
+
+
+@pytest.fixture
+def make_mount(tmp_path: Path) -> Iterator[Callable[..., AcpfsMount]]:
+    """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…, **options)`, started already."""
+    with ExitStack() as stack:
+
+        def make(backing: Path, transport: str, name: str = "mnt", **options: object) -> AcpfsMount:
+            return stack.enter_context(AcpfsMount(backing, tmp_path / name, transport, **options))
+
+        yield make
+
+
+@pytest.fixture
+def fault_fs(tmp_path: Path) -> Iterator[FaultFs]:
+    """A faulty backing file system with a journal, no faults yet."""
+    with FaultFs(tmp_path / "disk", tmp_path / "backing", record=tmp_path / "journal") as faulty:
+        yield faulty
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed of this run; in the output of a test that fails."""
+    given = request.config.getoption("--seed")
+    chosen = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
+    print(f"seed: {chosen}  (again with --seed={chosen})")
+    return chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_mounts_left() -> Iterator[None]:
+    """At the end of the session no FUSE mount of ours is left."""
+    before = _fuse_mounts()
+    yield
+    left = _fuse_mounts() - before
+    for path in left:
+        subprocess.run(["umount", "-l", path], check=False, timeout=20)
+    assert not left, f"mounts left behind: {sorted(left)}"
+
+
+def _fuse_mounts() -> set[str]:
+    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    return {line[1] for line in lines if line[2].startswith("fuse.") and "/pytest-" in line[1]}

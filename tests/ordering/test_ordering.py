@@ -1,0 +1,212 @@
+"""The ordering test: at every instant the backing directory shows a state that the application had.
+
+The backing directory is the faulty file system, which journals all that becomes visible; faults come at random, from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tests.ordering.history import Application, check
+from tests.ordering.training import TrainingRun
+from tests.rig.faultfs import FaultFs
+from tests.rig.journal import read_journal, replay, tree_of
+from tests.rig.mounts import AcpfsMount
+
+clause = pytest.mark.clause
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+ROUNDS = 25
+QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0}
+STAGING = ".acpfs/*"
+
+
+def passing_errors(faults: FaultFs, chooser: random.Random) -> None:
+    """Errors of every kind at every kind of call, a bounded number of times."""
+    for error in ("EIO", "ENOSPC", "ESTALE", "ETIMEDOUT"):
+        ops = ["write", "fsync", "create", "rename", "unlink", "mkdir", "rmdir", "link", "symlink", "fsyncdir", "setattr", "setxattr"]
+        faults.fail(error, ops, probability=0.05, seed=chooser.randrange(1 << 30), times=25)
+
+
+def lost_answers(faults: FaultFs, chooser: random.Random) -> None:
+    """The call was carried out, but the answer is an error: as when a server dies."""
+    ops = ["rename", "unlink", "mkdir", "rmdir", "link", "symlink"]
+    faults.rule("lose", ops=ops, probability=0.15, seed=chooser.randrange(1 << 30), times=40)
+
+
+def random_delays(faults: FaultFs, chooser: random.Random) -> None:
+    """Streams of very different speed."""
+    faults.slow(0.0, ["write", "fsync"], jitter_s=0.03, probability=0.5, seed=chooser.randrange(1 << 30))
+    faults.slow(0.2, ["write"], probability=0.02, seed=chooser.randrange(1 << 30))
+
+
+def torn_writes(faults: FaultFs, chooser: random.Random) -> None:
+    """Half of a write arrives, with or without an error."""
+    faults.rule("tear", ops=["write"], probability=0.1, seed=chooser.randrange(1 << 30), times=40)
+    faults.rule("short", ops=["write"], probability=0.1, seed=chooser.randrange(1 << 30), times=40)
+
+
+def no_space_for_a_while(faults: FaultFs, chooser: random.Random) -> None:
+    """Writes find the disk full 60 times in a row."""
+    faults.fail("ENOSPC", ["write", "create"], times=60)
+
+
+def nothing(_faults: FaultFs, _chooser: random.Random) -> None:
+    """A well-behaved backing directory."""
+
+
+FAULTS = [nothing, random_delays, passing_errors, lost_answers, torn_writes, no_space_for_a_while]
+
+
+def journal_of(faults: FaultFs) -> list[dict]:
+    assert faults.record is not None
+    return read_journal(faults.record)
+
+
+def finish(mount: AcpfsMount, faults: FaultFs, application: Application) -> None:
+    """Drain, and hold everything that was ever visible against the history."""
+    mount.flush(timeout_s=90)
+    instants = check(journal_of(faults), application.states)
+    assert tree_of(faults.source) == application.states[-1]
+    assert tree_of(mount.path) == application.states[-1]
+    assert instants > 0
+
+
+@clause("S6", "S7", "S8", "S9", "S11", "S23", "S25")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
+def test_every_instant_is_a_state_of_the_application(transport, make_mount, fault_fs, seed, fault):
+    chooser = random.Random(seed)
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    application = Application(mount.path)
+    run = TrainingRun(application, seed)
+    fault(fault_fs, chooser)
+    for number in range(ROUNDS):
+        run.round()
+        if number % 8 == 7:
+            mount.flush(timeout_s=90)
+    finish(mount, fault_fs, application)
+    mount.umount()
+    assert mount.leaks() == []
+
+
+@clause("S6", "S3")
+def test_order_holds_when_everything_hangs_in_between(transport, make_mount, fault_fs, seed):
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    application = Application(mount.path)
+    run = TrainingRun(application, seed)
+    for _ in range(4):
+        run.round()
+        fault_fs.freeze()
+        run.round()
+        run.round()
+        fault_fs.thaw()
+        run.round()
+    finish(mount, fault_fs, application)
+
+
+@clause("S6", "S22")
+def test_order_holds_over_kill_9_and_remount(transport, make_mount, fault_fs, seed):
+    chooser = random.Random(seed)
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    application = Application(mount.path)
+    run = TrainingRun(application, seed)
+    fault_fs.slow(0.0, ["write", "fsync", "rename"], jitter_s=0.02)
+    for _ in range(4):
+        for _ in range(chooser.randrange(1, 5)):
+            run.round()
+        mount.kill()
+        mount.start()
+        assert tree_of(mount.path) == application.states[-1], "the next mount shows all that was closed"
+    fault_fs.clear()
+    finish(mount, fault_fs, application)
+
+
+@clause("S6")
+def test_several_applications_each_in_order(transport, make_mount, fault_fs, seed):
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    random_delays(fault_fs, random.Random(seed))
+    applications = []
+    for name in ("job_a", "job_b", "job_c"):
+        (mount.path / name).mkdir()
+        applications.append(Application(mount.path / name))
+    threads = [threading.Thread(target=_train, args=(app, seed + number)) for number, app in enumerate(applications)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    mount.flush(timeout_s=90)
+    for application in applications:
+        check(journal_of(fault_fs), application.states, below=application.root.name + "/")
+        assert tree_of(fault_fs.source / application.root.name) == application.states[-1]
+
+
+def _train(application: Application, seed: int) -> None:
+    run = TrainingRun(application, seed)
+    for _ in range(10):
+        run.round()
+
+
+@clause("S6")
+def test_tracker_never_points_at_a_checkpoint_that_is_not_there(transport, make_mount, fault_fs):
+    """The same in the words of a training job, without the history."""
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    fault_fs.slow(0.3, ["write"], glob=STAGING, probability=0.3, seed=1)
+    shards = 4
+    for number in range(6):
+        checkpoint = mount.path / f"iter_{number}"
+        checkpoint.mkdir()
+        for shard in range(shards):
+            (checkpoint / f"shard_{shard}").write_bytes(bytes([number]) * 100_000)
+        (mount.path / "latest_checkpointed_iteration.txt").write_text(str(number))
+    mount.flush()
+    seen = set()
+    for directory, contents in _trackers(journal_of(fault_fs)):
+        assert len([p for p in contents if p.startswith(directory + "/shard_")]) == shards
+        seen.add(directory)
+    assert f"iter_{number}" in seen
+
+
+def _trackers(journal: list[dict]):
+    digests = {_digest(str(n).encode()): f"iter_{n}" for n in range(10)}
+    for _record, tree in replay(journal):
+        tracker = tree.get("latest_checkpointed_iteration.txt")
+        if tracker is not None:
+            yield digests[tracker[1]], tree
+
+
+def _digest(data: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def test_the_check_finds_a_wrong_order(tmp_path: Path):
+    """The test of the test: a plain directory changed out of order is found out."""
+    with FaultFs(tmp_path / "disk", tmp_path / "seen", record=tmp_path / "journal") as faults:
+        application = Application(tmp_path)
+        application.states += [{"a": ("file", _digest(b"A"))}, {"a": ("file", _digest(b"A")), "b": ("file", _digest(b"B"))}]
+        hidden = faults.path / ".acpfs"
+        hidden.mkdir()
+        for name in ("b", "a"):
+            (hidden / name).write_bytes(name.upper().encode())
+        (hidden / "a").rename(faults.path / "a")
+        assert check(journal_of(faults), application.states) == 1
+        (faults.path / "a").unlink()
+        (hidden / "b").rename(faults.path / "b")
+        with pytest.raises(AssertionError, match="nearest is state"):
+            check(journal_of(faults), application.states)
+
+
+def test_a_plain_file_system_passes_but_for_half_written_files(tmp_path: Path):
+    """Writing straight to the backing directory shows half-written files, and the check says so."""
+    with FaultFs(tmp_path / "disk", tmp_path / "seen", record=tmp_path / "journal") as faults:
+        application = Application(faults.path)
+        application.mkdir("d")
+        application.symlink("d", "s")
+        application.rename("d", "e")
+        check(journal_of(faults), application.states)
+        application.save("f", b"whole")
+        with pytest.raises(AssertionError, match="visible: f"):
+            check(journal_of(faults), application.states)

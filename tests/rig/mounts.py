@@ -1,0 +1,264 @@
+"""acpfs mounts for tests: started through the command line like a user's, watched, always taken down.
+
+Knows the command line, the control socket's JSON and the kernel's mount table; never touches a mount point from the thread that
+cleans up. A watchdog aborts the kernel's FUSE connection, so that a test that hangs in a system call ends with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+MOUNT_TIMEOUT_S = 60.0
+WATCHDOG_S = 300.0
+UNMOUNT_TIMEOUT_S = 60.0
+_COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
+
+
+class CommandError(Exception):
+    """A command ended with another exit code than 0."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        super().__init__(f"{done.args[4:]} → {done.returncode}\n{done.stdout}\n{done.stderr}")
+        self.code = done.returncode
+        self.stdout = done.stdout
+        self.stderr = done.stderr
+
+
+class AcpfsMount:
+    """One mount; a context manager. `path` is the mount point, `backing` the backing directory."""
+
+    def __init__(
+        self,
+        backing: Path,
+        path: Path,
+        transport: str = "libfuse",
+        *,
+        runtime_dir: Path | None = None,
+        watchdog_s: float = WATCHDOG_S,
+        **options: object,
+    ) -> None:
+        """`options` are settings as the command line has them: `ram="64M"`, `attr_timeout=0.1`, `fsync="durable"`."""
+        self.backing, self.path, self.transport = backing, path, transport
+        self.runtime_dir = runtime_dir or path.with_name(path.name + ".run")
+        self.log = self.runtime_dir.with_suffix(".log")
+        self.options: dict[str, object] = {"ram": "512M", **options}
+        self._watchdog_s = watchdog_s
+        self._watchdog: threading.Timer | None = None
+        self._pids: set[int] = set()
+
+    def __enter__(self) -> AcpfsMount:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None and is_mounted(self.path):
+                self.umount()
+        finally:
+            self.abort()
+
+    # -- life
+
+    def start(self, **changed: object) -> None:
+        """Mount; returns when the mount is ready. `changed` options hold from now on.
+
+        Raises:
+            CommandError: acpfs refused.
+        """
+        self.options.update(changed)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._watch()
+        words = [str(self.backing), str(self.path), "--transport", self.transport]
+        for name, value in self.options.items():
+            option = "--" + name.replace("_", "-")
+            words += [option] if value is True else [option, str(value)]
+        self.run("acpfs", "mount", *words, timeout_s=MOUNT_TIMEOUT_S)
+        self._pids.add(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Process that serves the mount."""
+        return int(self.status()["worker"]["pid"])
+
+    def umount(self, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
+        """Drain and unmount through the command.
+
+        Raises:
+            CommandError: not drained in time, or busy.
+        """
+        self.run("acpfs", "umount", str(self.path), "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
+        self._unwatch()
+
+    def kill(self) -> None:
+        """kill -9 of the process that serves, and away with the dead mount; the RAM tier stays."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)
+        self._detach()
+
+    def terminate(self, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
+        """SIGTERM, then wait for the end of the process."""
+        pid = self.pid
+        os.kill(pid, signal.SIGTERM)
+        wait_gone(pid, timeout_s)
+        self._unwatch()
+
+    def abort(self) -> None:
+        """End everything that this mount started, whatever its state, and remove the RAM tier."""
+        self._unwatch()
+        self._abort_connection()
+        for pid in self._living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):
+                wait_gone(pid, 5)
+        self._detach()
+        for mounted in mounts_below(self.runtime_dir):
+            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+        shutil.rmtree(self.runtime_dir, ignore_errors=True)
+
+    def leaks(self) -> list[str]:
+        """What an unmounted acpfs has left behind that it should not have."""
+        found = [f"mount {self.path}"] if is_mounted(self.path) else []
+        found += [f"process {pid}" for pid in self._living()]
+        found += [f"mount {mounted}" for mounted in mounts_below(self.runtime_dir)]
+        found += [f"staging file {path}" for path in staging_files(self.backing)]
+        return found
+
+    def _detach(self) -> None:
+        while is_mounted(self.path):
+            subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=20)
+
+    def _living(self) -> list[int]:
+        """Processes that this mount started: they carry its runtime directory in their environment."""
+        marker = f"ACPFS_RUNTIME_DIR={self.runtime_dir}".encode()
+        found = {pid for pid in self._pids if _alive(pid)}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if marker in (entry / "environ").read_bytes().split(b"\0"):
+                        found.add(int(entry.name))
+        return sorted(found)
+
+    def _watch(self) -> None:
+        self._unwatch()
+        self._watchdog = threading.Timer(self._watchdog_s, self.abort)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
+    def _unwatch(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+
+    def _abort_connection(self) -> None:
+        for number in connections_at(self.path):
+            with contextlib.suppress(OSError):
+                Path(f"/sys/fs/fuse/connections/{number}/abort").write_text("1")
+
+    # -- commands
+
+    def run(self, command: str, *words: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
+        program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
+        env = {**os.environ, "ACPFS_RUNTIME_DIR": str(self.runtime_dir), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+        with open(self.log, "a+", encoding="utf-8") as err, open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out:
+            err_start = err.seek(0, os.SEEK_END)
+            arguments = [sys.executable, "-X", "faulthandler", "-c", program, *words]
+            done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=timeout_s, check=False)
+            out.seek(0)
+            err.seek(err_start)
+            result = subprocess.CompletedProcess([command, "", "", "", *words], done.returncode, out.read(), err.read())
+        if check and result.returncode != 0:
+            raise CommandError(result)
+        return result
+
+    def ctl(self, *words: str, check: bool = True, timeout_s: float = 120.0) -> Any:
+        """`acpfs-ctl MOUNTPOINT … --json`, decoded; None where it printed nothing."""
+        done = self.run("acpfs-ctl", str(self.path), *words, "--json", check=check, timeout_s=timeout_s)
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def status(self) -> dict[str, Any]:
+        """`acpfs-ctl status`."""
+        answer: dict[str, Any] = self.ctl("status")
+        return answer
+
+    def flush(self, *paths: Path, timeout_s: float = 60.0) -> None:
+        """Return when all that is complete now is persisted."""
+        self.run("acpfs-ctl", str(self.path), "flush", *map(str, paths), "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
+
+    def wait_status(self, condition: Any, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Ask for the status until `condition(status)` holds; each question is a process, which is pause enough."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if condition(status):
+                return status
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"status never came so far: {json.dumps(status, indent=1)}")
+
+
+# -- the kernel's view
+
+
+def _mountinfo() -> Iterator[tuple[str, Path]]:
+    """(device number, mount point) of every mount; asks the table, never a mount."""
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        fields = line.split()
+        yield fields[2].decode(), Path(os.fsdecode(fields[4].replace(b"\\040", b" ")))
+
+
+def is_mounted(path: Path) -> bool:
+    """Whether something is mounted at exactly this path."""
+    return any(mounted == path for _device, mounted in _mountinfo())
+
+
+def mounts_below(path: Path) -> list[Path]:
+    """Mount points at or below a path, innermost first."""
+    return sorted((m for _device, m in _mountinfo() if m == path or path in m.parents), reverse=True)
+
+
+def connections_at(path: Path) -> list[int]:
+    """Numbers of the FUSE connections mounted at a path."""
+    return [int(device.partition(":")[2]) for device, mounted in _mountinfo() if mounted == path]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def wait_gone(pid: int, timeout_s: float = 20.0) -> None:
+    """Wait for the end of a process that is not our child."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if not select.select([fd], [], [], timeout_s)[0]:
+            raise TimeoutError(f"process {pid} did not end within {timeout_s} s")
+    finally:
+        os.close(fd)
+
+
+def staging_files(backing: Path) -> list[Path]:
+    """Staging files in a backing directory."""
+    return [p for p in (backing / ".acpfs").rglob("*") if p.is_file() and "staging" in p.parts]

@@ -1,0 +1,89 @@
+"""Other processes and other users for tests: run a function in a forked child, perhaps as somebody else, and get what it returned or raised."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+CHILD_TIMEOUT_S = 60.0
+NOBODY = 65534
+SOMEBODY = 12345
+"""Users without privilege; SOMEBODY has no entry in any user database, which a file system must not care about."""
+
+
+class Child:
+    """A function running in a forked process; `result()` waits for it."""
+
+    def __init__(self, function: Callable[[], Any], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()) -> None:
+        read_fd, write_fd = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of fork beside threads; the child does little and execs nothing
+            self.pid = os.fork()
+        if self.pid == 0:
+            os.close(read_fd)
+            _run(function, write_fd, uid, gid, groups)
+        os.close(write_fd)
+        self._fd = read_fd
+
+    def running(self, for_s: float = 0.2) -> bool:
+        """Whether it still runs after `for_s`; for checks that something blocks."""
+        return not select.select([self._fd], [], [], for_s)[0]
+
+    def result(self, timeout_s: float = CHILD_TIMEOUT_S) -> Any:
+        """What the function returned, or raise what it raised."""
+        data = b""
+        try:
+            while select.select([self._fd], [], [], timeout_s)[0]:
+                chunk = os.read(self._fd, 1 << 20)
+                if not chunk:
+                    break
+                data += chunk
+            else:
+                os.kill(self.pid, signal.SIGKILL)
+                raise TimeoutError(f"the child did not end within {timeout_s} s")
+        finally:
+            os.close(self._fd)
+            os.waitpid(self.pid, 0)
+        if not data:
+            raise RuntimeError("the child died")
+        good, value = pickle.loads(data)
+        if good:
+            return value
+        raise value
+
+
+def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups: tuple[int, ...]) -> None:
+    try:
+        if uid or gid:
+            os.setgroups(list(groups))
+            os.setresgid(gid, gid, gid)
+            os.setresuid(uid, uid, uid)
+        answer = (True, function())
+    except BaseException as error:
+        answer = (False, OSError(error.errno, error.strerror) if isinstance(error, OSError) else RuntimeError(repr(error)))
+    try:
+        with os.fdopen(write_fd, "wb") as stream:
+            pickle.dump(answer, stream)
+    finally:
+        os._exit(0)
+
+
+def in_child(function: Callable[[], T], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()) -> T:
+    """Run a function in a child and return what it returned."""
+    value: T = Child(function, uid, gid, groups).result()
+    return value
+
+
+def errno_as(uid: int, function: Callable[[], object], gid: int | None = None, groups: tuple[int, ...] = ()) -> int:
+    """errno that a function ends with when somebody else calls it; 0 for success."""
+    try:
+        in_child(function, uid, uid if gid is None else gid, groups)
+    except OSError as error:
+        return error.errno or -1
+    return 0
