@@ -12,8 +12,9 @@ WORKER_TIMEOUT_S = 300.0
 
 
 def torch_python() -> str:
-    """The interpreter that has torch: ACPFS_TORCH_PYTHON, else this one."""
-    return os.environ.get("ACPFS_TORCH_PYTHON", sys.executable)
+    """The interpreter that has torch: ACPFS_TORCH_PYTHON, else the one that tools/test makes, else this one."""
+    made = ROOT / ".venv/frameworks/bin/python"
+    return os.environ.get("ACPFS_TORCH_PYTHON", str(made) if made.exists() else sys.executable)
 
 
 def together(operation: str, paths: list[Path], size: int) -> float:

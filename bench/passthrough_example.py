@@ -57,13 +57,19 @@ class Passthrough(pyfuse3.Operations):
         self._paths.setdefault(st.st_ino, path)
         return attributes(st)
 
+    def _path(self, inode: int) -> str:
+        try:
+            return self._paths[inode]
+        except KeyError:
+            raise pyfuse3.FUSEError(errno.ENOENT) from None  # unlinked, and the kernel still has times to write
+
     def _below(self, parent: int, name: bytes) -> str:
-        return os.path.join(self._paths[parent], os.fsdecode(name))
+        return os.path.join(self._path(parent), os.fsdecode(name))
 
     def _attributes(self, inode: int) -> pyfuse3.EntryAttributes:
         try:
             fd = self._descriptors.get(inode)
-            return attributes(os.lstat(self._paths[inode]) if fd is None else os.fstat(fd))
+            return attributes(os.lstat(self._path(inode)) if fd is None else os.fstat(fd))
         except OSError as error:
             raise refused(error) from None
 
@@ -88,7 +94,7 @@ class Passthrough(pyfuse3.Operations):
         self, inode: InodeT, attr: pyfuse3.EntryAttributes, fields: pyfuse3.SetattrFields, fh: FileHandleT | None, _ctx: RequestContext
     ) -> pyfuse3.EntryAttributes:
         try:
-            target = self._paths[inode] if fh is None else fh
+            target = self._path(inode) if fh is None else fh
             if fields.update_size:
                 os.truncate(target, attr.st_size)
             if fields.update_mode:
@@ -120,7 +126,7 @@ class Passthrough(pyfuse3.Operations):
             self._opened[fd][1] += 1
             return pyfuse3.FileInfo(fh=fd)
         try:
-            fd = os.open(self._paths[inode], flags)
+            fd = os.open(self._path(inode), flags)
         except OSError as error:
             raise refused(error) from None
         self._descriptors[inode] = fd
@@ -170,7 +176,7 @@ class Passthrough(pyfuse3.Operations):
         return FileHandleT(inode)
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
-        path = self._paths[fh]
+        path = self._path(fh)
         found = sorted((os.lstat(os.path.join(path, name)).st_ino, name) for name in os.listdir(path))
         for inode, name in found:
             if inode <= start_id:

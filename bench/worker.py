@@ -47,7 +47,7 @@ def read(path: str, size: int) -> Callable[[], object]:
 
 def state(size: int) -> dict[str, Any]:
     """A state_dict of that many bytes."""
-    import torch  # noqa: PLC0415 - only the torch measurements need it
+    import torch
 
     count = max(1, size // TENSOR)
     return {f"layer.{n}.weight": torch.full((size // count // 4,), 0.5 + n) for n in range(count)}
@@ -55,7 +55,7 @@ def state(size: int) -> dict[str, Any]:
 
 def save(path: str, size: int) -> Callable[[], object]:
     """torch.save in its default format."""
-    import torch  # noqa: PLC0415 - only the torch measurements need it
+    import torch
 
     tensors = state(size)
     return lambda: torch.save(tensors, path)
@@ -63,7 +63,7 @@ def save(path: str, size: int) -> Callable[[], object]:
 
 def load(path: str, _size: int) -> Callable[[], object]:
     """torch.load in its default form."""
-    import torch  # noqa: PLC0415 - only the torch measurements need it
+    import torch
 
     return lambda: torch.load(path)
 
