@@ -1,0 +1,36 @@
+"""`acpfs`: mount, umount, doctor."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import click
+
+from acpfs import __version__
+from acpfs.cli.lazy import LazyGroup, run
+
+COMMANDS = {
+    "mount": ("acpfs.cli.mount", "Mount a backing directory; returns when the mount is ready to use."),
+    "umount": ("acpfs.cli.umount", "Drain, then unmount."),
+    "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="A mount that is up is looked at and steered with acpfs-ctl.",
+)
+@click.version_option(__version__, prog_name="acpfs")
+def command() -> None:
+    """Take checkpoints at memory speed and drain them, in order and with checksums, to a backing directory."""
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    run(command, "acpfs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`acpfs mount`: settings from file and options, checks, then a daemon in the background or in this process."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic.fields import FieldInfo
+
+from acpfs.config import Settings, load_settings, option_name
+
+ARGUMENTS = ("backing", "mountpoint")
+
+
+def setting_options() -> list[click.Option]:
+    """One option per setting, described and with its default, made from the schema."""
+    return [_option(name, field) for name, field in Settings.model_fields.items() if name not in ARGUMENTS]
+
+
+def _option(name: str, field: FieldInfo) -> click.Option:
+    flag, text = option_name(name), (field.description or "").splitlines()[0]
+    if field.annotation is bool:
+        return click.Option([f"--{flag}/--no-{flag}", name], default=None, help=f"{text} [default: {'yes' if field.default else 'no'}]")
+    default = (
+        field.default.value
+        if isinstance(field.default, Enum)
+        else ":".join(field.default)
+        if isinstance(field.default, tuple)
+        else field.default
+    )
+    return click.Option(
+        [f"--{flag}", name], default=None, metavar=_metavar(name, field), help=text + ("" if default is None else f" [default: {default}]")
+    )
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
+        return "|".join(member.value for member in field.annotation)
+    if name.endswith("_s"):
+        return "SECONDS"
+    return {"ram": "SIZE", "bandwidth": "SIZE", "log_file": "FILE", "metrics_file": "FILE", "runtime_dir": "DIR"}.get(name, "VALUE")
+
+
+def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> int:
+    """Mount with these settings; the exit code."""
+    settings = load_settings(values, config)
+    from acpfs.supervisor import daemon
+
+    prepared = daemon.prepare(settings)
+    if foreground:
+        return int(daemon.run(prepared))
+    daemon.start(prepared)
+    return 0
+
+
+@click.command(
+    "mount",
+    params=[
+        click.Argument(["backing"], required=False, type=click.Path(path_type=Path)),
+        click.Argument(["mountpoint"], required=False, type=click.Path(path_type=Path)),
+        click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings; options win over it."),
+        click.Option(["--foreground"], is_flag=True, help="Stay in this process, log to stderr, tell the service manager."),
+        *setting_options(),
+    ],
+)
+def command(config: Path | None, foreground: bool, **options: Any) -> int:
+    """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line that says why.
+
+    Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    return mount(given, config, foreground=foreground)

@@ -1,0 +1,110 @@
+"""How numbers, tables and progress look to people. Imports rich only where it draws."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = dict[str, Any]
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(count: float) -> str:
+    """1536 → `1.5 KiB`."""
+    for unit in _UNITS:
+        if abs(count) < 1024 or unit == _UNITS[-1]:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable: the last unit returns")
+
+
+def duration(seconds: float) -> str:
+    """75 → `1 min 15 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def printable(name: str) -> str:
+    """A file name that cannot disturb a terminal: not-UTF-8 bytes and control characters as escapes."""
+    text = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document, ASCII only, so that every file name survives."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that wraps nothing when its output is not a terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, soft_wrap=not stream.isatty())
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = (), stderr: bool = False) -> None:
+    """Print a table; columns named in `numbers` are aligned right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        drawn.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console(stderr=stderr).print(drawn)
+
+
+def left_over(details: Json) -> None:
+    """What an error says is left, as a table on stderr."""
+    left = details.get("left") or []
+    if not left:
+        return
+    rows = [
+        (printable(entry["name"]), entry["operation"], size(entry["size"]), entry["state"], str(entry["tries"]), entry["last_error"] or "")
+        for entry in left
+    ]
+    table(("name", "operation", "size", "state", "tries", "last error"), rows, numbers=("size", "tries"), stderr=True)
+    more = details.get("left_operations", len(left)) - len(left)
+    if more > 0:
+        print(f"… and {more} more", file=sys.stderr)
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[Json], None]]:
+    """A progress bar on stderr, if that is a terminal; yields what takes the daemon's progress events."""
+    if not sys.stderr.isatty():
+        yield lambda _event: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(text, total=None, left="")
+        most = 0
+
+        def take(event: Json) -> None:
+            nonlocal most
+            if event.get("event") != "progress":
+                return
+            weight = event["bytes"] + event["operations"]
+            most = max(most, weight)
+            left = f"{event['operations']} operations, {size(event['bytes'])} left"
+            bar.update(task, total=max(1, most), completed=most - weight, left=left)
+
+        yield take

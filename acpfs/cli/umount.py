@@ -1,0 +1,88 @@
+"""`acpfs umount`: drain with a progress bar, unmount, wait for the daemon's end; also clears away what a dead daemon left."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import ask
+from acpfs.control import registry
+from acpfs.control.registry import MountRecord
+from acpfs.errors import AcpfsError, ConfigError, NotMountedError
+
+DAEMON_ENDS_WAIT_S = 30.0
+
+
+def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
+    """Drain and unmount.
+
+    Raises:
+        DeadlineError: not drained in time; the mount stays.
+        RefusedError: the mount is in use; it stays.
+        NotMountedError: there is no acpfs.
+    """
+    name = registry.normalised(mountpoint)
+    record = next((known for known in registry.records() if known.mountpoint == name), None)
+    if record is None or not record.alive:
+        _clear_away(name, record)
+        return
+    with show.progress("draining") as take:
+        result = ask(record, "unmount", {"timeout_s": timeout_s, "leave": leave}, take)
+    _wait_for_end(record)
+    if result["left"]:
+        show.left_over(result)
+        click.echo(f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for the next mount", err=True)
+
+
+def _clear_away(name: str, record: MountRecord | None) -> None:
+    """A mount without a daemon."""
+    from acpfs.supervisor import mountpoint
+
+    if not mountpoint.is_mounted(name):
+        raise NotMountedError(f"no acpfs is mounted on {name}")
+    mountpoint.take_away(name, detach=True)
+    if record is not None:
+        registry.remove(record)
+        click.echo(
+            f"{name}: the daemon was gone; what it had not persisted is kept in the RAM tier, mounting {record.backing} again drains it",
+            err=True,
+        )
+
+
+def _wait_for_end(record: MountRecord) -> None:
+    """The daemon has answered; when its process is gone, identity and RAM tier are free for the next mount."""
+    try:
+        fd = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    try:
+        if record.alive and not select.select([fd], [], [], DAEMON_ENDS_WAIT_S)[0]:
+            raise AcpfsError(f"unmounted, but the daemon (process {record.pid}) does not end: some call on the backing directory hangs")
+    finally:
+        os.close(fd)
+
+
+@click.command("umount")
+@click.argument("mountpoint", required=False)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Give up after this long; the mount stays. [default: never]",
+)
+@click.option("--leave", is_flag=True, help="Unmount even if not everything is persisted; it stays in the RAM tier for the next mount.")
+@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Take the mount point from this configuration file.")
+def command(mountpoint: str | None, timeout_s: float | None, leave: bool, config: Path | None) -> None:
+    """Drain, then unmount MOUNTPOINT. On timeout, say what is left and keep the mount."""
+    if mountpoint is None and config is not None:
+        from acpfs.config import load_settings
+
+        mountpoint = os.fspath(load_settings({}, config).mountpoint)
+    if mountpoint is None:
+        raise ConfigError("umount: name a mount point")
+    umount(mountpoint, timeout_s, leave=leave)

@@ -1,0 +1,1 @@
+"""The verbs of `acpfs-ctl`, one module each."""

@@ -1,0 +1,28 @@
+"""`acpfs-ctl discard`: give up what the backing directory refused for good."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION
+from acpfs.errors import ExitCode
+
+
+@click.command("discard")
+@click.argument("path")
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, path: str, as_json: bool) -> int:
+    """Give up what the backing directory refused for good at and below PATH, and files whose writer was lost: with their data.
+
+    Exit code 1: there was nothing.
+    """
+    record, below = target.with_paths([path])
+    done = ask(record, "discard", {"paths": below})
+    if as_json:
+        show.print_json(done)
+    else:
+        click.echo(f"discarded: {done['operations']}")
+    return int(ExitCode.OK if done["operations"] else ExitCode.FAILED)

@@ -1,0 +1,33 @@
+"""`acpfs-ctl flush`: return when all that was complete at the call is persisted."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+
+JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+TIMEOUT_OPTION = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Give up after this long (exit code 4). [default: never]",
+)
+
+
+@click.command("flush")
+@click.argument("paths", nargs=-1)
+@TIMEOUT_OPTION
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_json: bool) -> None:
+    """Return when all that is complete now (below PATHS) is persisted. Exit code 0: it is; 1: refused for good; 4: not in time."""
+    record, below = target.with_paths(paths)
+    with show.progress("flushing") as take:
+        done = ask(record, "flush", {"paths": below, "timeout_s": timeout_s}, take)
+    if as_json:
+        show.print_json(done)
+    else:
+        click.echo(f"persisted: {done['operations']} operations, {show.size(done['bytes'])}")

@@ -1,0 +1,28 @@
+"""`acpfs-ctl retry`: try again what failed, at and below a path."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION
+from acpfs.errors import ExitCode
+
+
+@click.command("retry")
+@click.argument("path")
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, path: str, as_json: bool) -> int:
+    """Try again what failed at and below PATH, now; files whose writer was lost are stored as they are.
+
+    Exit code 1: there was nothing.
+    """
+    record, below = target.with_paths([path])
+    done = ask(record, "retry", {"paths": below})
+    if as_json:
+        show.print_json(done)
+    else:
+        click.echo(f"tried again: {done['operations']}")
+    return int(ExitCode.OK if done["operations"] else ExitCode.FAILED)

@@ -1,0 +1,31 @@
+"""`acpfs-ctl set`: change a setting of a mount that is in use."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION
+from acpfs.errors import ConfigError
+
+
+@click.command("set")
+@click.argument("assignments", nargs=-1, required=True, metavar="KEY=VALUE...")
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, assignments: tuple[str, ...], as_json: bool) -> None:
+    """Change bandwidth, streams, log_level or ram until the mount ends, e.g. `set bandwidth=500M streams=16`."""
+    record = target.record()
+    pairs = [assignment.partition("=") for assignment in assignments]
+    for key, equals, _value in pairs:
+        if not equals:
+            raise ConfigError(f"set: {key!r} is not KEY=VALUE")
+    changed = {}
+    for key, _equals, value in pairs:
+        answer = ask(record, "set", {"key": key, "value": value})
+        changed[answer["key"]] = answer["value"]
+        if not as_json:
+            click.echo(f"{answer['key']} = {answer['value']}")
+    if as_json:
+        show.print_json(changed)

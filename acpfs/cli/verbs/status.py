@@ -1,0 +1,114 @@
+"""`acpfs-ctl status`: says first what is not yet safe and why, then the rest."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION
+
+WATCH_INTERVAL_S = 1.0
+QUEUE_ROWS_MAX = 15
+HEALTH_TEXT = {
+    "ok": "answers",
+    "slow": "is slow",
+    "refusing": "refuses calls",
+    "stuck": "does not answer",
+}
+
+
+@click.command("status")
+@JSON_OPTION
+@click.option("--watch", is_flag=True, help="Again every second, until interrupted.")
+@click.pass_obj
+def command(target: Target, as_json: bool, watch: bool) -> None:
+    """What is not yet safe, and why; RAM tier, queue, health of the backing directory."""
+    while True:
+        status = ask(target.record(), "status")
+        if watch and not as_json:
+            click.clear()
+        if as_json:
+            show.print_json(status)
+        else:
+            tell(status)
+        if not watch:
+            return
+        time.sleep(WATCH_INTERVAL_S)
+
+
+def tell(status: show.Json) -> None:
+    """For people."""
+    for line in unsafe_lines(status):
+        show.console().print(line, style="bold green" if line.startswith("safe") else "bold yellow", markup=False)
+    out = show.console()
+    for heading, text in _facts(status):
+        out.print(f"{heading:<8} {text}", markup=False)
+    for warning in status["warnings"]:
+        out.print(f"note     {show.printable(warning)}", markup=False)
+    if status["queue"]:
+        _queue(status)
+
+
+def _facts(status: show.Json) -> list[tuple[str, str]]:
+    ram, health, worker = status["ram"], status["backing_health"], status["worker"]
+    up = show.duration(time.time() - worker["started_at"])
+    oldest = show.duration(health["oldest_call_s"])
+    used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
+    parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
+    where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"
+    return [
+        ("mount", f"{where}, node {status['node']}, fsync {status['fsync']}"),
+        (
+            "daemon",
+            f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files",
+        ),
+        ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}"),
+        ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
+        ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
+    ]
+
+
+def unsafe_lines(status: show.Json) -> list[str]:
+    """What is not yet safe, most urgent first; one line that says `safe` when nothing is."""
+    health, lines = status["backing_health"], []
+    if status["parked"]:
+        lines.append(f"{status['parked']} operations REFUSED by the backing directory: kept in RAM until `acpfs-ctl retry` or `discard`")
+    if status["interrupted"]:
+        lines.append(
+            f"{status['interrupted']} files lost their writer with an earlier daemon: `acpfs-ctl retry` stores them, `discard` drops them"
+        )
+    if status["queue_length"]:
+        age = show.duration(status["oldest_unpersisted_age_s"])
+        lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old")
+    if status["ram"]["waiting_writers"]:
+        lines.append(f"{status['ram']['waiting_writers']} writers wait: the RAM tier is full")
+    if health["state"] != "ok":
+        said = f" ({health['last_error']})" if health["last_error"] else ""
+        lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
+    unclosed = " (files that are open are safe when they are closed)" if status["open_files"] else ""
+    return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+
+
+def _queue(status: show.Json) -> None:
+    now = time.time()
+    rows = (
+        (
+            entry["state"],
+            entry["operation"],
+            show.size(entry["size"]),
+            show.duration(entry["age_s"]),
+            str(entry["tries"]),
+            entry["last_error"] or "",
+            f"in {show.duration(max(0.0, entry['next_attempt'] - now))}" if entry["next_attempt"] else "",
+            show.printable(entry["name"]),
+        )
+        for entry in status["queue"][:QUEUE_ROWS_MAX]
+    )
+    headings = ("state", "operation", "size", "age", "tries", "last error", "next try", "name")
+    show.table(headings, rows, numbers=("size", "age", "tries"))
+    more = status["queue_length"] - min(QUEUE_ROWS_MAX, len(status["queue"]))
+    if more > 0:
+        click.echo(f"… and {more} more")

@@ -1,0 +1,27 @@
+"""`acpfs-ctl wait`: return when paths are persisted, or read back and verified."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
+
+
+@click.command("wait")
+@click.argument("paths", nargs=-1, required=True)
+@click.option("--persisted", "state", flag_value="persisted", default=True, help="Committed and flushed to stable storage (the default).")
+@click.option("--verified", "state", flag_value="verified", help="Also read back from the backing directory and equal by checksum.")
+@TIMEOUT_OPTION
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, paths: tuple[str, ...], state: str, timeout_s: float | None, as_json: bool) -> None:
+    """Return when PATHS, as they are now, are persisted. Exit code 0: they are; 1: refused or different; 4: not in time."""
+    record, below = target.with_paths(paths)
+    with show.progress("waiting") as take:
+        done = ask(record, "wait", {"paths": below, "verified": state == "verified", "timeout_s": timeout_s}, take)
+    if as_json:
+        show.print_json(done)
+    else:
+        click.echo(f"{state}: {', '.join(show.printable(path) for path in paths)}")
