@@ -21,6 +21,9 @@ class Content:
     """Its writer was lost with an earlier daemon: shown, but not committed before someone decides."""
     fd: int = -1
     """Open while the file is; -1 otherwise."""
+    in_flight: int = 0
+    """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
+    closing: bool = False
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
     failed: int = 0

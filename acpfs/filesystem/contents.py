@@ -12,18 +12,21 @@ import errno
 import os
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.steps import wait
+from acpfs.filesystem.steps import unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
+T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 INLINE_COPY_BYTES_MAX = 1 << 20
@@ -117,7 +120,19 @@ class Contents:
         """The content's descriptor, open from now until `closed`."""
         if content.fd < 0:
             content.fd = self._tier.open(content.tier_id)
+        content.closing = False
         return content.fd
+
+    async def _unlocked(self, content: Content, function: Callable[..., T], *arguments: Any) -> T:
+        """A system call on the content's descriptor, while others hold the lock."""
+        fd = self.opened(content)
+        content.in_flight += 1
+        try:
+            return await unlocked(function, fd, *arguments)
+        finally:
+            content.in_flight -= 1
+            if content.closing and not content.in_flight:
+                self._close(content)
 
     def closed(self, node: Node) -> None:
         """The last handle of the node is gone."""
@@ -127,9 +142,11 @@ class Contents:
 
     @staticmethod
     def _close(content: Content) -> None:
-        if content.fd >= 0:
+        if content.in_flight:
+            content.closing = True
+        elif content.fd >= 0:
             os.close(content.fd)
-            content.fd = -1
+            content.fd, content.closing = -1, False
 
     def settle_state(self, node: Node) -> None:
         """Note whether the node's content may be evicted: clean, closed, equal to what the backing directory has."""
@@ -182,10 +199,15 @@ class Contents:
 
     # -- bytes
 
-    def read(self, node: Node, offset: int, size: int) -> bytes:
+    async def read(self, node: Node, offset: int, size: int) -> bytes:
         """Bytes from RAM; shorter at the end of the file."""
         assert node.content is not None
-        return os.pread(self.opened(node.content), size, offset)
+        return await self._unlocked(node.content, os.pread, size, offset)
+
+    async def read_into(self, node: Node, offset: int, buffer: memoryview) -> int:
+        """Like `read`, into the caller's buffer."""
+        assert node.content is not None
+        return await self._unlocked(node.content, os.preadv, [buffer], offset)
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
         """Write to RAM; all of it or ENOSPC."""
@@ -204,7 +226,7 @@ class Contents:
             await self.room(wanted)
             content = await self._before_change(node, offset)
         try:
-            done = os.pwrite(self.opened(content), data, offset)
+            done = await self._unlocked(content, os.pwrite, data, offset)
         finally:
             self._settle(node, content)
             if wanted:
@@ -256,8 +278,10 @@ class Contents:
             self._modified(node, content)
 
     def _settle(self, node: Node, content: Content) -> None:
-        st = self._tier.settle_fd(content.tier_id, self.opened(content))
-        node.size, node.blocks = st.st_size, st.st_blocks
+        if self._users[content.tier_id]:  # else it was let go of while the bytes were on their way
+            st = self._tier.settle_fd(content.tier_id, self.opened(content))
+            if node.content is content:
+                node.size, node.blocks = st.st_size, st.st_blocks
 
     def _modified(self, node: Node, content: Content) -> None:
         node.touch()

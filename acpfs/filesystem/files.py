@@ -266,7 +266,7 @@ class Files:
         """Bytes of the file: from RAM where the content is there, else from the backing directory."""
         handle = self.handle(number)
         if handle.node.content is not None:
-            return self._contents.read(handle.node, offset, size)
+            return await self._contents.read(handle.node, offset, size)
         return await self._view.read(handle, offset, size)
 
     async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
