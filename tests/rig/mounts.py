@@ -118,6 +118,20 @@ class AcpfsMount:
         wait_gone(pid, timeout_s)
         self._unwatch()
 
+    def wait_unmounted(self, timeout_s: float = 30.0) -> None:
+        """Wait until the kernel's table does not have the mount any more."""
+        with open("/proc/self/mounts", "rb") as table:
+            deadline = time.monotonic() + timeout_s
+            while is_mounted(self.path):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"{self.path} is still mounted")
+                select.select([], [], [table], 1.0)  # the kernel tells of changes as an exceptional condition
+
+    def wait_ended(self, pid: int, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
+        """Wait for the end of the daemon's process."""
+        wait_gone(pid, timeout_s)
+        self._unwatch()
+
     def abort(self) -> None:
         """End everything that this mount started, whatever its state, and remove the RAM tier."""
         self._unwatch()

@@ -1,0 +1,161 @@
+"""What holds the tree in shape: import direction, sizes, idioms, and that contract and tests cite each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+PACKAGE = REPOSITORY / "acpfs"
+LAYERS = ["cli", "training", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
+"""From top to bottom; a layer imports only what stands to its right, and the bottom."""
+BOTTOM = {"errors", "types", "config"}
+MAY_NOT = {
+    "cli": {"transport", "filesystem", "writeback", "ram", "backing", "training"},
+    "training": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
+    "control": {"transport", "filesystem", "writeback", "ram", "backing"},
+    "writeback": {"transport", "filesystem"},
+}
+"""Beyond the direction: what a layer has no business with."""
+FILE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
+FUNCTION_LINES_MEDIAN_MAX = 12
+BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)(_|$)")
+
+SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
+TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
+CLAUSE = re.compile(r"\*\*([SX]\d+)\.\*\*")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported_layers(path: Path) -> Iterator[tuple[str, int]]:
+    """(layer or module below acpfs, line) of every import, also those inside functions."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "acpfs":
+            parts = node.module.split(".")
+            names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
+            yield from ((name, node.lineno) for name in names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[1], node.lineno) for alias in node.names if alias.name.startswith("acpfs."))
+
+
+def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (n for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_imports_point_downwards(layer):
+    allowed = set(LAYERS[LAYERS.index(layer) :]) | BOTTOM
+    if layer == "cli":
+        allowed |= {"training"}
+    allowed -= MAY_NOT.get(layer, set())
+    wrong = []
+    for path in sorted((PACKAGE / layer).rglob("*.py")):
+        wrong += [f"{named(path)}:{line} imports {name}" for name, line in imported_layers(path) if name not in allowed and name != "__version__"]
+    assert wrong == []
+
+
+def test_the_bottom_imports_only_the_bottom():
+    wrong = []
+    for name in BOTTOM:
+        wrong += [f"{name}:{line} imports {other}" for other, line in imported_layers(PACKAGE / f"{name}.py") if other not in BOTTOM]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=named)
+def test_files_and_functions_are_small(path):
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= FILE_LINES_MAX, f"{lines} lines"
+    assert [f"{node.name}: {length(node)}" for node in functions(path) if length(node) > FUNCTION_LINES_MAX] == []
+
+
+def test_the_median_function_is_short():
+    assert median(length(node) for path in SOURCES for node in functions(path)) <= FUNCTION_LINES_MEDIAN_MAX
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "__init__.py"], ids=named)
+def test_modules_say_what_they_own(path):
+    text = ast.get_docstring(tree_of(path))
+    assert text, "no docstring"
+    assert len(text.splitlines()) <= 25
+
+
+@pytest.mark.parametrize("path", SOURCES + TESTS, ids=named)
+def test_names_mean_something(path):
+    # mount(8) calls the program that it runs for a file system type its "mount helper"
+    assert path.stem == "mount_helper" or not BANNED_NAMES.search(path.stem), "a name that says nothing"
+
+
+def _banned(path: Path, *, library: bool) -> Iterator[str]:
+    for node in ast.walk(tree_of(path)):
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.ExceptHandler) and node.type is None:
+            yield f"{line}: bare except"
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            yield f"{line}: star import"
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "time.sleep" and not library:
+                yield f"{line}: sleep in a test"
+            if called == "print" and library and "cli" not in path.parts:
+                yield f"{line}: print in a library"
+        if isinstance(node, ast.Import | ast.ImportFrom) and not library and "unittest.mock" in ast.unparse(node):
+            yield f"{line}: mock"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=named)
+def test_no_banned_idioms_in_the_package(path):
+    assert list(_banned(path, library=True)) == []
+
+
+@pytest.mark.parametrize("path", [p for p in TESTS if "frameworks" not in p.parts], ids=named)
+def test_no_banned_idioms_in_tests(path):
+    assert list(_banned(path, library=False)) == []
+
+
+# -- the contract
+
+
+def clauses() -> set[str]:
+    return set(CLAUSE.findall((REPOSITORY / "docs" / "SEMANTICS.md").read_text(encoding="utf-8")))
+
+
+def citations() -> dict[str, list[str]]:
+    """Clause → tests that cite it with `pytest.mark.clause(…)` or the short form `clause(…)`."""
+    found: dict[str, list[str]] = {}
+    for path in TESTS:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("clause", "pytest.mark.clause"):
+                for argument in node.args:
+                    if isinstance(argument, ast.Constant):
+                        found.setdefault(str(argument.value), []).append(f"{named(path)}:{node.lineno}")
+    return found
+
+
+def test_every_clause_is_cited_by_a_test():
+    assert sorted(clauses() - citations().keys()) == []
+
+
+def test_every_citation_names_a_clause():
+    assert {clause: where for clause, where in citations().items() if clause not in clauses()} == {}
+
+
+def test_numbers_of_clauses_are_used_once():
+    found = CLAUSE.findall((REPOSITORY / "docs" / "SEMANTICS.md").read_text(encoding="utf-8"))
+    assert len(found) == len(set(found))
