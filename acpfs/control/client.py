@@ -9,6 +9,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,8 @@ def request(record: MountRecord, verb: str, args: Json | None = None, on_event: 
 def _messages(record: MountRecord, line: bytes) -> Iterator[Json]:
     with _connected(record) as connection:
         try:
-            connection.sendall(line)
+            with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
+                connection.sendall(line)
             with connection.makefile("rb") as stream:
                 for answer in stream:
                     yield json.loads(answer)

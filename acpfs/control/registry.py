@@ -83,7 +83,7 @@ def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
     found = []
     for directory in places_to_look() if directories is None else directories:
         for file in sorted((directory / "mounts").glob("*.json")):
-            with contextlib.suppress(OSError, ValueError, TypeError):
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
                 values = json.loads(file.read_text())
                 found.append(MountRecord(**{field.name: values.get(field.name, "") for field in fields(MountRecord)}))
     return found

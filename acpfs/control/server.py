@@ -27,7 +27,8 @@ SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
-_GROUPS_MAX = 65536
+_GROUPS_BYTES_MAX = 1024
+"""Most that Python's getsockopt takes: 256 groups; a peer with more must have the control group as its primary one."""
 
 log = structlog.get_logger("acpfs.control")
 
@@ -139,7 +140,7 @@ class ControlServer:
 def _peer_groups(connection: trio.socket.SocketType) -> tuple[int, ...]:
     """Supplementary groups of the peer: from the kernel, because a name service could hang."""
     try:
-        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * 4)
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES_MAX)
     except OSError:
         return ()
     return struct.unpack(f"{len(raw) // 4}I", raw)

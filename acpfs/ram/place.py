@@ -55,6 +55,7 @@ def take(tiers: Path, volume_id: str, node_id: str, backing: Path, budget_bytes:
     except BaseException:
         os.close(lock_fd)
         raise
+    place.warnings += _others_left(tiers, volume_id, name)
     return place
 
 
@@ -140,6 +141,22 @@ def _mount(directory: Path, budget_bytes: int) -> str:
 def _size_option(budget_bytes: int) -> str:
     """Room for the budget and for the state database beside the bytes. nr_inodes=0: small files must not run out of inodes."""
     return f"size={budget_bytes + max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
+
+
+def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
+    """Tiers of the same backing directory that no daemon has: left by a mount under another node id, which alone drains them."""
+    warnings = []
+    for file in sorted(tiers.glob(f"{volume_id}-*.lock")):
+        name = file.name.removesuffix(".lock")
+        if name == mine or mounted_at(str(tiers / name)) is None:
+            continue
+        with contextlib.suppress(RefusedError):
+            os.close(_lock(file, name))
+            node = name.removeprefix(f"{volume_id}-")
+            warnings.append(
+                f"an earlier mount under node id {node} left a RAM tier that is not drained: mount with --node-id {node} to drain it"
+            )
+    return warnings
 
 
 def _on_shared_memory(directory: Path, budget_bytes: int, lock_fd: int, *, found: bool, reason: str) -> Place:

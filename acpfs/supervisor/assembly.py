@@ -30,6 +30,7 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.verify import Verifier
 
 COPY_THREADS = 4
 """Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
@@ -54,6 +55,7 @@ class Parts:
     calls: CallPools
     copies: CallPool
     manifest: Manifest
+    verifier: Verifier
     fs: FileSystem
     engine: Engine
     started_at: float = field(default_factory=time.time)
@@ -100,9 +102,12 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
         fs = FileSystem(settings, state, tier, operations, tree, directory, calls.requests, copies)
         manifest = Manifest(state, directory, fs.lock, identity.node_id)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings)
+        verifier = Verifier(manifest, directory, fs.lock)
         state.commit()
         undo.pop_all()
-    return Parts(settings, runtime, identity, directory, probed, place, state, tier, operations, calls, copies, manifest, fs, engine)
+    return Parts(
+        settings, runtime, identity, directory, probed, place, state, tier, operations, calls, copies, manifest, verifier, fs, engine
+    )
 
 
 def _lower(settings: Settings, runtime: Path, node: str) -> tuple[BackingDirectory, Identity, ProbeReport]:

@@ -202,7 +202,7 @@ class WorkerSubject:
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
-        verdicts = self._parts.manifest.verify([tuple(path.split(b"/")) if path else () for path in paths])
+        verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
         while True:
             future = self._parts.calls.commits.submit("verify", next, verdicts, None)
             await settled(future)

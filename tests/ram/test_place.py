@@ -64,6 +64,15 @@ def test_a_second_daemon_is_refused_and_a_second_node_is_not(tiers: Path):
 
 
 @needs_root
+def test_a_tier_left_under_another_node_id_is_pointed_out(tiers: Path):
+    places.let_go(places.take(tiers, "vol", "old", BACKING, 8 * MIB))
+    places.give_up(places.take(tiers, "vol", "gone", BACKING, 8 * MIB))
+    place = places.take(tiers, "vol", "new", BACKING, 8 * MIB)
+    assert len(place.warnings) == 1
+    assert "--node-id old" in place.warnings[0]
+
+
+@needs_root
 def test_a_tier_of_another_backing_directory_is_refused(tiers: Path):
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (place.directory / "meta.json").write_text(json.dumps({"volume_id": "other", "node_id": "n1", "backing": "/elsewhere"}))

@@ -1,0 +1,129 @@
+"""A double of a worker: answers from what the test has put into it."""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from acpfs.control.protocol import Json
+from acpfs.control.registry import MountRecord, process_started
+from acpfs.control.reports import (
+    FileState,
+    HealthReport,
+    QueueEntry,
+    RamReport,
+    Remaining,
+    Status,
+    Verdict,
+    WorkerReport,
+)
+from acpfs.control.server import ControlServer
+from acpfs.errors import AcpfsError, ConfigError, RefusedError
+
+
+class DoubleSubject:
+    """Implements `Subject`; operations are (number, path, size, parked)."""
+
+    def __init__(self) -> None:
+        self.ops: list[tuple[int, str, int, bool]] = []
+        self.file_rows: list[FileState] = []
+        self.verdicts: list[Verdict] = []
+        self.lost: list[QueueEntry] = []
+        self.busy = False
+        self.unmounted = trio.Event()
+        self.changed = trio.Event()
+        self.broken = False
+
+    def done(self, number: int) -> None:
+        self.ops = [op for op in self.ops if op[0] != number]
+        self.changed.set()
+        self.changed = trio.Event()
+
+    def status(self) -> Status:
+        if self.broken:
+            raise ZeroDivisionError("a bug")
+        return Status(
+            mount="/mnt/x",
+            backing="/b",
+            node="n",
+            volume="v",
+            transport="libfuse",
+            lanes={"libfuse": 1},
+            fsync="ordered",
+            worker=WorkerReport(1, 2.0, "0"),
+            ram=RamReport(10, 4, 3, 1, 0, 1, 0, "/t", own_tmpfs=True, huge_pages="never"),
+            queue=self.left(1 << 60),
+            queue_length=len(self.ops),
+            queue_bytes=sum(op[2] for op in self.ops),
+            parked=sum(op[3] for op in self.ops),
+            interrupted=len(self.lost),
+            open_files=0,
+            oldest_unpersisted_age_s=1.5,
+            backing_health=HealthReport("ok", 0.0, 0, 0, 0.0, 0),
+            features={"xattrs": True},
+            counters={"retries": 7},
+        )
+
+    def configuration(self) -> Json:
+        return {"streams": 8}
+
+    def files(self, prefix: bytes) -> list[FileState]:
+        return [row for row in self.file_rows if row.path.startswith(prefix.decode())]
+
+    def complete_until(self, paths: Sequence[bytes]) -> int:
+        numbers = [op[0] for op in self.ops if not paths or any(op[1].startswith(p.decode()) for p in paths)]
+        return max(numbers, default=0)
+
+    def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
+        left = [op for op in self.ops if op[0] <= until]
+        if paths:
+            left = [op for op in left if not op[3] or any(op[1].startswith(p.decode()) for p in paths)]
+        return Remaining(len(left), sum(op[2] for op in left), stuck=bool(left) and all(op[3] for op in left))
+
+    def left(self, until: int) -> list[QueueEntry]:
+        return [QueueEntry(n, name, "store", size, "parked" if p else "complete", 1.0) for n, name, size, p in self.ops if n <= until]
+
+    async def persisted(self, until: int) -> bool:
+        while self.remaining(until).operations:
+            if any(op[3] for op in self.ops):
+                return False
+            await self.changed.wait()
+        return True
+
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        for verdict in self.verdicts:
+            await tell(verdict)
+
+    def retry(self, path: bytes) -> int:
+        return len(self.ops)
+
+    def discard(self, path: bytes) -> int:
+        raise AcpfsError("nothing of that name")
+
+    def interrupted(self) -> list[QueueEntry]:
+        return self.lost
+
+    async def change(self, key: str, value: str) -> Json:
+        if key != "streams":
+            raise ConfigError(f"{key} cannot be changed")
+        return {"key": key, "value": int(value)}
+
+    async def unmount(self) -> None:
+        if self.busy:
+            raise RefusedError("/mnt/x is in use")
+        self.unmounted.set()
+
+    async def finished(self) -> list[QueueEntry]:
+        await self.unmounted.wait()
+        return self.left(1 << 60)
+
+    def metrics(self) -> str:
+        return "acpfs_ram_used_bytes 4\n"
+
+
+@contextmanager
+def socket_of(server: ControlServer) -> Iterator[MountRecord]:
+    """The record by which a client finds a server in this process."""
+    pid = 1
+    yield MountRecord("/mnt/x", "/b", "n", pid, process_started(pid), str(server.path), "0", str(Path(server.path).parent))

@@ -1,0 +1,407 @@
+"""The control socket: answers, refuses, and survives whatever a client does."""
+
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.control import client, server
+from acpfs.control.registry import MountRecord
+from acpfs.control.reports import FileState, QueueEntry, Verdict
+from acpfs.control.server import CLIENTS_MAX, ControlServer
+from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
+from tests.control.double import DoubleSubject, socket_of
+
+TEST_LIMIT_S = 20
+
+Scenario = Callable[[DoubleSubject, MountRecord], Awaitable[None]]
+
+
+def serve(tmp_path: Path, scenario: Scenario, subject: DoubleSubject | None = None, **options: Any) -> ControlServer:
+    """Run a scenario beside a server."""
+    kept: list[ControlServer] = []
+
+    async def main() -> None:
+        with trio.fail_after(TEST_LIMIT_S):
+            subj = subject or DoubleSubject()
+            control = ControlServer(tmp_path / "c.sock", subj, **options)
+            kept.append(control)
+            async with trio.open_nursery() as nursery:
+                await nursery.start(control.run)
+                with socket_of(control) as record:
+                    await scenario(subj, record)
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    return kept[0]
+
+
+async def ask(record: MountRecord, verb: str, args: dict[str, Any] | None = None, events: list[Any] | None = None) -> Any:
+    return await trio.to_thread.run_sync(partial(client.request, record, verb, args, None if events is None else events.append))
+
+
+async def raw(record: MountRecord, data: bytes, *, half_close: bool = True) -> list[dict[str, Any]]:
+    """Send bytes as they are; the answers until the server hangs up."""
+    async with await trio.open_unix_socket(record.socket) as stream:
+        await stream.send_all(data)
+        if half_close:
+            await stream.send_eof()
+        received = b"".join([chunk async for chunk in stream])
+    return [json.loads(line) for line in received.splitlines()]
+
+
+def test_status_config_and_metrics(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        status = await ask(record, "status")
+        assert status["mount"] == "/mnt/x"
+        assert status["ram"]["budget_bytes"] == 10
+        assert (await ask(record, "config")) == {"streams": 8}
+        assert "acpfs_ram_used_bytes" in (await ask(record, "metrics"))["text"]
+
+    serve(tmp_path, scenario)
+
+
+def test_the_socket_is_for_its_owner(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        assert stat.S_IMODE(os.stat(record.socket).st_mode) == 0o600
+
+    serve(tmp_path, scenario)
+
+
+def test_a_control_group_opens_it_to_the_group(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        assert stat.S_IMODE(os.stat(record.socket).st_mode) == 0o660
+
+    import grp
+
+    serve(tmp_path, scenario, group=grp.getgrgid(os.getgid()).gr_name)
+
+
+def test_an_unknown_group_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no-such-group"):
+        ControlServer(tmp_path / "c.sock", DoubleSubject(), "no-such-group")
+
+
+def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Stranger(struct.Struct):
+        def unpack(self, _buffer: Any) -> tuple[Any, ...]:
+            return (1, 12345, 12345)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        with pytest.raises(AcpfsError, match="permission denied"):
+            await ask(record, "status")
+
+    monkeypatch.setattr(server, "_PEERCRED", Stranger("3i"))
+    assert serve(tmp_path, scenario).refused_clients == 1
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize("member", [True, False])
+def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool):
+    import grp
+
+    group = next(g for g in grp.getgrall() if g.gr_gid not in os.getgroups() and g.gr_gid != 0)
+    for parent in (tmp_path, *tmp_path.parents[:3]):
+        if parent != Path("/tmp"):
+            parent.chmod(0o755)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        os.chmod(record.socket, 0o666)
+        code = (
+            "import contextlib,os,socket,sys;os.setgroups([int(x) for x in sys.argv[2:]]);os.setgid(54321);os.setuid(54321);"
+            "s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1])\n"
+            'with contextlib.suppress(BrokenPipeError): s.sendall(b\'{"verb":"config"}\\n\')\n'
+            "print(s.recv(65536).decode())"
+        )
+        groups = [str(group.gr_gid)] if member else []
+        done = await trio.run_process(["python3", "-c", code, record.socket, *groups], capture_stdout=True)
+        assert ("result" in json.loads(done.stdout)) is member
+
+    serve(tmp_path, scenario, group=group.gr_name)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"hello\n", "not a line of JSON"),
+        (b"\xff\xfe\n", "not a line of JSON"),
+        (b"[1]\n", "a request is"),
+        (b"{}\n", "a request is"),
+        (b'{"verb": 3}\n', "a request is"),
+        (b'{"verb": "status", "args": []}\n', "a request is"),
+        (b'{"verb": "explode"}\n', "no such verb"),
+        (b'{"verb": "wait"}\n', "at least one path"),
+        (b'{"verb": "flush", "args": {"paths": "x"}}\n', "list of strings"),
+        (b'{"verb": "flush", "args": {"paths": ["../x"]}}\n', "not a path below"),
+        (b'{"verb": "flush", "args": {"paths": ["/etc"]}}\n', "not a path below"),
+        (b'{"verb": "flush", "args": {"paths": ["a\\u0000b"]}}\n', "not a path below"),
+        (b'{"verb": "flush", "args": {"timeout_s": -1}}\n', "number of seconds"),
+        (b'{"verb": "flush", "args": {"timeout_s": NaN}}\n', "number of seconds"),
+        (b'{"verb": "flush", "args": {"timeout_s": true}}\n', "number of seconds"),
+        (b'{"verb": "set", "args": {"key": "streams"}}\n', "value must be a string"),
+        (b'{"verb": "retry", "args": {"paths": []}}\n', "exactly one path"),
+        (b"[" * 100_000 + b"\n", "not a line of JSON"),
+        (b'{"verb": "status"', "ended before its line"),
+        (b"x" * ((1 << 20) + 70_000), "at most"),
+    ],
+)
+def test_a_malformed_request_is_answered_and_hurts_nobody(tmp_path: Path, data: bytes, said: str):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        try:
+            (answer,) = await raw(record, data)
+        except trio.BrokenResourceError:
+            assert len(data) > 1 << 20  # told while still sending
+        else:
+            assert said in answer["error"]["message"]
+            assert answer["error"]["exit_code"] == ExitCode.USAGE
+        assert (await ask(record, "config")) == {"streams": 8}
+
+    serve(tmp_path, scenario)
+
+
+def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.broken = True
+        with pytest.raises(AcpfsError, match="ZeroDivisionError"):
+            await ask(record, "status")
+        subject.broken = False
+        await ask(record, "status")
+
+    serve(tmp_path, scenario)
+
+
+def test_too_many_clients_are_told_so_and_room_comes_back(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+        hanging = []
+        for _ in range(CLIENTS_MAX):
+            stream = await trio.open_unix_socket(record.socket)
+            await stream.send_all(b'{"verb": "flush"}\n')
+            await stream.receive_some(10)
+            hanging.append(stream)
+        with pytest.raises(AcpfsError, match="too many"):
+            await ask(record, "status")
+        subject.done(1)
+        for stream in hanging:
+            while await stream.receive_some(65536):
+                pass
+            await stream.aclose()
+        await ask(record, "status")
+
+    serve(tmp_path, scenario)
+
+
+def test_a_client_that_goes_away_ends_its_request(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+        gone = trio.Event()
+
+        async def persisted(_until: int) -> bool:
+            try:
+                await trio.sleep_forever()
+            finally:
+                gone.set()
+            return True
+
+        subject.persisted = persisted  # type: ignore[method-assign]
+        stream = await trio.open_unix_socket(record.socket)
+        await stream.send_all(b'{"verb": "flush"}\n')
+        await stream.receive_some(10)
+        await stream.aclose()
+        await gone.wait()
+
+    serve(tmp_path, scenario)
+
+
+def test_a_silent_client_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        assert await raw(record, b"", half_close=False) == []
+
+    monkeypatch.setattr(server, "REQUEST_WAIT_S", 0.05)
+    serve(tmp_path, scenario)
+
+
+def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False), (2, "b", 7, False)]
+        events: list[Any] = []
+
+        async def persist_when_told() -> None:
+            while not events:
+                await trio.sleep(0.01)
+            subject.ops.append((3, "later", 1, False))
+            subject.done(1)
+            subject.done(2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(persist_when_told)
+            done = await ask(record, "flush", {}, events)
+        assert done == {"operations": 2, "bytes": 12}
+        assert events[0] == {"event": "progress", "operations": 2, "bytes": 12}
+
+    serve(tmp_path, scenario)
+
+
+def test_flush_not_in_time_names_what_is_left(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+        with pytest.raises(AcpfsError) as caught:
+            await ask(record, "flush", {"timeout_s": 0.05})
+        assert caught.value.exit_code == ExitCode.TIMEOUT
+        assert [entry["name"] for entry in caught.value.details["left"]] == ["a"]  # type: ignore[attr-defined]
+
+    serve(tmp_path, scenario)
+
+
+def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, True)]
+        with pytest.raises(AcpfsError, match="refused") as caught:
+            await ask(record, "flush")
+        assert caught.value.exit_code == ExitCode.FAILED
+        assert (await ask(record, "wait", {"paths": ["b"]}))["operations"] == 0
+
+    serve(tmp_path, scenario)
+
+
+def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "parked", 5, True), (2, "b", 5, False)]
+
+        async def persist() -> None:
+            await trio.sleep(0.05)
+            subject.done(2)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(persist)
+            await ask(record, "wait", {"paths": ["b"]})
+
+    serve(tmp_path, scenario)
+
+
+def test_wait_verified_reads_back(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.verdicts = [Verdict("a", "ok"), Verdict("new", "unknown")]
+        assert (await ask(record, "wait", {"paths": ["a"], "verified": True}))["verified"] == 2
+        subject.verdicts.append(Verdict("b", "mismatch", 1, "x", "y"))
+        with pytest.raises(AcpfsError, match="1 of 3 files are not as they were written, first b: mismatch"):
+            await ask(record, "wait", {"paths": ["a"], "verified": True})
+
+    serve(tmp_path, scenario)
+
+
+def test_ls_streams_many_files_in_order(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.file_rows = [FileState(f"f{n:05}\udcff", 1, "clean", "libfuse", "ram", None, None, 0.0) for n in range(1234)]
+        files = (await ask(record, "ls"))["items"]
+        assert [file["path"] for file in files] == [row.path for row in subject.file_rows]
+        subject.file_rows = []
+        assert (await ask(record, "ls"))["items"] == []
+
+    serve(tmp_path, scenario)
+
+
+def test_unmount_drains_first_and_ends(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        assert (await ask(record, "unmount"))["left"] == []
+        assert subject.unmounted.is_set()
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("leave", [True, False])
+def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(tmp_path: Path, leave: bool):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+        if leave:
+            assert (await ask(record, "unmount", {"timeout_s": 0.02, "leave": True}))["left_operations"] == 1
+        else:
+            with pytest.raises(AcpfsError) as caught:
+                await ask(record, "unmount", {"timeout_s": 0.02})
+            assert caught.value.exit_code == ExitCode.TIMEOUT
+        assert subject.unmounted.is_set() is leave
+
+    serve(tmp_path, scenario)
+
+
+def test_unmount_with_interrupted_files_keeps_the_mount(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.lost = [QueueEntry(0, "half", "store", 3, "interrupted", 1.0)]
+        with pytest.raises(AcpfsError, match="lost their writer"):
+            await ask(record, "unmount")
+        assert not subject.unmounted.is_set()
+
+    serve(tmp_path, scenario)
+
+
+def test_unmount_in_use_is_refused(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.busy = True
+        with pytest.raises(RefusedError, match="in use"):
+            await ask(record, "unmount")
+
+    serve(tmp_path, scenario)
+
+
+def test_errors_keep_their_kind_over_the_wire(tmp_path: Path):
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        with pytest.raises(ConfigError, match="ram cannot"):
+            await ask(record, "set", {"key": "ram", "value": "1"})
+        assert await ask(record, "set", {"key": "streams", "value": "3"}) == {"key": "streams", "value": 3}
+        with pytest.raises(AcpfsError, match="nothing of that name"):
+            await ask(record, "discard", {"paths": ["x"]})
+
+    serve(tmp_path, scenario)
+    assert DeadlineError.exit_code is ExitCode.TIMEOUT
+
+
+def test_a_stale_socket_is_replaced_and_a_long_path_works(tmp_path: Path):
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    stale = socket.socket(socket.AF_UNIX)
+    fd = os.open(deep, os.O_PATH)
+    stale.bind(f"/proc/self/fd/{fd}/c.sock")
+    stale.close()
+    os.close(fd)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        assert len(record.socket) > 108
+        await ask(record, "status")
+
+    serve(deep, scenario)
+
+
+def test_no_daemon_is_not_mounted(tmp_path: Path):
+    record = MountRecord("/mnt/x", "/b", "n", 2**22 + 1, 5, str(tmp_path / "none"), "0", str(tmp_path))
+    with pytest.raises(NotMountedError, match="is gone; what it had not persisted is kept"):
+        client.request(record, "status")
+
+
+def test_a_daemon_that_ends_without_an_answer_is_told(tmp_path: Path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "c.sock"))
+    listener.listen()
+
+    async def main() -> None:
+        record = MountRecord("/mnt/x", "/b", "n", 1, 0, str(tmp_path / "c.sock"), "0", str(tmp_path))
+
+        async def hang_up() -> None:
+            connection, _ = await trio.to_thread.run_sync(listener.accept)
+            connection.recv(100)
+            connection.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hang_up)
+            with pytest.raises(AcpfsError, match="ended before it answered"):
+                await ask(record, "status")
+
+    trio.run(main)
+    listener.close()
