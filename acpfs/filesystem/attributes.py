@@ -11,6 +11,7 @@ import time
 
 from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -30,15 +31,17 @@ NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm"
 class AttributeCalls:
     """Attribute calls over nodes."""
 
-    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes) -> None:
+    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes, contents: Contents) -> None:
         self._settings = settings
         self._table = table
         self._view = view
         self._changes = changes
+        self._contents = contents
 
-    @staticmethod
-    def of(node: Node) -> Attributes:
+    def of(self, node: Node) -> Attributes:
         """The node as stat(2) shows it."""
+        if node.kernel_writers:
+            self._contents.look(node)
         return Attributes(
             node.ino,
             node.mode,
@@ -70,6 +73,7 @@ class AttributeCalls:
         node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns
         node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
         node.ctime_ns = time.time_ns()
+        self._contents.set_times(node)
         self._changes.change_metadata(node, meta)
 
     # -- extended attributes

@@ -151,6 +151,10 @@ class Changes:
             return directory + b"/" + op.name if directory else op.name
         return self._table.path(op.ino) if op.ino in self._table else b"?"
 
+    def still_frozen(self, version: Version) -> bool:
+        """See `Listener`."""
+        return self._contents.still_frozen(version)
+
     def version_of_open_file(self, version: Version) -> bool:
         """See `Listener`."""
         node = self._table.get(version.ino)

@@ -19,6 +19,8 @@ class Content:
     """Monotonic time, seconds, of the first such change."""
     interrupted: bool = False
     """Its writer was lost with an earlier daemon: shown, but not committed before someone decides."""
+    seen: tuple[int, int] = (0, 0)
+    """(mtime in ns, size) of the tier file when the daemon last knew what is in it; differs: the kernel wrote in passthrough."""
     fd: int = -1
     """Open while the file is; -1 otherwise."""
     in_flight: int = 0

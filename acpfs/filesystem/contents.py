@@ -22,7 +22,7 @@ from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, Tier
-from acpfs.types import Ino, TierId
+from acpfs.types import Ino, TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
@@ -31,6 +31,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 INLINE_COPY_BYTES_MAX = 1 << 20
 """Up to here a copy under the lock (about 0.3 ms) is cheaper than a thread switch with everybody else let in between."""
+
+COPY_AT_FREEZE_BYTES_MAX = 16 << 20
+"""A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond, by watching for changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class ContentStatistics:
     copied_aside_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
+
+    node: Node
+    seen: tuple[int, int]
+
+
 class Contents:
     """All contents; owner of every tier file."""
 
@@ -57,6 +68,7 @@ class Contents:
         self._wait_when_full = wait_when_full
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
+        self._guards: dict[VersionId, Guard] = {}
         self._clean: OrderedDict[Ino, None] = OrderedDict()
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
         tier.make_room = self._evict_bytes
@@ -256,6 +268,8 @@ class Contents:
             await wait(content.busy)
             await self.empty(node)
             return
+        if node.kernel_handles:
+            content = await self._before_change(node, 0)  # the kernel's handles stay on this tier file
         if self._frozen_bytes(content) > 0:
             self.create(node)
         else:
@@ -280,6 +294,7 @@ class Contents:
     def _settle(self, node: Node, content: Content) -> None:
         if self._users[content.tier_id]:  # else it was let go of while the bytes were on their way
             st = self._tier.settle_fd(content.tier_id, self.opened(content))
+            content.seen = (st.st_mtime_ns, st.st_size)
             if node.content is content:
                 node.size, node.blocks = st.st_size, st.st_blocks
 
@@ -295,14 +310,22 @@ class Contents:
     def freeze(self, node: Node) -> Version:
         """The content as it is now, as a version; the caller logs the STORE."""
         assert node.content is not None
-        version = self._log.new_version(node.ino, node.content.tier_id, node.size)
+        source = node.content.tier_id
+        if node.kernel_writers and node.size <= COPY_AT_FREEZE_BYTES_MAX:
+            source = self._tier.create()
+            self._tier.copy(node.content.tier_id, source, node.size)
+            self._tier.settle(source)
+        version = self._log.new_version(node.ino, source, node.size)
         self._freeze(version)
+        if node.kernel_writers and source == node.content.tier_id:
+            self._guards[version.vid] = Guard(node, node.content.seen)
         node.content.modified = node.content.interrupted = False
         self._table.changed(node)
         return version
 
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
+        self._guards.pop(version.vid, None)
         if not version.tier_id:
             return
         versions = self._frozen[version.tier_id]
@@ -312,6 +335,62 @@ class Contents:
         self._unuse(version.tier_id)
         if not self._frozen:
             self._tier.fail_waiting(errno.ENOSPC)  # nothing is left that could make room
+
+    # -- what the kernel writes in passthrough
+
+    def look(self, node: Node) -> bool:
+        """Take over what the kernel wrote to the tier file meanwhile; whether it wrote anything."""
+        content = node.content
+        if content is None:
+            return False
+        st = self._tier.settle_fd(content.tier_id, self.opened(content))
+        seen = (st.st_mtime_ns, st.st_size)
+        if seen == content.seen:
+            return False
+        content.seen = seen
+        node.size, node.blocks = st.st_size, st.st_blocks
+        node.mtime_ns = node.ctime_ns = st.st_mtime_ns
+        if not content.modified:
+            content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
+            self._table.changed(node)
+        return True
+
+    def set_times(self, node: Node) -> None:
+        """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
+        if node.content is not None and node.kernel_writers:
+            fd = self.opened(node.content)
+            os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
+            st = os.fstat(fd)
+            node.content.seen = (st.st_mtime_ns, st.st_size)
+
+    async def protect(self, node: Node, start: int) -> None:
+        """Make bytes from `start` on free for the kernel to write."""
+        await self._before_change(node, start)
+
+    def frozen_bytes(self, node: Node) -> int:
+        """How many of the first bytes versions still need."""
+        return 0 if node.content is None else self._frozen_bytes(node.content)
+
+    def still_frozen(self, version: Version) -> bool:
+        """Whether the version's bytes are what they were. If not, the version is the content as it is now, and has to be streamed anew."""
+        guard = self._guards.get(version.vid)
+        if guard is None:
+            return True
+        st = self._tier.stat(version.tier_id)
+        seen = (st.st_mtime_ns, st.st_size)
+        if seen == guard.seen:
+            return True
+        self._guards[version.vid] = Guard(guard.node, seen)
+        version.size = st.st_size
+        version.renewals += 1
+        self._log.save_version(version)
+        return False
+
+    def unguard(self, node: Node) -> None:
+        """Nobody writes in passthrough any more: what versions see now stays as it is."""
+        for version in self._frozen.get(node.content.tier_id, ()) if node.content is not None else ():
+            self.still_frozen(version)
+            self._guards.pop(version.vid, None)
 
     def _frozen_bytes(self, content: Content) -> int:
         """How many of the first bytes belong to a version and must not change."""

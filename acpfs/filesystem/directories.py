@@ -34,9 +34,10 @@ class OpenDirectory:
 class Directories:
     """Calls on open directories."""
 
-    def __init__(self, table: NodeTable, names: Names, view: LowerView) -> None:
+    def __init__(self, table: NodeTable, names: Names, attributes: AttributeCalls, view: LowerView) -> None:
         self._table = table
         self._names = names
+        self._attributes = attributes
         self._view = view
         self._handles: dict[HandleId, OpenDirectory] = {}
         self._last_handle = 0
@@ -103,6 +104,6 @@ class Directories:
             node = self._table[child.ino]
             if with_attributes:
                 node.lookups += 1
-            return DirEntry(name, node.ino, node.mode, next_offset, AttributeCalls.of(node) if with_attributes else None)
+            return DirEntry(name, node.ino, node.mode, next_offset, self._attributes.of(node) if with_attributes else None)
         listed: LowerEntry | None = parent.dir.listing.get(name)
         return None if listed is None else DirEntry(name, Ino(listed.ino), listed.mode, next_offset, None)

@@ -16,11 +16,12 @@ from acpfs.backing.lower import LowerStat
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.records import Caller, OpenFile
+from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
 from acpfs.types import HandleId, Ino, TierId
@@ -38,6 +39,7 @@ class Handle:
     flags: int
     lower_fd: int = -1
     """Descriptor on the backing directory while the content is only there; opened at the first read."""
+    lane: Lane = Lane.LIBFUSE
     wrote: bool = False
     """It changed the content since the last FLUSH."""
 
@@ -56,6 +58,7 @@ class Files:
     def __init__(
         self,
         table: NodeTable,
+        lanes: Lanes,
         names: Names,
         attributes: AttributeCalls,
         view: LowerView,
@@ -65,6 +68,7 @@ class Files:
         log: OperationLog,
     ) -> None:
         self._table = table
+        self._lanes = lanes
         self._names = names
         self._attributes = attributes
         self._view = view
@@ -90,6 +94,12 @@ class Files:
         """Nodes that somebody has open."""
         return {handle.node for handle in self._handles.values()}
 
+    def lane_of(self, node: Node) -> str:
+        """How a file's bytes travel now, or would at the next open for reading."""
+        if node.kernel_handles:
+            return Lane.PASSTHROUGH.value
+        return self._lanes.daemon_lane.value if node.handles else "-"
+
     def __len__(self) -> int:
         return len(self._handles)
 
@@ -108,17 +118,62 @@ class Files:
         except BaseException:
             self._closed(node)
             raise
-        return self._opened(node, flags, wrote=bool(flags & os.O_TRUNC))
+        return await self._opened(node, flags, wrote=bool(flags & os.O_TRUNC))
 
-    def _opened(self, node: Node, flags: int, *, wrote: bool) -> OpenFile:
+    async def _opened(self, node: Node, flags: int, *, wrote: bool) -> OpenFile:
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, wrote=wrote)
+        try:
+            backing_fd = await self._take_lane(handle)
+        except BaseException:
+            self._closed(node)
+            raise
         self._handles[handle.number] = handle
         keep, node.keep_cache = node.keep_cache, True
         self._contents.settle_state(node)
         if handle.writable and node.names:
             self._attributes.foresee_fsync(self._table[node.names[0][0]])
-        return OpenFile(handle.number, keep)
+        return OpenFile(handle.number, keep, handle.lane, backing_fd)
+
+    async def _take_lane(self, handle: Handle) -> int:
+        """Decide the handle's lane; returns the descriptor for the kernel, -1 outside passthrough."""
+        node = handle.node
+        if handle.writable and not handle.flags & os.O_APPEND and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX:
+            lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
+        else:
+            lane = self._lanes.choose(node, handle.flags)
+        if lane is Lane.PASSTHROUGH and node.content is None:
+            handle.lower_fd = await self._view.open_lower(node)
+            lane = self._lanes.choose(node, handle.flags)  # much may have happened meanwhile
+        handle.lane = lane
+        if lane is not Lane.PASSTHROUGH:
+            node.daemon_writers += handle.flags & os.O_ACCMODE == os.O_RDWR
+            return -1
+        if handle.writable:
+            await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
+            node.kernel_writers += 1
+        node.kernel_handles += 1
+        node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
+        return self._contents.opened(node.content) if node.content is not None else handle.lower_fd
+
+    def refuse_passthrough(self, number: HandleId) -> None:
+        """The kernel would not take the file: the handle goes on in the daemon's lane."""
+        handle = self.handle(number)
+        self._leave_lane(handle)
+        handle.lane = self._lanes.daemon_lane
+        handle.node.daemon_writers += handle.flags & os.O_ACCMODE == os.O_RDWR
+
+    def _leave_lane(self, handle: Handle) -> None:
+        node = handle.node
+        if handle.lane is not Lane.PASSTHROUGH:
+            node.daemon_writers -= handle.flags & os.O_ACCMODE == os.O_RDWR
+            return
+        node.kernel_handles -= 1
+        if handle.writable:
+            handle.wrote = self._contents.look(node) or handle.wrote
+            node.kernel_writers -= 1
+            if not node.kernel_writers:
+                self._contents.unguard(node)
 
     async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """Make and open a regular file; one that exists is opened, unless O_EXCL."""
@@ -132,11 +187,11 @@ class Files:
             node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
             self._names.give_birth(parent, name, node)
             node.handles += 1
-            opened = self._opened(node, flags, wrote=True)
+            opened = await self._opened(node, flags, wrote=True)
         node.lookups += 1
         return opened, node
 
-    def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+    async def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """O_TMPFILE: a file without a name, until linkat gives it one."""
         parent = self._names.node(parent_ino)
         node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
@@ -144,7 +199,7 @@ class Files:
         self._contents.create(node)
         node.handles += 1
         node.lookups += 1
-        return self._opened(node, flags, wrote=True), node
+        return await self._opened(node, flags, wrote=True), node
 
     async def flush(self, number: HandleId) -> None:
         """close(2) of one descriptor: what it wrote is complete. Reports what the backing directory refused for good."""
@@ -153,6 +208,8 @@ class Files:
         self._report_refusal(handle.node)
 
     def _complete(self, handle: Handle) -> None:
+        if handle.lane is Lane.PASSTHROUGH and handle.writable:
+            handle.wrote = self._contents.look(handle.node) or handle.wrote
         if handle.wrote:
             handle.wrote = False
             self._changes.freeze(handle.node)
@@ -167,8 +224,8 @@ class Files:
     async def fsync(self, number: HandleId) -> None:
         """Fix the content in the order; in durable mode, wait until it is persisted."""
         handle = self.handle(number)
-        handle.wrote = False
-        self._changes.freeze(handle.node)
+        handle.wrote = True
+        self._complete(handle)
         self._report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
             await self.persisted(handle.node)
@@ -184,6 +241,7 @@ class Files:
         handle = self._handles.pop(number, None)
         if handle is None:
             return
+        self._leave_lane(handle)
         if handle.lower_fd >= 0:
             self._view.close_later(handle.lower_fd)
         node = handle.node
@@ -305,5 +363,8 @@ class Files:
     def freeze_older_than(self, age_s: float) -> int:
         """Fix the content of open files whose first unfixed change is older; returns how many."""
         due = time.monotonic() - age_s
+        for node in self.open_nodes():
+            if node.kernel_writers:
+                self._contents.look(node)
         nodes = [n for n in self.open_nodes() if n.content is not None and n.content.modified and n.content.modified_since <= due]
         return sum(self._changes.freeze(node) is not None for node in nodes)

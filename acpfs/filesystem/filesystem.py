@@ -20,6 +20,7 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents, ContentStatistics
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.files import Files
+from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -77,9 +78,10 @@ class FileSystem:
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view)
         self._names = Names(self._table, self._view, self.changes, self._contents)
-        self._attributes = AttributeCalls(settings, self._table, self._view, self.changes)
-        self._files = Files(self._table, self._names, self._attributes, self._view, self.changes, self._contents, tier, log)
-        self._directories = Directories(self._table, self._names, self._view)
+        self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
+        self.lanes = Lanes()
+        self._files = Files(self._table, self.lanes, self._names, self._attributes, self._view, self.changes, self._contents, tier, log)
+        self._directories = Directories(self._table, self._names, self._attributes, self._view)
         self._reports = Reports(self._table, log, self._contents, self._files)
         self._space: SpaceInfo | None = None
         self._space_at = 0.0
@@ -205,8 +207,13 @@ class FileSystem:
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
-        opened, node = self._files.tmpfile(parent, mode, flags, caller)
+        opened, node = await self._files.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
+
+    def refuse_passthrough(self, handle: HandleId) -> None:
+        """The kernel would not take the descriptor of an open that was answered with the passthrough lane. Takes the lock."""
+        with self.lock:
+            self._files.refuse_passthrough(handle)
 
     async def read(self, handle: HandleId, offset: int, size: int) -> bytes:
         """Up to `size` bytes."""

@@ -308,15 +308,19 @@ class LowerView:
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Read from the backing directory through the handle's own descriptor, opened at the first read."""
         if handle.lower_fd < 0:
-            path = self._tree.path(handle.node.ino)
-            if path is None:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            fd = await self.call("open", self.lower.open_read, path)
+            fd = await self.open_lower(handle.node)
             if handle.lower_fd < 0:
                 handle.lower_fd = fd
             else:
                 self.close_later(fd)  # two first reads met
         return await self.call("read", os.pread, handle.lower_fd, size, offset)
+
+    async def open_lower(self, node: Node) -> int:
+        """A descriptor of the node's file on the backing directory."""
+        path = self._tree.path(node.ino)
+        if path is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return await self.call("open", self.lower.open_read, path)
 
     def close_later(self, fd: int) -> None:
         """Close a descriptor of the backing directory; close may hang too."""

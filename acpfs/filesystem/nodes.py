@@ -95,6 +95,14 @@ class Node:
     names: list[tuple[Ino, bytes]] = field(default_factory=list)
     lookups: int = 0
     handles: int = 0
+    daemon_writers: int = 0
+    """Handles open read-write in the daemon's lane: they may have writable mappings."""
+    kernel_handles: int = 0
+    """Handles in the passthrough lane; all of them on the same file, `kernel_target`."""
+    kernel_target: TierId | None = None
+    """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
+    kernel_writers: int = 0
+    """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
 

@@ -62,6 +62,9 @@ class OpenFile:
     handle: HandleId
     keep_cache: bool
     """The kernel may go on using the pages it has of this file."""
+    lane: Lane = Lane.LIBFUSE
+    backing_fd: int = -1
+    """Passthrough lane: descriptor of the file that the kernel is to read and write; stays open until `release`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class Reports:
         return FileReport(
             path=path,
             size=node.size,
-            lane="libfuse",
+            lane=self._files.lane_of(node),
             tier="ram" if node.identity is None else "ram+backing" if node.content is not None else "backing",
             state=self._state(node, op),
             checksum=op.version.digest if op is not None and op.version is not None else "",

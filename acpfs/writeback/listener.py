@@ -24,11 +24,22 @@ class Listener(Protocol):
         ...
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
-        """(atime_ns, mtime_ns) that the mount shows for a directory, to be set on the backing directory when its last operation is committed; None: leave."""
+        """(atime_ns, mtime_ns) that the mount shows for a directory; None: leave.
+
+        Set on the backing directory when the directory's last operation is committed.
+        """
         ...
 
     def display_path(self, op: Op) -> bytes:
         """The path below the mount point by which a user knows the operation, e.g. b"run1/ck100/model.pt"."""
+        ...
+
+    def still_frozen(self, version: Version) -> bool:
+        """Whether the version's bytes are what they were when the version was made, or last asked about.
+
+        Asked after a stream has read them. False where the kernel wrote to the tier file unseen: then `size` and `renewals` have
+        changed, and the version is streamed anew.
+        """
         ...
 
     def version_of_open_file(self, version: Version) -> bool:

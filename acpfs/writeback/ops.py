@@ -89,8 +89,8 @@ class VersionState(enum.Enum):
 class Version:
     """A frozen content of node `ino`: the first `size` bytes of tier file `tier_id`.
 
-    `tier_id` is 0 when the version's bytes left the RAM tier (only ever after STAGED). It is changed by the file system, under its lock, when
-    it copies the bytes aside; a stream that reads notices and starts again.
+    `tier_id` is 0 when the version's bytes left the RAM tier (only ever after STAGED). It is changed by the file system, under its
+    lock, when it copies the bytes aside; a stream that reads notices and reads the chunk again from there.
     """
 
     vid: VersionId
@@ -103,6 +103,8 @@ class Version:
     digest: str = ""
     """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until staged."""
     streamed_bytes: int = 0
+    renewals: int = 0
+    """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
 
 
 @dataclass(slots=True)

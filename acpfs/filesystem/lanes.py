@@ -1,0 +1,63 @@
+"""Which way a file's bytes travel, decided at each open, with the reason.
+
+`passthrough`: the kernel reads and writes the tier file (or, for a file that is not in RAM, the backing directory's file)
+itself; the daemon sees neither. So only opens whose writes need not be seen may have it; see docs/ARCHITECTURE.md, "Lanes".
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.records import Lane
+
+
+class Lanes:
+    """The transport says what it can do; every open asks."""
+
+    def __init__(self) -> None:
+        self._daemon_lane = Lane.LIBFUSE
+        self._passthrough = False
+        self.reasons: Counter[str] = Counter()
+        """How many opens went which way, and why."""
+
+    def offer(self, daemon_lane: Lane, *, passthrough: bool) -> None:
+        """What the transport and the kernel can do: the lane through the daemon, and whether there is passthrough."""
+        self._daemon_lane = daemon_lane
+        self._passthrough = passthrough
+
+    @property
+    def daemon_lane(self) -> Lane:
+        """The lane through the daemon."""
+        return self._daemon_lane
+
+    def offered(self) -> list[str]:
+        """Lanes that files may take on this mount."""
+        return ([Lane.PASSTHROUGH.value] if self._passthrough else []) + [self._daemon_lane.value]
+
+    def choose(self, node: Node, flags: int) -> Lane:
+        """The lane of one open; the choice for a whole node does not change while it matters (the kernel takes one file per node)."""
+        reason = self._against(node, flags)
+        self.reasons[reason or Lane.PASSTHROUGH.value] += 1
+        return self._daemon_lane if reason else Lane.PASSTHROUGH
+
+    def _against(self, node: Node, flags: int) -> str:
+        """Why not passthrough; "" for no reason."""
+        access = flags & os.O_ACCMODE
+        if not self._passthrough:
+            return "not offered by transport and kernel"
+        if node.kernel_handles and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
+            return "open in the passthrough lane on an earlier content"
+        if access == os.O_RDWR:
+            return "may be mapped writable: the daemon must see those writes"
+        if node.daemon_writers:
+            return "open read-write in the daemon's lane"
+        if flags & os.O_DSYNC:
+            return "opened with O_SYNC or O_DSYNC"
+        if node.mode & (stat.S_ISUID | stat.S_ISGID):
+            return "set-uid or set-gid: a write must clear the bits"
+        if access == os.O_WRONLY and node.content is None:
+            return "not in RAM"
+        return ""
