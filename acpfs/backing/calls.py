@@ -166,7 +166,7 @@ class CallPools:
     streams: CallPool
     """Copies of file contents."""
     commits: CallPool
-    """Commits in log order (one at a time), the manifest."""
+    """Commits in log order (one at a time), the manifest, verification."""
     syncs: CallPool
     """fsync of directories."""
     health: Health
@@ -178,7 +178,7 @@ class CallPools:
         return cls(
             CallPool("requests", requests, health),
             CallPool("streams", streams, health),
-            CallPool("commits", 2, health),
+            CallPool("commits", 4, health),
             CallPool("syncs", syncs, health),
             health,
         )

@@ -1,25 +1,56 @@
-"""The write-back engine (signatures first; being filled)."""
+"""The write-back engine: runs the operation log against the backing directory.
+
+Three tasks in one nursery: streams are started ahead in parallel (one thread each), commits are carried out group by group in log order
+(one thread), the manifest is written behind them. All state is under the file system's lock and every locked section is one
+transaction; nothing that may block on the backing directory happens under it or in the trio thread. A failure is state of its
+operation (`retry`), an exception that is not an `OSError` is a bug and ends the worker. Knows no FUSE, no handles, and names only
+through `Listener`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import math
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from threading import RLock
-from typing import Any
 
+import structlog
 import trio
 
 from acpfs.backing.calls import CallPools
 from acpfs.backing.lower import Lower
 from acpfs.config import Settings
+from acpfs.errors import errno_name
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
+from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.bandwidth import TokenBucket
+from acpfs.writeback.commit import Committer, GroupOutcome
+from acpfs.writeback.flush import Flusher
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log import CREATING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.records import EngineStatistics
+from acpfs.writeback.manifest_writer import ManifestWriter
+from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.order import Order
+from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
+from acpfs.writeback.report import Totals, queue_entries
+from acpfs.writeback.retry import RetryPolicy
+from acpfs.writeback.stream_queue import SMALL_PER_STREAM, StreamQueue
+from acpfs.writeback.streams import AbandonedError, Stream, Streamer
+
+_EXCHANGE_ASIDE = "exchange"
+"""Staging name of a half-done exchange in three renames: taken up again by the operation itself, never cleaned up."""
+REWRITTEN_S_MAX = 30.0
+"""A file that is rewritten faster than it streams is persisted about this often."""
+_STAGED = (VersionState.STAGED, VersionState.COMMITTED)
+
+_log = structlog.get_logger(__name__)
 
 
 class Engine:
@@ -37,44 +68,356 @@ class Engine:
         lock: RLock,
         state: StateDatabase,
         settings: Settings,
-    ) -> None: ...
+    ) -> None:
+        """Starts nothing; `run` does."""
+        self._ops, self._tree, self._lower, self._calls = log, tree, lower, calls
+        self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
+        self._due: dict[Seq, float] = {}
+        self._noted = 0
+        self._paused = False
+        self._totals = Totals()
+        self._bucket = TokenBucket(settings.bandwidth)
+        self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
+        self._streamer = Streamer(lower, tier, log, state, lock, self._bucket, calls.health, verify_after_write=settings.verify_after_write)
+        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied)
+        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry)
+        self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
+        self._order = Order(log, tree, settings.pointer_patterns, self._due, self._elide)
+        self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
+        self._stream_bell, self._commit_bell = Bell(), Bell()
+        self._staged_bytes = {op.seq: op.version.size for op in log if op.version is not None and op.version.state in _STAGED}
+        self._rewritten_since: dict[Seq, float] = {}
+        self.set_streams(settings.streams)
+        log.on_append = self.wake
+
+    # -- life
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Remove stale staging files, then drain until cancelled. Reports started at once: nothing here waits for the backing directory."""
+        task_status.started()
+        try:
+            await self._prepare()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._manifest.run)
+                nursery.start_soon(self._commit_forever)
+                nursery.start_soon(self._stream_forever, nursery)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Threads that are still out see it at their next step; one that hangs does no harm when it comes back."""
+        self._committer.stopped = True
+        self._bucket.close()
+        with self._lock:
+            for stream in self._queue.active.values():
+                stream.abandoned = True
+
+    async def _prepare(self) -> None:
+        tries = 0
+        while not await self._prepared():
+            tries += 1
+            await trio.sleep(self._retry.delay_s(tries))
+
+    async def _prepared(self) -> bool:
+        try:
+            await outcome(self._calls.commits.submit("prepare", self._clean_up))
+        except OSError as error:
+            _log.warning("backing directory does not let the drain begin; will be retried", error=errno_name(error.errno))
+            return False
+        return True
+
+    def _clean_up(self) -> None:
+        """What an earlier worker left in the staging directory and no operation needs."""
+        self._manifest.manifest.load()
+        with self._lock:
+            needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.state in _STAGED}
+        for name in self._lower.list_staging():
+            if name not in needed and name != _EXCHANGE_ASIDE:
+                self._lower.remove_staging(name)
+
+    @contextmanager
+    def _section(self) -> Iterator[None]:
+        """Under the lock, one transaction; whose wait is over is told afterwards, without the lock."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._state.commit()
+                deliver = self._ops.answer_waiters()
+        deliver()
 
     def wake(self) -> None:
         """Something was appended. Thread-safe, cheap, may be called under the lock and before `run`."""
+        self._stream_bell.ring()
+        self._commit_bell.ring()
+
+    # -- streams
+
+    async def _stream_forever(self, nursery: trio.Nursery) -> None:
+        while True:
+            with self._section():
+                self._note_new()
+                started = [] if self._paused else list(self._start_streams())
+                due = math.inf if self._paused else self._queue.next_due()
+            for stream in started:
+                nursery.start_soon(self._stream, stream)
+            await self._stream_bell.heard(due)
+
+    def _note_new(self) -> None:
+        new = self._ops.since(self._noted)
+        self._noted = self._ops.last_seq
+        for op in new:
+            if op.version is not None and op.version.state is VersionState.COMPLETE:
+                self._queue.add(op)
+        parked = self._ops.parked()
+        if parked and new:  # what could not be stored may have been deleted or rewritten
+            touched = {op.ino for op in new}
+            for op in parked:
+                if op.ino in touched and self._ops.get(op.seq) is op:
+                    self._elide(op)
+
+    def _start_streams(self) -> Iterator[Stream]:
+        while (op := self._queue.next(trio.current_time())) is not None:
+            if not self._elide(op):
+                self._due.pop(op.seq, None)
+                yield self._queue.start(op)
+
+    async def _stream(self, stream: Stream) -> None:
+        error: OSError | None = None
+        try:
+            await outcome(self._calls.streams.submit("stream", self._streamer.run, stream))
+        except AbandonedError:
+            pass
+        except OSError as failure:
+            error = failure
+        with self._section():
+            self._queue.end(stream)
+            if self._ops.get(stream.op.seq) is stream.op and not stream.abandoned:
+                if error is None:
+                    self._staged_bytes[stream.op.seq] = stream.version.size
+                else:
+                    self._fail(stream.op, error)
+            elif stream.version.state is VersionState.STAGED and stream.version.staging_name:
+                self._remove_staging(stream.version)  # given up just after its last look
+        self.wake()
+
+    # -- commits
+
+    async def _commit_forever(self) -> None:
+        while True:
+            with self._section():
+                group, due = ([], math.inf) if self._paused else self._order.group(trio.current_time())
+            if group:
+                await self._commit(group)
+            else:
+                await self._commit_bell.heard(due)
+
+    async def _commit(self, group: list[Op]) -> None:
+        result = await outcome(self._calls.commits.submit("commit", self._committer.run, group))
+        if result.done:
+            await self._flusher.flush(result)
+        with self._section():
+            self._finish(result)
+            if result.failed is not None and result.error is not None:
+                self._fail(result.failed, result.error)
+            if result.lost is not None:
+                self._stream_again(result.lost)
+        if result.done:
+            self._manifest.ring()
+        self._stream_bell.ring()
+
+    def _finish(self, result: GroupOutcome) -> None:
+        self._totals.commit_groups += bool(result.done)
+        for op, stat in result.done:
+            self._remove(op)
+            self._totals.persisted_ops += 1
+            self._totals.persisted_bytes += op.version.size if op.version is not None else 0
+            self._listener.persisted(op, stat)
+
+    def _remove(self, op: Op) -> None:
+        """Out of the log and out of all that is kept per operation."""
+        self._ops.remove(op)
+        self._forget(op)
+
+    def _forget(self, op: Op) -> None:
+        self._due.pop(op.seq, None)
+        self._staged_bytes.pop(op.seq, None)
+        self._rewritten_since.pop(op.seq, None)
+        self._retry.forget(op)
+        if op.version is not None:
+            self._streamer.applied.pop(op.version.vid, None)
+
+    def _stream_again(self, op: Op) -> None:
+        """The staging file was removed from outside, or lost by the backing file system."""
+        assert op.version is not None
+        self._staged_bytes.pop(op.seq, None)
+        if op.version.tier_id:
+            op.version.state, op.version.staging_name = VersionState.COMPLETE, ""
+            self._ops.save_version(op.version)
+            self._fail(op, OSError(errno.EIO, "the staging file is gone"))
+        else:
+            op.last_error = errno.EIO  # its bytes left RAM and the backing directory lost them: only an alarm can help
+            self._ops.park(op)
+            self._tell(op, OSError(errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"), parked=True)
+
+    # -- failures
+
+    def _fail(self, op: Op, error: OSError) -> None:
+        """Note a failure: try again later, or park."""
+        delay_s = self._retry.failed(op, error)
+        if op.version is not None and op.version.state is VersionState.STREAMING:
+            op.version.state = VersionState.COMPLETE
+        if delay_s is None:
+            self._ops.park(op)
+        else:
+            self._due[op.seq] = trio.current_time() + delay_s
+            self._ops.save(op)
+            if op.version is not None and op.version.state is VersionState.COMPLETE:
+                self._queue.add(op)
+        self._tell(op, error, parked=delay_s is None)
+
+    def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
+        """In the log file: each first failure and each parking; retries only when they become rare."""
+        if parked or op.tries & (op.tries - 1) == 0:
+            path = self._listener.display_path(op).decode("utf-8", "backslashreplace")
+            level = _log.error if parked else _log.warning
+            event = (
+                "backing directory refuses for good; kept until retry or discard" if parked else "backing directory failed; will be retried"
+            )
+            level(event, path=path, kind=op.kind.value, error=errno_name(op.last_error), detail=error.strerror, tries=op.tries)
+
+    # -- leaving out
+
+    def _elide(self, op: Op) -> bool:
+        """Leave out what nets out to nothing from here on; True when that was so."""
+        window = self._ops.window_to_elide(op)
+        if not window or any(self._is_worth_finishing(left_out) for left_out in window):
+            return False
+        for left_out in window:
+            heir = self._ops.replacement(left_out)
+            if heir is not None:
+                self._rewritten_since[heir.seq] = self._rewritten_since.get(left_out.seq, left_out.logged_at)
+        self._ops.leave_out(window)
+        for left_out in window:
+            self._give_up(left_out)
+        return True
+
+    def _is_worth_finishing(self, op: Op) -> bool:
+        """Whether a stream goes on although there is a newer version: else a file rewritten all the time would never be persisted."""
+        if op.version is None or op.version.state is VersionState.COMPLETE or self._ops.replacement(op) is None:
+            return False
+        age_s = time.time() - self._rewritten_since.get(op.seq, op.logged_at)
+        return self._ops.waited_for(op) or age_s > REWRITTEN_S_MAX
+
+    def _give_up(self, op: Op) -> None:
+        """The operation was taken out of the log without being carried out."""
+        self._forget(op)
+        stream = self._queue.active.get(op.seq)
+        if stream is not None:
+            stream.abandoned = True
+        elif op.version is not None and op.version.staging_name:
+            self._remove_staging(op.version)
+        self._listener.dropped(op)
+
+    def _remove_staging(self, version: Version) -> None:
+        self._calls.streams.submit("remove staging", self._lower.remove_staging, version.staging_name)
+
+    # -- for the layers above
 
     def persisted(self, seq: Seq, node: Ino | None = None) -> Future[None]:
         """Done when every operation up to `seq` is persisted; fails with the errno of one that was parked.
 
         With `node`: parked operations of other nodes do not matter. Same as `log.when_done`. Thread-safe.
         """
-        raise NotImplementedError
+        with self._lock:
+            return self._ops.when_done(seq, node)
 
     def retry(self, seqs: Iterable[Seq] = ()) -> int:
         """Try parked operations again (all of them when none is named), and the scheduled retries now; returns how many. Thread-safe."""
-        raise NotImplementedError
+        wanted = set(seqs)
+        with self._section():
+            parked = [op for op in self._ops.parked() if not wanted or op.seq in wanted]
+            for op in parked:
+                self._ops.unpark(op)
+                if op.version is not None and op.version.state is VersionState.COMPLETE:
+                    self._queue.add(op)
+            count = len({op.seq for op in parked} | self._due.keys())
+            self._due.clear()
+            self._queue.wake_all()
+        self.wake()
+        return count
 
     def discard(self, seqs: Iterable[Seq]) -> int:
         """Give operations up, with those that need them (below a directory that will not be made); returns how many. Thread-safe."""
-        raise NotImplementedError
+        with self._section():
+            chosen = self._with_dependents(set(seqs))
+            for op in chosen:
+                self._ops.remove(op)
+                self._give_up(op)
+            self._totals.discarded_ops += len(chosen)
+        self.wake()
+        return len(chosen)
+
+    def _with_dependents(self, seqs: set[Seq]) -> list[Op]:
+        chosen: list[Op] = []
+        never_made: set[Ino] = set()
+        for op in self._ops:
+            needed = {op.ino, op.victim, op.parent, op.new_parent}
+            if (op.seq in seqs or needed & never_made) and not op.started:
+                chosen.append(op)
+                if op.kind in CREATING and op.ino not in self._tree:
+                    never_made.add(op.ino)
+        return chosen
 
     def drained(self) -> bool:
         """Nothing is left to do, and the manifest is written (or cannot be). Thread-safe."""
-        raise NotImplementedError
+        with self._lock:
+            return len(self._ops) == 0 and self._manifest.is_settled
 
     def hold(self, paused: bool) -> None:
         """Start nothing new, or go on. Thread-safe."""
+        with self._lock:
+            self._paused = paused
+        self.wake()
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """0: no limit. Takes effect within a tenth of a second. Thread-safe."""
+        self._bucket.set_rate(bytes_per_s)
 
     def set_streams(self, count: int) -> None:
         """Files copied at the same time from now on. Thread-safe."""
+        with self._lock:
+            self._queue.streams_max = count
+            self._calls.streams.threads_max = max(self._calls.streams.threads_max, count * SMALL_PER_STREAM)
+        self.wake()
 
     def statistics(self) -> EngineStatistics:
         """What `status`, the metrics and the tests see. Thread-safe."""
-        raise NotImplementedError
-
-    _unused: Any = None
+        with self._lock:
+            front = self._ops.front(QUEUE_ENTRIES_MAX)
+            counters = self._streamer.counters
+            return EngineStatistics(
+                queued_ops=len(self._ops),
+                dirty_bytes=self._ops.dirty_bytes,
+                staged_bytes=sum(self._staged_bytes.values()),
+                oldest_logged_at=front[0].logged_at if front else None,
+                queue=queue_entries(front, self._listener),
+                streaming=queue_entries((stream.op for stream in self._queue.active.values() if not stream.abandoned), self._listener),
+                parked=queue_entries(self._ops.parked(), self._listener),
+                persisted_ops=self._totals.persisted_ops,
+                persisted_bytes=self._totals.persisted_bytes,
+                streamed_bytes=counters.streamed_bytes,
+                retries=self._retry.retries,
+                elided_ops=self._ops.elided_ops,
+                discarded_ops=self._totals.discarded_ops,
+                reread_chunks=counters.reread_chunks,
+                verified_files=counters.verified_files,
+                verify_failures=counters.verify_failures,
+                repairs=self._committer.repairs,
+                commit_groups=self._totals.commit_groups,
+                held=self._paused,
+                bandwidth_bytes_per_s=self._bucket.bytes_per_s,
+                streams_max=self._queue.streams_max,
+                manifest_entries=self._manifest.manifest.entries,
+                manifest_written=self._manifest.manifest.is_written,
+            )

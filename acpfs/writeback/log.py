@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -42,7 +42,7 @@ class OperationLog:
     def __init__(self, state: StateDatabase) -> None:
         """Load what the last worker left. Versions that were streaming are complete again."""
         self._state = state
-        self._ops: dict[Seq, Op] = {}
+        self._ops: OrderedDict[Seq, Op] = OrderedDict()  # a plain dict slows down when it is emptied from the front
         self._by_node: dict[Ino, list[Op]] = {}
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
@@ -53,6 +53,8 @@ class OperationLog:
         self.on_append: Callable[[], None] = lambda: None
         """Called after each append, under the lock; the engine's wake-up."""
         self.elided_ops = 0
+        self.dirty_bytes = 0
+        """Sum of the sizes of all versions in the log."""
         state.create(DDL)
         self._load()
 
@@ -72,6 +74,11 @@ class OperationLog:
     def front(self, count: int) -> list[Op]:
         """The oldest `count` operations."""
         return list(itertools.islice(self._ops.values(), count))
+
+    def since(self, seq: int) -> list[Op]:
+        """Operations with a larger number, oldest first."""
+        newest_first = itertools.takewhile(lambda op: op.seq > seq, reversed(self._ops.values()))
+        return list(newest_first)[::-1]
 
     @property
     def last_seq(self) -> Seq:
@@ -121,6 +128,8 @@ class OperationLog:
             return False
         if op.version is not None and op.version.state in (VersionState.STAGED, VersionState.COMMITTED):
             return False  # its staging file has its attributes already
+        if op.kind is OpKind.MKDIR and self._by_directory[ino]:
+            return False  # a mode without write permission must not come before what is to be made in the directory
         op.meta.merge(meta)
         self._save(op)
         return True
@@ -128,6 +137,11 @@ class OperationLog:
     def save(self, op: Op) -> None:
         """Persist a changed operation."""
         self._save(op)
+
+    def mark_committed(self, op: Op) -> None:
+        """Persist that the operation is visible; one small statement, for it is made once per operation."""
+        op.committed = True
+        self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
 
     def save_version(self, version: Version) -> None:
         """Persist a changed version."""
@@ -160,12 +174,13 @@ class OperationLog:
                 del self._by_directory[directory]
         self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
         if op.version is not None:
+            self.dirty_bytes -= op.version.size
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
 
     def leave_out(self, ops: list[Op]) -> None:
         """Remove a window that `window_to_elide` found. What its stores knew of their nodes goes to the stores that replace them."""
         for op in ops:
-            heir = self._replacement(op)
+            heir = self.replacement(op)
             if heir is not None:
                 earlier = Metadata.from_json(op.meta.to_json())
                 earlier.merge(heir.meta)
@@ -177,7 +192,7 @@ class OperationLog:
             self.remove(op)
         self.elided_ops += len(ops)
 
-    def _replacement(self, op: Op) -> Op | None:
+    def replacement(self, op: Op) -> Op | None:
         """The store that makes this store unnecessary."""
         if op.kind is not OpKind.STORE:
             return None
@@ -288,7 +303,7 @@ class OperationLog:
         first, last = ops[0], ops[-1]
         if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
             return last.seq
-        heir = self._replacement(op)
+        heir = self.replacement(op)
         return heir.seq if heir is not None and not heir.committed else None
 
     @staticmethod
@@ -309,6 +324,8 @@ class OperationLog:
             self._creates.add(op.seq)
         if op.parked:
             self._parked[op.seq] = op
+        if op.version is not None:
+            self.dirty_bytes += op.version.size
         for directory, _name in op.touches():
             self._by_directory[directory] += 1
 

@@ -22,7 +22,7 @@ class QueueEntry:
     kind: str
     size: int
     state: str
-    """`complete`, `streaming`, `staged` for files; `queued` for the others; `committing`, `held` (waits for a parked one) and `parked` for all."""
+    """`complete`, `streaming`, `staged` for files, `queued` for others; `committing`, `held` (waits for a parked one), `parked` for all."""
     streamed_bytes: int
     tries: int
     last_error: str | None
@@ -56,8 +56,8 @@ class EngineStatistics:
     retries: int
     elided_ops: int
     discarded_ops: int
-    restarted_streams: int
-    """Streams begun anew because the file was changed meanwhile."""
+    reread_chunks: int
+    """Pieces read a second time because the file was changed while it was streamed."""
     verified_files: int
     verify_failures: int
     repairs: int

@@ -1,0 +1,80 @@
+"""Bandwidth limit: a token bucket that stream threads wait at.
+
+Bytes are taken before they are written and may put the bucket in debt; whoever comes then waits until the debt is paid. So a large
+take is never starved by small ones, and the rate holds over any second. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+BURST_S = 0.1
+"""What may be saved up while nothing is written."""
+SLICE_MIN_BYTES = 64 << 10
+SLICE_MAX_BYTES = 8 << 20
+SLICE_S = 0.1
+"""One take under a limit is worth about this long, so that a change of the limit is felt at once."""
+
+
+class TokenBucket:
+    """`bytes_per_s` 0: no limit."""
+
+    def __init__(self, bytes_per_s: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: monotonic seconds; replaced by tests."""
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._rate = bytes_per_s
+        self._tokens = 0.0
+        self._filled_at = clock()
+        self._closed = False
+
+    @property
+    def bytes_per_s(self) -> int:
+        """The limit in force."""
+        return self._rate
+
+    def set_rate(self, bytes_per_s: int) -> None:
+        """Change the limit; waiting threads feel it at once."""
+        with self._changed:
+            self._fill()
+            self._rate, self._tokens = bytes_per_s, min(self._tokens, 0.0)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Let everybody through, for ever."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def slice_bytes(self) -> int:
+        """How much to write at a time."""
+        if not self._rate:
+            return SLICE_MAX_BYTES
+        return max(SLICE_MIN_BYTES, min(SLICE_MAX_BYTES, int(self._rate * SLICE_S)))
+
+    def take_nowait(self, count: int) -> float:
+        """Take, and say for how long the taker should not go on."""
+        with self._changed:
+            if not self._rate or self._closed:
+                return 0.0
+            self._fill()
+            self._tokens -= count
+            return max(0.0, -self._tokens / self._rate)
+
+    def take(self, count: int) -> None:
+        """Take, and wait until the debt is paid."""
+        if self.take_nowait(count) <= 0.0:
+            return
+        with self._changed:
+            while self._rate and not self._closed:
+                self._fill()
+                if self._tokens >= 0:
+                    return
+                self._changed.wait(-self._tokens / self._rate)
+
+    def _fill(self) -> None:
+        now = self._clock()
+        self._tokens = min(self._rate * BURST_S, self._tokens + (now - self._filled_at) * self._rate)
+        self._filled_at = now

@@ -1,0 +1,418 @@
+"""Commit: making logged operations visible on the backing directory, one after the other, in one thread.
+
+Every operation may have been carried out before (the worker died between the backing directory's answer and the state
+database): each method finds that out and treats it as done. The committed tree, the manifest and the mark "committed" change in one
+transaction right after the call, so that at most one operation is ever in doubt. What others did to the backing directory
+meanwhile is put right where it can be, and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import RLock
+
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.ram.state import StateDatabase
+from acpfs.types import Ino
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
+
+_PARENT_MODE = 0o755
+"""For a directory that was removed from outside and is made again; what it had is not known here."""
+
+
+class StagingLostError(Exception):
+    """The staging file is gone and was not renamed into place: the version must be streamed again."""
+
+
+@dataclass(slots=True)
+class GroupOutcome:
+    """What became of a commit group."""
+
+    done: list[tuple[Op, LowerStat | None]] = field(default_factory=list)
+    """In order; visible, not yet flushed."""
+    failed: Op | None = None
+    """The first one that did not succeed; those behind it were not tried."""
+    error: OSError | None = None
+    lost: Op | None = None
+    """Its staging file is gone."""
+    directories: Counter[Ino] = field(default_factory=Counter)
+    """Directories that the operations mention, and how often."""
+    synced: dict[Ino, None] = field(default_factory=dict)
+    """Further directories whose entries changed."""
+    entries: dict[Ino, None] = field(default_factory=dict)
+    """Nodes whose attributes changed."""
+
+
+class Committer:
+    """Carries operations out; called in the commit thread."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        log: OperationLog,
+        manifest: Manifest,
+        state: StateDatabase,
+        lock: RLock,
+        applied: dict[int, str],
+    ) -> None:
+        """`applied`: see `Streamer.applied`."""
+        self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
+        self._applied = applied
+        self.repairs = 0
+        """How often the backing directory was not as it was left, and was put right or taken as it is."""
+        self.stopped = False
+        """Set to end a group early; what was not begun stays queued."""
+        self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
+            OpKind.STORE: self._store,
+            OpKind.MKDIR: self._mkdir,
+            OpKind.RMDIR: self._rmdir,
+            OpKind.UNLINK: self._unlink,
+            OpKind.RENAME: self._rename,
+            OpKind.EXCHANGE: self._exchange,
+            OpKind.LINK: self._link,
+            OpKind.SYMLINK: self._symlink,
+            OpKind.MKNOD: self._mknod,
+            OpKind.SETATTR: self._set_attributes,
+            OpKind.SETXATTR: self._set_attributes,
+        }
+
+    def run(self, group: list[Op]) -> GroupOutcome:
+        """Carry out a group up to the first failure."""
+        outcome = GroupOutcome()
+        for op in group:
+            if self.stopped or not self._begin(op):
+                break
+            try:
+                st = self._again(op) if op.committed else self._kinds[op.kind](op)
+            except StagingLostError:
+                op.started = False
+                outcome.lost = op
+                break
+            except OSError as error:
+                op.started = False
+                outcome.failed, outcome.error = op, error
+                break
+            outcome.done.append((op, st))
+            for directory, _name in op.touches():
+                outcome.directories[directory] += 1
+            if op.kind in (OpKind.SETATTR, OpKind.SETXATTR, OpKind.MKDIR):
+                outcome.entries[op.ino] = None
+            elif op.kind is OpKind.STORE:
+                outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
+        return outcome
+
+    def _directories_of(self, ino: Ino) -> list[Ino]:
+        with self._lock:
+            return [directory for directory, _name in self._tree.places(ino)]
+
+    def _begin(self, op: Op) -> bool:
+        """Take the operation, unless it was left out or has to be streamed again; from here on it is not changed any more."""
+        with self._lock:
+            if self._log.get(op.seq) is not op:
+                return False
+            if op.version is not None and op.version.state not in (VersionState.STAGED, VersionState.COMMITTED):
+                return False
+            op.started = True
+            return True
+
+    def _again(self, op: Op) -> LowerStat | None:
+        """Carried out by the last worker, which did not live to flush it."""
+        path = self._path(op.ino)
+        if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
+            return None
+        with suppress(FileNotFoundError):
+            return self._lower.lstat(path)
+        return None
+
+    # -- helpers
+
+    @contextmanager
+    def _settling(self, op: Op, *, moves: bool = False) -> Iterator[None]:
+        """Around the changes that record a commit. `moves`: paths change with it, `_moving` has said so."""
+        with self._lock:
+            try:
+                yield
+                self._log.mark_committed(op)
+            finally:
+                if moves:
+                    self._tree.end_move()
+                self._state.commit()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Paths are about to change; a failure ends that, a success is ended by `_settling`."""
+        with self._lock:
+            self._tree.begin_move()
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._tree.end_move()
+            raise
+
+    def _repaired(self) -> None:
+        with self._lock:
+            self.repairs += 1
+
+    def _path(self, ino: Ino) -> LowerPath | None:
+        with self._lock:
+            return self._tree.path(ino)
+
+    def _path_at(self, parent: Ino, name: bytes) -> LowerPath:
+        with self._lock:
+            path = self._tree.path_at(parent, name)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "its directory is not on the backing directory")
+        return path
+
+    def _lstat(self, path: LowerPath) -> LowerStat | None:
+        try:
+            return self._lower.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
+        """Do something that makes `target`; make its directories again if they are gone."""
+        try:
+            action()
+        except FileNotFoundError:
+            if not self._make_parents(target):
+                raise
+            action()
+
+    def _make_parents(self, path: LowerPath) -> bool:
+        """Make what is missing above `path`; False when nothing was."""
+        made = False
+        for depth in range(1, len(path)):
+            try:
+                self._lower.mkdir(path[:depth])
+            except FileExistsError:
+                continue
+            self._lower.apply(path[:depth], Metadata(mode=_PARENT_MODE))
+            made = True
+        if made:
+            self._repaired()
+        return made
+
+    def _put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+        """Make an entry under a name that another has taken from outside: beside it first, then over it."""
+        staging = f"entry-{op.seq}"
+        self._lower.remove_staging(staging)
+        make(self._lower.staging_path(staging))
+        self._lower.rename(self._lower.staging_path(staging), target)
+        self._repaired()
+
+    # -- files
+
+    def _store(self, op: Op) -> LowerStat:
+        version = op.version
+        assert version is not None
+        assert version.staging_name
+        with self._lock:
+            places = self._tree.places(op.ino)
+            targets = [self._path_at(*place) for place in places] or [self._path_at(op.parent, op.name)]
+        staging, first = self._lower.staging_path(version.staging_name), targets[0]
+        self._complete_attributes(op, staging, first if places else None)
+        try:
+            self._lower.rename(staging, first)
+        except FileNotFoundError:
+            self._store_again(op, staging, first)
+        st = self._lower.lstat(first)
+        if st.size != version.size:
+            raise StagingLostError
+        for target in targets[1:]:
+            if self._add_name(op, first, target, st.ino):
+                st = self._lower.lstat(first)
+        with self._settling(op):
+            if not places:
+                self._tree.add(op.ino, op.parent, op.name)
+            for target in targets:
+                self._manifest.put(target, version.digest, version.size)
+            version.state = VersionState.COMMITTED
+            self._applied.pop(version.vid, None)
+        return st
+
+    def _store_again(self, op: Op, staging: LowerPath, target: LowerPath) -> None:
+        """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
+        assert op.version is not None
+        if self._lstat(staging) is not None:
+            self._make_parents(target)
+            self._lower.rename(staging, target)
+            return
+        st = self._lstat(target)
+        if st is None or st.ino != op.version.staging_ino:
+            raise StagingLostError
+
+    def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
+        """Give the staging file what it lacks: attributes changed since it was staged, xattrs of the file that it replaces."""
+        assert op.version is not None
+        meta = Metadata()
+        if replaced is not None and self._lower.features.xattrs:
+            with suppress(FileNotFoundError):
+                meta.xattrs.update({name: value for name, value in self._lower.xattrs(replaced).items() if name not in op.meta.xattrs})
+        if self._applied.get(op.version.vid) != op.meta.to_json():
+            later = Metadata.from_json(op.meta.to_json())
+            later.xattrs.update(meta.xattrs)
+            meta = later
+        elif not meta.xattrs:
+            return
+        with suppress(FileNotFoundError):
+            self._lower.apply(staging, meta)
+            self._lower.sync_entry(staging)
+
+    def _add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
+        """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
+        present = self._lstat(target)
+        if present is not None and present.ino == ino:
+            return False
+        staging = f"link-{op.seq}"
+        self._lower.remove_staging(staging)
+        self._lower.link(source, self._lower.staging_path(staging))
+        self._with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))
+        return True
+
+    def _link(self, op: Op) -> LowerStat | None:
+        source, target = self._path(op.ino), self._path_at(op.parent, op.name)
+        st = self._lstat(source) if source is not None else None
+        if source is None or st is None:
+            self._repaired()  # the file was removed from outside: there is nothing to give a name to
+            with self._settling(op):
+                pass
+            return None
+        try:
+            self._with_parents(target, lambda: self._lower.link(source, target))
+        except FileExistsError:
+            if self._add_name(op, source, target, st.ino):
+                self._repaired()
+        with self._settling(op):
+            self._tree.add(op.ino, op.parent, op.name)
+            self._manifest.copy(source, target)
+        return self._lstat(target)
+
+    def _unlink(self, op: Op) -> None:
+        path = self._path_at(op.parent, op.name)
+        with suppress(FileNotFoundError):
+            self._lower.unlink(path)
+        with self._settling(op):
+            self._tree.remove(op.parent, op.name)
+            self._manifest.remove(path)
+
+    # -- directories and special files
+
+    def _mkdir(self, op: Op) -> LowerStat:
+        path = self._path_at(op.parent, op.name)
+        try:
+            self._with_parents(path, lambda: self._lower.mkdir(path))
+        except FileExistsError:
+            if not stat.S_ISDIR(self._lower.lstat(path).mode):
+                raise
+        return self._made(op, path)
+
+    def _made(self, op: Op, path: LowerPath) -> LowerStat:
+        """Attributes and record of what was made without a staging file."""
+        self._lower.apply(path, op.meta)
+        st = self._lower.lstat(path)
+        with self._settling(op):
+            self._tree.add(op.ino, op.parent, op.name)
+            if not stat.S_ISDIR(st.mode):
+                self._manifest.remove(path)
+        return st
+
+    def _rmdir(self, op: Op) -> None:
+        path = self._path_at(op.parent, op.name)
+        with self._moving(), suppress(FileNotFoundError):
+            self._lower.rmdir(path)
+        with self._settling(op, moves=True):
+            self._tree.remove(op.parent, op.name)
+            self._manifest.remove(path)
+
+    def _symlink(self, op: Op) -> LowerStat:
+        path = self._path_at(op.parent, op.name)
+        try:
+            self._with_parents(path, lambda: self._lower.symlink(op.payload, path))
+        except FileExistsError:
+            if not self._is_symlink_to(path, op.payload):
+                self._put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
+        return self._made(op, path)
+
+    def _is_symlink_to(self, path: LowerPath, target: bytes) -> bool:
+        return stat.S_ISLNK(self._lower.lstat(path).mode) and self._lower.readlink(path) == target
+
+    def _mknod(self, op: Op) -> LowerStat:
+        path, mode = self._path_at(op.parent, op.name), op.meta.mode or 0
+        try:
+            self._with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
+        except FileExistsError:
+            present = self._lower.lstat(path)
+            if stat.S_IFMT(present.mode) != stat.S_IFMT(mode) or present.rdev != op.meta.rdev:
+                self._put_in_place(op, path, lambda staging: self._lower.mknod(staging, mode, op.meta.rdev))
+        return self._made(op, path)
+
+    # -- names
+
+    def _rename(self, op: Op) -> LowerStat | None:
+        source, target = self._path_at(op.parent, op.name), self._path_at(op.new_parent, op.new_name)
+        with self._moving():
+            st = self._do_rename(source, target)
+        with self._settling(op, moves=True):
+            self._tree.move((op.parent, op.name), (op.new_parent, op.new_name))
+            if st is None:
+                self._tree.remove(op.new_parent, op.new_name)
+            self._manifest.move(source, target)
+        return st
+
+    def _do_rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
+        try:
+            self._lower.rename(source, target)
+        except FileNotFoundError:
+            if self._lstat(source) is not None:
+                self._make_parents(target)
+                self._lower.rename(source, target)
+            elif self._lstat(target) is None:
+                self._repaired()  # removed from outside: there is nothing to move
+                return None
+        return self._lower.lstat(target)
+
+    def _exchange(self, op: Op) -> LowerStat:
+        """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
+        a, b = self._path_at(op.parent, op.name), self._path_at(op.new_parent, op.new_name)
+        if not op.payload:
+            noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
+            with self._lock:
+                op.payload = noted
+                self._log.save(op)
+                self._state.commit()
+        ino_a, ino_b = (int(part) for part in op.payload.split())
+        with self._moving():
+            now_a, now_b = self._lstat(a), self._lstat(b)
+            if now_a is None or now_b is None or (now_a.ino, now_b.ino) != (ino_b, ino_a):
+                self._lower.exchange(a, b)
+            st = self._lower.lstat(b)
+        with self._settling(op, moves=True):
+            self._tree.exchange((op.parent, op.name), (op.new_parent, op.new_name))
+            self._manifest.exchange(a, b)
+        return st
+
+    # -- attributes
+
+    def _set_attributes(self, op: Op) -> LowerStat | None:
+        path = self._path(op.ino)
+        st: LowerStat | None = None
+        if path is not None:
+            try:
+                self._lower.apply(path, op.meta)
+                st = self._lower.lstat(path)
+            except FileNotFoundError:
+                self._repaired()  # removed from outside
+        with self._settling(op):
+            pass
+        return st

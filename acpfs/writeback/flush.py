@@ -1,0 +1,108 @@
+"""The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
+
+What is visible becomes persisted here. A flush that fails is repeated for ever: the operations are visible, nothing else can be done.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import RLock
+
+import trio
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Lower, LowerPath
+from acpfs.types import ROOT, Ino
+from acpfs.writeback.arrival import outcome
+from acpfs.writeback.commit import GroupOutcome
+from acpfs.writeback.listener import Listener
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.retry import RetryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    path: LowerPath
+    times: tuple[int, int] | None
+    is_directory: bool
+
+
+class Flusher:
+    """Flushes what commit groups touched."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        log: OperationLog,
+        listener: Listener,
+        pool: CallPool,
+        lock: RLock,
+        retry: RetryPolicy,
+    ) -> None:
+        """`pool`: threads for flushes."""
+        self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
+        self._pool, self._lock, self._retry = pool, lock, retry
+
+    async def flush(self, group: GroupOutcome) -> None:
+        """Return when everything in the group is on stable storage."""
+        with self._lock:
+            tasks = self._tasks(group)
+        tries = 0
+        while tasks:
+            tasks, error = await self._attempt(tasks)
+            if error is None:
+                return
+            tries += 1
+            delay_s = self._retry.delay_s(tries)
+            with self._lock:
+                self._retry.retries += 1
+                for op, _stat in group.done:
+                    op.tries, op.last_error = op.tries + 1, error.errno
+            await trio.sleep(delay_s)
+
+    async def _attempt(self, tasks: list[_Task]) -> tuple[list[_Task], OSError | None]:
+        """Those that failed, and why."""
+        futures = [self._pool.submit("flush", self._carry_out, task) for task in tasks]
+        errors = [await self._error(future) for future in futures]
+        failed = [task for task, error in zip(tasks, errors, strict=True) if error is not None]
+        return failed, next((error for error in errors if error is not None), None)
+
+    @staticmethod
+    async def _error(future: Future[None]) -> OSError | None:
+        try:
+            await outcome(future)
+        except OSError as error:
+            return error
+        return None
+
+    def _carry_out(self, task: _Task) -> None:
+        try:
+            if task.times is not None:
+                self._lower.set_times(task.path, *task.times)
+            if task.is_directory:
+                self._lower.sync_directory(task.path)
+            else:
+                self._lower.sync_entry(task.path)
+        except FileNotFoundError:
+            pass  # removed from outside: there is nothing to flush
+
+    def _tasks(self, group: GroupOutcome) -> list[_Task]:
+        tasks = []
+        for ino in {**group.directories, **group.synced}:
+            path = self._tree.path(ino)
+            if path is not None:
+                tasks.append(_Task(path, self._times(ino, group), is_directory=True))
+        for ino in group.entries:
+            path = self._tree.path(ino)
+            if path is not None and ino != ROOT:
+                tasks.append(_Task(path, None, is_directory=False))
+        return tasks
+
+    def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:
+        """Only with the directory's last operation: any later one would change them again."""
+        if self._log.pending_in(ino) != group.directories.get(ino, 0):
+            return None
+        return self._listener.directory_times(ino)

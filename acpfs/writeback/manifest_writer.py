@@ -1,0 +1,69 @@
+"""Keeps the written manifest up to date, behind the commits and no more often than is worth it.
+
+One trio task; the writing itself happens on a thread of the commit pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from acpfs.backing.calls import CallPool
+from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.manifest import Manifest
+
+PAUSE_BUSY_S = 1.0
+"""Between two writings while the log is being drained."""
+PAUSE_IDLE_S = 0.2
+"""Between two writings when the log is empty: somebody may wait for the end."""
+SHARE_BUSY = 20.0
+SHARE_IDLE = 5.0
+"""Pauses are at least so many times what the last writing took: a manifest of a million lines takes seconds."""
+
+
+class ManifestWriter:
+    """Writes when it was changed."""
+
+    def __init__(self, manifest: Manifest, pool: CallPool, is_idle: Callable[[], bool]) -> None:
+        """`is_idle`: whether the log is empty."""
+        self.manifest = manifest
+        self._pool, self._is_idle = pool, is_idle
+        self._bell = Bell()
+        self._failed = self._running = False
+
+    def ring(self) -> None:
+        """The manifest may have changed. Thread-safe."""
+        self._bell.ring()
+
+    @property
+    def is_settled(self) -> bool:
+        """Written, or it could not be written at the last attempt: nobody should wait for it."""
+        return self.manifest.is_written or self._failed or not self._running
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._running = True
+        while True:
+            if self.manifest.is_written:
+                await self._bell.heard()
+                continue
+            began = trio.current_time()
+            await self._write()
+            await self._pause(trio.current_time() - began)
+
+    async def _write(self) -> None:
+        try:
+            await outcome(self._pool.submit("write manifest", self.manifest.write))
+            self._failed = False
+        except OSError:
+            self._failed = True  # tried again after the pause; the table is the truth
+
+    async def _pause(self, took_s: float) -> None:
+        """Shorter once the log is empty, which the last commit's ring tells."""
+        began = trio.current_time()
+        busy_until = began + max(PAUSE_BUSY_S, SHARE_BUSY * took_s)
+        idle_until = began + max(PAUSE_IDLE_S, SHARE_IDLE * took_s)
+        while not self._is_idle() and trio.current_time() < busy_until:
+            await self._bell.heard(busy_until)
+        await trio.sleep_until(min(idle_until, busy_until))

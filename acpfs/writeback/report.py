@@ -1,0 +1,55 @@
+"""Makes the engine's records from its parts. Used under the file system's lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from acpfs.errors import errno_name
+from acpfs.types import Ino
+from acpfs.writeback.listener import Listener
+from acpfs.writeback.ops import Op
+from acpfs.writeback.records import QueueEntry
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the engine has done so far."""
+
+    persisted_ops: int = 0
+    persisted_bytes: int = 0
+    discarded_ops: int = 0
+    commit_groups: int = 0
+
+
+def queue_entry(op: Op, listener: Listener) -> QueueEntry:
+    """One operation as `status` shows it."""
+    version = op.version
+    return QueueEntry(
+        seq=op.seq,
+        ino=Ino(op.ino),
+        name=os.fsdecode(listener.display_path(op)),
+        kind=op.kind.value,
+        size=version.size if version else 0,
+        state=_state(op),
+        streamed_bytes=version.streamed_bytes if version else 0,
+        tries=op.tries,
+        last_error=errno_name(op.last_error) if op.last_error else None,
+        next_attempt_at=op.next_attempt_at,
+        parked=op.parked,
+        logged_at=op.logged_at,
+        digest=version.digest if version else "",
+    )
+
+
+def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueueEntry, ...]:
+    """Several of them."""
+    return tuple(queue_entry(op, listener) for op in ops)
+
+
+def _state(op: Op) -> str:
+    for name, holds in (("parked", op.parked), ("held", op.held), ("committing", op.started)):
+        if holds:
+            return name
+    return op.version.state.value if op.version else "queued"

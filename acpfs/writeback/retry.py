@@ -1,0 +1,66 @@
+"""What becomes of an operation that failed: tried again after a growing, jittered delay, or parked.
+
+Delays run on trio's monotonic clock; the wall clock time in `Op.next_attempt_at` is for people to read, so a clock jump changes
+nothing. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from acpfs.errors import PERMANENT_ERRNOS
+from acpfs.types import Seq
+from acpfs.writeback.ops import Op
+
+PERMANENT_TRIES = 3
+"""Refusals in a row before an operation is parked: a replicated file system in trouble may answer with the wrong errno."""
+_REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
+"""ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
+
+
+class RetryPolicy:
+    """Counts failures and decides."""
+
+    def __init__(
+        self,
+        delay_min_s: float,
+        delay_max_s: float,
+        wall_clock: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`wall_clock`, `rng`: replaced by tests."""
+        self._delay_min_s, self._delay_max_s = delay_min_s, max(delay_min_s, delay_max_s)
+        self._wall_clock = wall_clock
+        self._random = rng or random.Random()  # noqa: S311 - jitter, not secrets
+        self._refusals: Counter[Seq] = Counter()
+        self.retries = 0
+
+    def delay_s(self, tries: int) -> float:
+        """Between half and all of min · 2^(tries-1), at most max: many nodes must not come back in step."""
+        full = min(self._delay_max_s, self._delay_min_s * 2.0 ** min(tries - 1, 60))
+        return full * self._random.uniform(0.5, 1.0)
+
+    def failed(self, op: Op, error: OSError) -> float | None:
+        """Note a failure on the operation; seconds until the next attempt, or None: park it."""
+        op.tries += 1
+        op.last_error = error.errno or errno.EIO
+        self.retries += 1
+        if op.last_error in _REFUSALS:
+            self._refusals[op.seq] += 1
+            if self._refusals[op.seq] >= PERMANENT_TRIES:
+                self.forget(op)
+                op.next_attempt_at = 0.0
+                return None
+        else:
+            self.forget(op)
+        delay_s = self.delay_s(op.tries)
+        op.next_attempt_at = self._wall_clock() + delay_s
+        return delay_s
+
+    def forget(self, op: Op) -> None:
+        """The operation is done, or starts afresh."""
+        self._refusals.pop(op.seq, None)

@@ -1,0 +1,97 @@
+"""Which version is streamed next: oldest first, closed files before open ones, large ones only on their share of the threads.
+
+Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+from acpfs.types import Seq
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream
+
+SMALL_PER_STREAM = 4
+"""Small files wait for the backing directory's fsync, not for its bandwidth: so many more of them at a time."""
+LOOK_AHEAD = 64
+"""How many older versions are passed over for one that is closed and fits."""
+
+
+class StreamQueue:
+    """Versions that wait to be streamed, and those that are."""
+
+    def __init__(self, log: OperationLog, due: dict[Seq, float], is_open: Callable[[Version], bool], streams_max: int) -> None:
+        """`due`: when operations that failed are to be tried again. `is_open`: whether the version's file is still being written."""
+        self._log, self._due, self._is_open = log, due, is_open
+        self.streams_max = streams_max
+        self.active: dict[Seq, Stream] = {}
+        self._active_large = 0
+        self._heap: list[Seq] = []
+        self._sleeping: list[tuple[float, Seq]] = []
+
+    def add(self, op: Op) -> None:
+        """The operation's version is to be streamed, when it is due."""
+        due = self._due.get(op.seq)
+        if due is None:
+            heapq.heappush(self._heap, op.seq)
+        else:
+            heapq.heappush(self._sleeping, (due, op.seq))
+
+    def wake_all(self) -> None:
+        """Nothing is to wait for its time any longer."""
+        for _due, seq in self._sleeping:
+            heapq.heappush(self._heap, seq)
+        self._sleeping.clear()
+
+    def next_due(self) -> float:
+        """When to look again, on trio's clock."""
+        return self._sleeping[0][0] if self._sleeping else math.inf
+
+    def next(self, now: float) -> Op | None:
+        """Take the next one that may start."""
+        while self._sleeping and self._sleeping[0][0] <= now:
+            heapq.heappush(self._heap, heapq.heappop(self._sleeping)[1])
+        passed: list[Op] = []
+        chosen: Op | None = None
+        while self._heap and chosen is None and len(passed) < LOOK_AHEAD and self._has_room(0):
+            op = self._log.get(heapq.heappop(self._heap))
+            if op is None or not self._is_waiting(op):
+                continue
+            assert op.version is not None
+            if self._has_room(op.version.size) and not self._is_open(op.version):
+                chosen = op
+            else:
+                passed.append(op)
+        if chosen is None:
+            chosen = next((op for op in passed if op.version is not None and self._has_room(op.version.size)), None)
+        for op in passed:
+            if op is not chosen:
+                heapq.heappush(self._heap, op.seq)
+        return chosen
+
+    def _is_waiting(self, op: Op) -> bool:
+        version = op.version
+        return version is not None and version.state is VersionState.COMPLETE and not op.parked and op.seq not in self.active
+
+    def _has_room(self, size: int) -> bool:
+        if size > SMALL_BYTES_MAX:
+            return self._active_large < self.streams_max
+        return len(self.active) < self.streams_max * SMALL_PER_STREAM
+
+    def start(self, op: Op) -> Stream:
+        """The operation's version is being streamed from now on."""
+        assert op.version is not None
+        stream = Stream(op, op.version)
+        op.version.state, op.version.streamed_bytes = VersionState.STREAMING, 0
+        self.active[op.seq] = stream
+        self._active_large += op.version.size > SMALL_BYTES_MAX
+        return stream
+
+    def end(self, stream: Stream) -> None:
+        """The stream's thread is free again."""
+        if self.active.get(stream.op.seq) is stream:
+            del self.active[stream.op.seq]
+        self._active_large -= stream.version.size > SMALL_BYTES_MAX
