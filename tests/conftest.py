@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import AcpfsMount, mounts_below
 from tests.rig.targets import TRANSPORTS, Target, open_target
 
 DEFAULT_TARGETS = "plain,tmpfs,libfuse"
@@ -98,16 +98,11 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_mounts_left() -> Iterator[None]:
-    """At the end of the session no FUSE mount of ours is left."""
-    before = _fuse_mounts()
+def _no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """At the end of the session no mount below this session's own directory is left."""
+    base = tmp_path_factory.getbasetemp().resolve()
     yield
-    left = _fuse_mounts() - before
+    left = mounts_below(base)
     for path in left:
-        subprocess.run(["umount", "-l", path], check=False, timeout=20)
-    assert not left, f"mounts left behind: {sorted(left)}"
-
-
-def _fuse_mounts() -> set[str]:
-    lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return {line[1] for line in lines if line[2].startswith("fuse.") and "/pytest-" in line[1]}
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
+    assert not left, f"mounts left behind: {left}"

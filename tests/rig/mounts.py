@@ -61,7 +61,11 @@ class AcpfsMount:
         self._pids: set[int] = set()
 
     def __enter__(self) -> AcpfsMount:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.abort()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:

@@ -19,7 +19,7 @@ from tests.rig.mounts import AcpfsMount
 TRANSPORTS = ("libfuse", "native")
 CANNOT = {
     "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "100k"}),
-    "libfuse": frozenset({"tmpfile", "fallocate", "seek_hole", "whiteout", "chattr", "acl"}),
+    "libfuse": frozenset({"tmpfile", "fallocate", "seek_hole", "whiteout", "chattr", "acl", "dots"}),
     "native": frozenset({"whiteout", "chattr", "acl"}),
 }
 """Exceptions X1… of docs/SEMANTICS.md."""
