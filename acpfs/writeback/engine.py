@@ -410,7 +410,7 @@ class Engine:
                 retries=self._retry.retries,
                 elided_ops=self._ops.elided_ops,
                 discarded_ops=self._totals.discarded_ops,
-                reread_chunks=counters.reread_chunks,
+                restarted_streams=counters.reread_chunks,
                 verified_files=counters.verified_files,
                 verify_failures=counters.verify_failures,
                 repairs=self._committer.repairs,

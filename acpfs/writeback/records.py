@@ -56,7 +56,7 @@ class EngineStatistics:
     retries: int
     elided_ops: int
     discarded_ops: int
-    reread_chunks: int
+    restarted_streams: int
     """Pieces read a second time because the file was changed while it was streamed."""
     verified_files: int
     verify_failures: int
