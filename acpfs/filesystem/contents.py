@@ -79,6 +79,9 @@ class Contents:
         for node in self._table:
             if node.content is not None:
                 self._users[node.content.tier_id] += 1
+                if node.content.modified:  # written since its row was
+                    self.look(node)
+                    self._close(node.content)
                 self.settle_state(node)
         for op in self._log:
             if op.version is not None and op.version.tier_id:

@@ -210,9 +210,9 @@ class Files:
     def _complete(self, handle: Handle) -> None:
         if handle.lane is Lane.PASSTHROUGH and handle.writable:
             handle.wrote = self._contents.look(handle.node) or handle.wrote
-        if handle.wrote:
-            handle.wrote = False
+        if handle.wrote and not handle.node.interrupted:
             self._changes.freeze(handle.node)
+        handle.wrote = False
 
     def _report_refusal(self, node: Node) -> None:
         if node.content is not None and node.content.failed:
@@ -245,7 +245,7 @@ class Files:
         if handle.lower_fd >= 0:
             self._view.close_later(handle.lower_fd)
         node = handle.node
-        if handle.wrote or (node.handles == 1 and node.modified):
+        if handle.wrote or (handle.writable and node.handles == 1 and node.modified and not node.interrupted):
             self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
         self._closed(node)
 
@@ -366,5 +366,9 @@ class Files:
         for node in self.open_nodes():
             if node.kernel_writers:
                 self._contents.look(node)
-        nodes = [n for n in self.open_nodes() if n.content is not None and n.content.modified and n.content.modified_since <= due]
+        nodes = [
+            n
+            for n in self.open_nodes()
+            if n.content is not None and n.content.modified and not n.content.interrupted and n.content.modified_since <= due
+        ]
         return sum(self._changes.freeze(node) is not None for node in nodes)

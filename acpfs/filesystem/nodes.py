@@ -125,6 +125,11 @@ class Node:
         """Whether its content changed since the last version was frozen."""
         return self.content is not None and self.content.modified
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether its writer was lost with an earlier daemon and nobody has decided yet."""
+        return self.content is not None and self.content.interrupted
+
     def adopt(self, st: LowerStat) -> None:
         """Take the attributes of the backing directory's entry."""
         self.mode, self.uid, self.gid, self.rdev, self.nlink = st.mode, st.uid, st.gid, st.rdev, st.nlink

@@ -68,8 +68,9 @@ class Parts:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
         self.calls.close()
         self.copies.close()
-        self.tier.close()
-        self.state.close()
+        with self.fs.lock:  # a hung call's thread may come back at any time
+            self.tier.close()
+            self.state.close()
         if nothing_left:
             places.give_up(self.place)
         else:

@@ -1,0 +1,177 @@
+"""The mount shows the upper tree at once, the backing directory follows; what others change there becomes visible."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from acpfs.types import ROOT
+from tests.filesystem.test_versions import run
+from tests.filesystem.world import CALLER, World, world
+
+
+def test_directory_renamed_while_its_files_are_still_in_ram(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        directory = await w.do(w.fs.mkdir(ROOT, b"iter_tmp", 0o755, CALLER))
+        await w.write(b"shard", b"x" * 100, directory.ino)
+        await w.do(w.fs.rename(ROOT, b"iter_tmp", ROOT, b"iter_1", 0))
+        await w.write(b"late", b"y", directory.ino)
+        assert await w.names() == [b"iter_1"]
+        assert not list(w.backing.glob("iter*"))
+        await w.drained()
+        assert (w.backing / "iter_1/shard").read_bytes() == b"x" * 100
+        assert (w.backing / "iter_1/late").read_bytes() == b"y"
+        assert not (w.backing / "iter_tmp").exists()
+
+    run(tmp_path, scenario)
+
+
+def test_lookups_below_a_renamed_directory_of_the_backing_directory(tmp_path: Path) -> None:
+    (tmp_path / "backing/old").mkdir(parents=True)
+    (tmp_path / "backing/old/file").write_text("content")
+
+    async def scenario(w: World) -> None:
+        await w.do(w.fs.lookup(ROOT, b"old"))
+        await w.do(w.fs.rename(ROOT, b"old", ROOT, b"new", 0))
+        directory = await w.do(w.fs.lookup(ROOT, b"new"))
+        found = await w.do(w.fs.lookup(directory.ino, b"file"))  # lies under old/ on the backing directory still
+        assert await w.read(found.ino) == b"content"
+        await w.drained()
+        assert await w.read(found.ino) == b"content"
+        assert (w.backing / "new/file").exists()
+
+    run(tmp_path, scenario)
+
+
+def test_created_and_deleted_costs_nothing(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        before = w.lower.calls()
+        for i in range(50):
+            await w.write(b"t%d" % i, b"x")
+        for i in range(50):
+            await w.do(w.fs.unlink(ROOT, b"t%d" % i))
+        await w.drained()
+        changed = {k: v - before.get(k, 0) for k, v in w.lower.calls().items() if v != before.get(k, 0)}
+        assert not set(changed) & {"create_staging", "rename", "unlink"}, changed
+
+    run(tmp_path, scenario)
+
+
+def test_changes_from_outside_become_visible(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"tracker", b"1")
+        await w.drained()
+        assert await w.read(ino) == b"1"
+        (w.backing / "tmp").write_bytes(b"20")
+        os.rename(w.backing / "tmp", w.backing / "tracker")
+        (w.backing / "other").write_bytes(b"o")
+        await trio.sleep(0.06)  # older than attr_timeout_s
+        found = await w.do(w.fs.lookup(ROOT, b"tracker"))
+        assert await w.read(found.ino) == b"20"
+        assert await w.names() == [b"other", b"tracker"]
+        os.unlink(w.backing / "other")
+        await trio.sleep(0.06)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOENT)):
+            await w.do(w.fs.lookup(ROOT, b"other"))
+
+    run(tmp_path, scenario, attr_timeout_s=0.05)
+
+
+def test_rename_over_what_is_only_on_the_backing_directory(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/final").write_bytes(b"old")
+
+    async def scenario(w: World) -> None:
+        await w.write(b"tmp", b"new")
+        await w.do(w.fs.rename(ROOT, b"tmp", ROOT, b"final", 0))
+        assert (w.backing / "final").read_bytes() == b"old"
+        await w.drained()
+        assert (w.backing / "final").read_bytes() == b"new"
+        assert sorted(p.name for p in w.backing.iterdir() if p.name != ".acpfs") == ["final"]
+
+    run(tmp_path, scenario)
+
+
+def test_hard_links_stay_one_file_when_it_is_rewritten(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"a", b"one")
+        await w.do(w.fs.link(ino, ROOT, b"b"))
+        await w.drained()
+        await w.write(b"b", b"two")
+        await w.drained()
+        assert (w.backing / "a").read_bytes() == (w.backing / "b").read_bytes() == b"two"
+        assert os.path.samefile(w.backing / "a", w.backing / "b")
+
+    run(tmp_path, scenario)
+
+
+def test_extended_attributes_survive_a_rewrite(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"one")
+        await w.do(w.fs.setxattr(ino, b"user.tag", b"kept"))
+        await w.drained()
+        w.fs.forget([(ino, 100)])
+        await w.write(b"f", b"two")
+        await w.drained()
+        assert os.getxattr(w.backing / "f", "user.tag") == b"kept"
+
+    run(tmp_path, scenario)
+
+
+def test_directory_times_are_those_of_the_mount(tmp_path: Path) -> None:
+    """Trainer picks the checkpoint to delete by directory mtime: the time of the drain must not decide."""
+
+    async def scenario(w: World) -> None:
+        directory = await w.do(w.fs.mkdir(ROOT, b"checkpoint-500", 0o755, CALLER))
+        await w.write(b"shard", b"x", directory.ino)
+        shown = await w.do(w.fs.getattr(directory.ino))
+        await trio.sleep(0.05)
+        await w.drained()
+        assert os.stat(w.backing / "checkpoint-500").st_mtime_ns == shown.mtime_ns
+        assert (await w.do(w.fs.getattr(directory.ino))).mtime_ns == shown.mtime_ns
+
+    run(tmp_path, scenario)
+
+
+def test_a_restart_finds_names_content_and_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            directory = await w.do(w.fs.mkdir(ROOT, b"d", 0o750, CALLER))
+            await w.write(b"shard", b"x" * 5000, directory.ino)
+            await w.do(w.fs.rename(ROOT, b"d", ROOT, b"e", 0))
+            opened, _ = await w.create(b"half")
+            await w.do(w.fs.write(opened.handle, 0, b"torn"))
+        async with world(tmp_path) as w:
+            directory = await w.do(w.fs.lookup(ROOT, b"e"))
+            shard = await w.do(w.fs.lookup(directory.ino, b"shard"))
+            assert await w.read(shard.ino) == b"x" * 5000
+            assert w.fs.statistics().interrupted_files == 1
+            await w.drained()
+            assert (w.backing / "e/shard").read_bytes() == b"x" * 5000
+            assert not (w.backing / "half").exists()  # its writer was lost before it closed the file
+            assert w.fs.resume_interrupted(b"half") == 1
+            await w.drained()
+            assert (w.backing / "half").read_bytes() == b"torn"
+
+    trio.run(main)
+
+
+def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            ino = await w.write(b"f", b"old and complete")
+            await w.drained()
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+            await w.do(w.fs.write(opened.handle, 0, b"half"))
+        async with world(tmp_path) as w:
+            found = await w.do(w.fs.lookup(ROOT, b"f"))
+            assert await w.read(found.ino) == b"half"
+            assert w.fs.discard_interrupted(b"f") == 1
+            found = await w.do(w.fs.lookup(ROOT, b"f"))
+            assert await w.read(found.ino) == b"old and complete"
+
+    trio.run(main)

@@ -1,0 +1,148 @@
+"""A version's bytes stay what they were at close, whatever happens to the file afterwards."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.filesystem.world import CALLER, World, world
+
+
+def run(base: Path, scenario, **changes) -> None:
+    async def main() -> None:
+        async with world(base, **changes) as w:
+            await scenario(w)
+
+    trio.run(main)
+
+
+def stored_by(w: World, name: bytes) -> list[bytes]:
+    """Contents that the log would store under a name, oldest first."""
+    contents = []
+    for op in w.log:
+        if op.version is not None and op.name == name:
+            fd = w.tier.open(op.version.tier_id)
+            contents.append(os.pread(fd, op.version.size, 0))
+            os.close(fd)
+    return contents
+
+
+def test_each_close_is_a_version_of_its_own(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"tracker", b"1")
+        await w.write(b"shard", b"s")
+        await w.write(b"tracker", b"2")
+        assert stored_by(w, b"tracker") == [b"1", b"2"]
+
+    run(tmp_path, scenario)
+
+
+def test_append_shares_the_tier_file(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"log", b"first")
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b" second"))
+        await w.close(opened)
+        assert stored_by(w, b"log") == [b"first", b"first second"]
+        assert w.fs.statistics().content.copied_aside_bytes == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("size", [100, 3 << 20], ids=["inline", "in a thread"])
+def test_overwriting_in_place_copies_the_version_aside(tmp_path: Path, size: int) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"db", b"a" * size)
+        opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+        await w.do(w.fs.write(opened.handle, 10, b"b" * 10))
+        await w.close(opened)
+        old, new = stored_by(w, b"db")
+        assert old == b"a" * size
+        assert new == b"a" * 10 + b"b" * 10 + b"a" * (size - 20)
+        assert w.fs.statistics().content.copied_aside_bytes == size
+
+    run(tmp_path, scenario)
+
+
+def test_truncating_copies_the_version_aside(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        from acpfs.filesystem.records import AttributeChange
+
+        ino = await w.write(b"f", b"0123456789")
+        await w.do(w.fs.setattr(ino, AttributeChange(size=4), None, CALLER))
+        assert stored_by(w, b"f") == [b"0123456789", b"0123"]
+
+    run(tmp_path, scenario)
+
+
+def test_fsync_then_more_writes(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened, _ = await w.create(b"wal", flags=os.O_RDWR)
+        await w.do(w.fs.write(opened.handle, 0, b"one"))
+        await w.do(w.fs.fsync(opened.handle, datasync=False))
+        await w.do(w.fs.write(opened.handle, 0, b"two"))
+        await w.close(opened)
+        assert stored_by(w, b"wal") == [b"one", b"two"]
+
+    run(tmp_path, scenario)
+
+
+def test_close_without_change_makes_no_version(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"x")
+        opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+        await w.close(opened)
+        assert len(w.log) == 1
+
+    run(tmp_path, scenario)
+
+
+def test_rename_of_a_file_that_is_being_written_carries_its_data(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"final", b"old")
+        await w.drained()
+        w.engine.hold(True)
+        opened, _ = await w.create(b"tmp")
+        await w.do(w.fs.write(opened.handle, 0, b"new"))
+        await w.do(w.fs.rename(1, b"tmp", 1, b"final", 0))  # as safetensors does: close comes later
+        await w.drained()
+        assert (w.backing / "final").read_bytes() == b"new"
+        await w.close(opened)
+        assert len(w.log) == 0
+
+    run(tmp_path, scenario)
+
+
+def test_a_write_that_failed_is_not_published(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened, _ = await w.create(b"big")
+        await w.do(w.fs.write(opened.handle, 0, b"x" * 4096))
+        with pytest.raises(OSError, match="No space"):
+            await w.do(w.fs.write(opened.handle, 4096, b"y" * (2 << 20)))
+        with pytest.raises(OSError, match="No space"):
+            await w.do(w.fs.flush(opened.handle))
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert not (w.backing / "big").exists()
+
+    run(tmp_path, scenario, budget_bytes=1 << 20, when_full="error")
+
+
+def test_gauges_return_to_zero(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        for i in range(20):
+            await w.write(b"f%d" % i, b"x" * 10_000)
+        for i in range(20):
+            await w.do(w.fs.unlink(1, b"f%d" % i))
+        for attributes in [n for n in w.fs._table if n.ino != 1]:
+            w.fs.forget([(attributes.ino, attributes.lookups)])
+        await w.drained()
+        statistics = w.fs.statistics()
+        assert (statistics.open_files, statistics.nodes) == (0, 1)
+        assert (statistics.tier.used_bytes, statistics.tier.reserved_bytes, statistics.tier.files) == (0, 0, 0)
+        assert w.tree.path(1) == ()
+
+    run(tmp_path, scenario)

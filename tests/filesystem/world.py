@@ -1,0 +1,124 @@
+"""A file system with engine and backing directory in one process, without FUSE: calls are made as a transport makes them.
+
+Everything is real (directories, SQLite, threads) but the kernel: handles and references are kept by the test.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from acpfs.backing.calls import CallPool, CallPools
+from acpfs.backing.directory import BackingDirectory
+from acpfs.config import Settings
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import Attributes, Caller, OpenFile
+from acpfs.filesystem.steps import Call, T, settled
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import ROOT, Ino
+from acpfs.writeback.engine import Engine
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.manifest import Manifest
+
+CALLER = Caller(uid=0, gid=0, pid=1)
+BUDGET_BYTES = 64 << 20
+
+
+@dataclass
+class World:
+    """One mount's parts."""
+
+    fs: FileSystem
+    engine: Engine
+    log: OperationLog
+    tree: LowerTree
+    tier: Tier
+    state: StateDatabase
+    lower: BackingDirectory
+    calls: CallPools
+    backing: Path
+
+    async def do(self, call: Call[T]) -> T:
+        """Make one call."""
+        with trio.fail_after(20):
+            return await self.fs.steps.drive(call)
+
+    async def create(self, name: bytes, parent: Ino = ROOT, flags: int = os.O_WRONLY) -> tuple[OpenFile, Attributes]:
+        return await self.do(self.fs.create(parent, name, 0o644, flags, CALLER))
+
+    async def write(self, name: bytes, data: bytes, parent: Ino = ROOT) -> Ino:
+        """Create or overwrite, write, close."""
+        opened, attributes = await self.create(name, parent, os.O_WRONLY)
+        if attributes.size:
+            await self.close(opened)
+            opened = await self.do(self.fs.open(attributes.ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+        await self.do(self.fs.write(opened.handle, 0, data))
+        await self.close(opened)
+        return attributes.ino
+
+    async def close(self, opened: OpenFile) -> None:
+        await self.do(self.fs.flush(opened.handle))
+        await self.do(self.fs.release(opened.handle))
+
+    async def read(self, ino: Ino, size: int = 1 << 20) -> bytes:
+        opened = await self.do(self.fs.open(ino, os.O_RDONLY, CALLER))
+        try:
+            return await self.do(self.fs.read(opened.handle, 0, size))
+        finally:
+            await self.close(opened)
+
+    async def names(self, directory: Ino = ROOT) -> list[bytes]:
+        handle = await self.do(self.fs.opendir(directory))
+        entries = await self.do(self.fs.readdir(handle, 0, with_attributes=False))
+        await self.do(self.fs.releasedir(handle))
+        return [entry.name for entry in entries if entry.name not in (b".", b"..")]
+
+    async def drained(self) -> None:
+        """Until everything that was logged is persisted."""
+        self.engine.hold(False)
+        with self.fs.lock:
+            future = self.log.when_done(self.log.last_seq)
+        with trio.fail_after(20):
+            await settled(future)
+
+
+def settings_for(base: Path, **changes: Any) -> Settings:
+    backing = base / "backing"
+    backing.mkdir(exist_ok=True)
+    return Settings(backing=backing, mountpoint=base / "mnt", retry_delay_min_s=0.01, retry_delay_max_s=0.05, **changes)
+
+
+@asynccontextmanager
+async def world(base: Path, *, hold: bool = True, budget_bytes: int = BUDGET_BYTES, **changes: Any) -> AsyncIterator[World]:
+    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base takes over from the first."""
+    settings = settings_for(base, **changes)
+    tier_directory = base / "tier"
+    tier_directory.mkdir(exist_ok=True)
+    state = StateDatabase(tier_directory / "state.sqlite")
+    tier = Tier(tier_directory, budget_bytes)
+    log, tree = OperationLog(state), LowerTree(state)
+    lower = BackingDirectory(settings.backing, "test")
+    calls = CallPools.make()
+    fs = FileSystem(settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
+    manifest = Manifest(state, lower, fs.lock, "test")
+    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings)
+    engine.hold(hold)
+    made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing)
+    await made.do(fs.start())
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        try:
+            yield made
+        finally:
+            nursery.cancel_scope.cancel()
+            calls.close()
+            with fs.lock:  # threads may still be at work
+                state.close()
