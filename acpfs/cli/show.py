@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Json = dict[str, Any]
+PIPE_COLUMNS = 240
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -49,11 +51,12 @@ def print_json(value: Any) -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A rich console that wraps nothing when its output is not a terminal."""
+    """A rich console; into a pipe or file, lines are wide rather than wrapped."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, soft_wrap=not stream.isatty())
+    width = None if stream.isatty() else int(os.environ.get("COLUMNS", PIPE_COLUMNS))
+    return Console(stderr=stderr, highlight=False, width=width, soft_wrap=not stream.isatty())
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = (), stderr: bool = False) -> None:

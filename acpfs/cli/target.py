@@ -9,9 +9,9 @@ from typing import Any
 
 from acpfs.cli import show
 from acpfs.control import client, registry
-from acpfs.control.protocol import RemoteError
+from acpfs.control.protocol import RemoteError, error_message
 from acpfs.control.registry import MountRecord
-from acpfs.errors import NotMountedError, RefusedError
+from acpfs.errors import AcpfsError, NotMountedError, RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,19 @@ class Target:
 
 
 def ask(
-    record: MountRecord, verb: str, args: dict[str, Any] | None = None, on_event: Callable[[dict[str, Any]], None] | None = None
+    record: MountRecord,
+    verb: str,
+    args: dict[str, Any] | None = None,
+    on_event: Callable[[dict[str, Any]], None] | None = None,
+    *,
+    as_json: bool = False,
 ) -> Any:
-    """Ask a daemon; what an error says is left is shown before the error goes on."""
+    """Ask a daemon. An error goes on after what it says is left was shown: as a table to stderr, or the whole error as JSON to stdout."""
     try:
         return client.request(record, verb, args, on_event)
-    except RemoteError as error:
-        show.left_over(error.details)
+    except AcpfsError as error:
+        if as_json:
+            show.print_json(error_message(error))
+        elif isinstance(error, RemoteError):
+            show.left_over(error.details)
         raise
-
-
-def below(record: MountRecord, path: str) -> str:
-    """A path as the user sees it."""
-    return os.path.join(record.mountpoint, path) if path else record.mountpoint

@@ -14,7 +14,7 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 @click.pass_obj
 def command(target: Target, as_json: bool) -> None:
     """Effective settings of the mount, in the form of the configuration file."""
-    settings = ask(target.record(), "config")
+    settings = ask(target.record(), "config", as_json=as_json)
     if as_json:
         show.print_json(settings)
         return

@@ -20,7 +20,7 @@ def command(target: Target, path: str, as_json: bool) -> int:
     Exit code 1: there was nothing.
     """
     record, below = target.with_paths([path])
-    done = ask(record, "discard", {"paths": below})
+    done = ask(record, "discard", {"paths": below}, as_json=as_json)
     if as_json:
         show.print_json(done)
     else:

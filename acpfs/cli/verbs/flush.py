@@ -26,7 +26,7 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
     """Return when all that is complete now (below PATHS) is persisted. Exit code 0: it is; 1: refused for good; 4: not in time."""
     record, below = target.with_paths(paths)
     with show.progress("flushing") as take:
-        done = ask(record, "flush", {"paths": below, "timeout_s": timeout_s}, take)
+        done = ask(record, "flush", {"paths": below, "timeout_s": timeout_s}, take, as_json=as_json)
     if as_json:
         show.print_json(done)
     else:

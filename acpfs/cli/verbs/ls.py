@@ -16,7 +16,7 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 def command(target: Target, path: str | None, as_json: bool) -> None:
     """State of each file in the RAM tier or the queue, at and below PATH. Files that are only on the backing directory are not listed."""
     record, below = target.with_paths([path] if path else [])
-    files = ask(record, "ls", {"paths": below})["items"]
+    files = ask(record, "ls", {"paths": below}, as_json=as_json)["items"]
     if as_json:
         show.print_json(files)
         return

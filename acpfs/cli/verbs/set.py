@@ -23,7 +23,7 @@ def command(target: Target, assignments: tuple[str, ...], as_json: bool) -> None
             raise ConfigError(f"set: {key!r} is not KEY=VALUE")
     changed = {}
     for key, _equals, value in pairs:
-        answer = ask(record, "set", {"key": key, "value": value})
+        answer = ask(record, "set", {"key": key, "value": value}, as_json=as_json)
         changed[answer["key"]] = answer["value"]
         if not as_json:
             click.echo(f"{answer['key']} = {answer['value']}")

@@ -27,7 +27,7 @@ HEALTH_TEXT = {
 def command(target: Target, as_json: bool, watch: bool) -> None:
     """What is not yet safe, and why; RAM tier, queue, health of the backing directory."""
     while True:
-        status = ask(target.record(), "status")
+        status = ask(target.record(), "status", as_json=as_json)
         if watch and not as_json:
             click.clear()
         if as_json:

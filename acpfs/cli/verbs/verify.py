@@ -25,7 +25,7 @@ def command(target: Target, paths: tuple[str, ...], as_json: bool) -> int:
     `unknown`, which is no fault.
     """
     record, below = target.with_paths(paths)
-    verdicts = ask(record, "verify", {"paths": below})["items"]
+    verdicts = ask(record, "verify", {"paths": below}, as_json=as_json)["items"]
     bad = [verdict for verdict in verdicts if verdict["status"] not in GOOD]
     if as_json:
         show.print_json(verdicts)

@@ -20,7 +20,7 @@ def command(target: Target, paths: tuple[str, ...], state: str, timeout_s: float
     """Return when PATHS, as they are now, are persisted. Exit code 0: they are; 1: refused or different; 4: not in time."""
     record, below = target.with_paths(paths)
     with show.progress("waiting") as take:
-        done = ask(record, "wait", {"paths": below, "verified": state == "verified", "timeout_s": timeout_s}, take)
+        done = ask(record, "wait", {"paths": below, "verified": state == "verified", "timeout_s": timeout_s}, take, as_json=as_json)
     if as_json:
         show.print_json(done)
     else:

@@ -1,0 +1,28 @@
+"""`acpfs doctor`: what this machine, and if named a backing directory, offer; each line with what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from acpfs.cli import show
+from acpfs.errors import ExitCode
+
+
+@click.command("doctor")
+@click.argument("backing", required=False, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
+def command(backing: Path | None, as_json: bool) -> int:
+    """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.
+
+    Exit code 6: a mount would not work here.
+    """
+    from acpfs.supervisor.doctor import examine
+
+    findings = examine(backing)
+    if as_json:
+        show.print_json([{"subject": f.subject, "verdict": f.verdict, "text": f.text} for f in findings])
+    else:
+        show.table(("", "subject", "finding"), [(f.verdict, f.subject, f.text) for f in findings])
+    return int(ExitCode.ENVIRONMENT if any(f.verdict == "bad" for f in findings) else ExitCode.OK)
