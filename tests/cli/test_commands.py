@@ -1,0 +1,133 @@
+"""Commands without a mount: help, exit codes, one line per error, and quick."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from acpfs.cli import show
+from acpfs.cli.ctl import VERBS
+from acpfs.cli.main import COMMANDS
+from acpfs.cli.verbs.status import unsafe_lines
+from acpfs.config import Settings, option_name
+from acpfs.errors import ExitCode
+
+HEAVY = ("pydantic", "trio", "rich", "pyfuse3", "structlog", "prometheus_client", "sqlite3", "xxhash")
+
+
+def run(module: str, *words: str, runtime: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ACPFS_RUNTIME_DIR": str(runtime), "COLUMNS": "200"}
+    return subprocess.run([sys.executable, "-m", f"acpfs.cli.{module}", *words], capture_output=True, text=True, timeout=60, env=env, check=False)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, tmp_path: Path):
+    done = run("ctl", verb, "--help", runtime=tmp_path)
+    assert done.returncode == 0
+    assert "Usage: acpfs-ctl" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, tmp_path: Path):
+    assert run("main", command, "--help", runtime=tmp_path).returncode == 0
+
+
+def test_every_setting_is_an_option_with_its_default(tmp_path: Path):
+    text = run("main", "mount", "--help", runtime=tmp_path).stdout
+    for name in Settings.model_fields:
+        if name not in ("backing", "mountpoint"):
+            assert re.search(rf"--{option_name(name)}\b", text), name
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "code", "said"),
+    [
+        ("ctl", ["status"], ExitCode.NOT_MOUNTED, "no acpfs is mounted"),
+        ("ctl", ["/nowhere", "status"], ExitCode.NOT_MOUNTED, "/nowhere lies in no acpfs mount"),
+        ("ctl", ["wait", "/tmp/x"], ExitCode.NOT_MOUNTED, "/tmp/x lies in no acpfs mount"),
+        ("ctl", ["statsu"], ExitCode.USAGE, "No such command 'statsu'"),
+        ("ctl", ["flush", "--timeout", "-1"], ExitCode.USAGE, "--timeout"),
+        ("ctl", ["set"], ExitCode.USAGE, "KEY=VALUE"),
+        ("main", ["mount"], ExitCode.USAGE, "backing is missing; mountpoint is missing"),
+        ("main", ["mount", "/b", "/m", "--ram", "lots"], ExitCode.USAGE, "ram: 'lots' is not a size"),
+        ("main", ["mount", "/b", "/m", "--rom", "1"], ExitCode.USAGE, "No such option"),
+        ("main", ["mount", "/b", "/m", "--fsync", "never"], ExitCode.USAGE, "fsync = 'never'"),
+        ("main", ["mount", "/b", "/m", "--config", "/none.toml"], ExitCode.USAGE, "/none.toml"),
+        ("main", ["umount", "/nowhere"], ExitCode.NOT_MOUNTED, "no acpfs is mounted on /nowhere"),
+        ("main", ["umount"], ExitCode.USAGE, "name a mount point"),
+        ("main", ["mount", "/nowhere", "/tmp"], ExitCode.ENVIRONMENT, "backing directory /nowhere does not exist"),
+        ("main", ["mount", "/tmp", "/nowhere"], ExitCode.ENVIRONMENT, "mount point /nowhere does not exist"),
+        ("main", ["mount", "/etc/passwd", "/mnt"], ExitCode.ENVIRONMENT, "backing directory /etc/passwd is not a directory"),
+        ("main", ["mount", "/tmp", "/etc/passwd"], ExitCode.ENVIRONMENT, "mount point /etc/passwd is not a directory"),
+        ("main", ["mount", "/tmp", "/mnt", "--ram", "900T"], ExitCode.ENVIRONMENT, "more than this machine has"),
+        ("main", ["mount", "/", "/mnt"], ExitCode.REFUSED, "lie in one another"),
+    ],
+)
+def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path):
+    if words[0] == "mount" and "--" not in " ".join(words) and not os.path.exists("/dev/fuse"):
+        pytest.skip("needs /dev/fuse")
+    done = run(module, *words, runtime=tmp_path)
+    assert said in done.stderr
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 4  # click adds two lines of usage
+
+
+@pytest.mark.parametrize("module", ["ctl", "main"])
+def test_parsing_imports_nothing_heavy(module: str):
+    code = f"import sys, acpfs.cli.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout.strip() == "[]"
+
+
+def test_a_status_imports_no_file_system():
+    code = f"import sys, acpfs.cli.verbs.status, acpfs.cli.verbs.flush; print([m for m in {HEAVY!r} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), (5 << 50, "5.0 PiB"), (9000 << 50, "9000 PiB")])
+def test_sizes(count: int, text: str):
+    assert show.size(count) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (9.96, "10.0 s"), (42, "42 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")])
+def test_durations(seconds: float, text: str):
+    assert show.duration(seconds) == text
+
+
+def test_a_hostile_file_name_cannot_disturb_a_terminal():
+    assert show.printable("a\x1b[2Jb\n\udcff[bold]") == "a\\x1b[2Jb\\n\\xff[bold]"
+
+
+def status(**changes: object) -> dict[str, object]:
+    base: dict[str, object] = {
+        "parked": 0,
+        "interrupted": 0,
+        "queue_length": 0,
+        "queue_bytes": 0,
+        "oldest_unpersisted_age_s": 0,
+        "open_files": 0,
+        "ram": {"waiting_writers": 0},
+        "backing_health": {"state": "ok", "last_error": None},
+    }
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "safe: everything that was closed"),
+        ({"open_files": 2}, "safe when they are closed"),
+        ({"queue_length": 3, "queue_bytes": 1 << 30, "oldest_unpersisted_age_s": 75}, "not yet safe: 3 operations, 1.0 GiB, the oldest 1 min 15 s old"),
+        ({"parked": 1}, "REFUSED"),
+        ({"interrupted": 1}, "lost their writer"),
+        ({"ram": {"waiting_writers": 2}}, "2 writers wait"),
+        ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),
+        ({"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}}, "refuses calls (store: ENOSPC)"),
+    ],
+)
+def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str):
+    (line,) = unsafe_lines(status(**changes))
+    assert said in line
