@@ -68,8 +68,8 @@ class Place:
         self._mount.flush(timeout_s=DRAIN_TIMEOUT_S)
         run(["diff", "-r", "--no-dereference", "--exclude=.acpfs", str(self.directory), str(self.backing)])
         manifest = Path(".acpfs", "manifest", f"{NODE}.xxh128")
-        listed = {line.split(None, 1)[1] for line in (self.backing / manifest).read_text().splitlines() if line}
-        assert listed == {str(p.relative_to(self.backing)) for p in files(self.backing)}
+        listed = {line.split(None, 1)[1] for line in (self.backing / manifest).read_text().splitlines()}
+        assert listed == {name for p in files(self.backing) if "\n" not in (name := str(p.relative_to(self.backing)))}  # S26
         run(["xxh128sum", "--quiet", "-c", str(manifest)], cwd=self.backing)
 
 
