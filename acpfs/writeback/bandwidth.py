@@ -43,10 +43,15 @@ class TokenBucket:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let everybody through, for ever."""
+        """Let everybody through until `open`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    def open(self) -> None:
+        """The limit is in force again."""
+        with self._changed:
+            self._closed, self._tokens, self._filled_at = False, 0.0, self._clock()
 
     def slice_bytes(self) -> int:
         """How much to write at a time."""

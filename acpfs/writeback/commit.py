@@ -49,6 +49,8 @@ class GroupOutcome:
     """Further directories whose entries changed."""
     entries: dict[Ino, None] = field(default_factory=dict)
     """Nodes whose attributes changed."""
+    settled: list[tuple[Ino, LowerStat]] = field(default_factory=list)
+    """Directories that were given their times, as they are now."""
 
 
 class Committer:

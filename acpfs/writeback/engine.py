@@ -78,7 +78,17 @@ class Engine:
         self._totals = Totals()
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
-        self._streamer = Streamer(lower, tier, log, state, lock, self._bucket, calls.health, verify_after_write=settings.verify_after_write)
+        self._streamer = Streamer(
+            lower,
+            tier,
+            log,
+            state,
+            lock,
+            self._bucket,
+            calls.health,
+            still_frozen=listener.still_frozen,
+            verify_after_write=settings.verify_after_write,
+        )
         self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
@@ -95,6 +105,7 @@ class Engine:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Remove stale staging files, then drain until cancelled. Reports started at once: nothing here waits for the backing directory."""
         task_status.started()
+        self._resume()
         try:
             await self._prepare()
             async with trio.open_nursery() as nursery:
@@ -103,6 +114,14 @@ class Engine:
                 nursery.start_soon(self._stream_forever, nursery)
         finally:
             self._stop()
+
+    def _resume(self) -> None:
+        """Times of an earlier run mean nothing on this run's clock."""
+        self._committer.stopped = False
+        self._bucket.open()
+        with self._lock:
+            self._due.clear()
+            self._queue.wake_all()
 
     def _stop(self) -> None:
         """Threads that are still out see it at their next step; one that hangs does no harm when it comes back."""
@@ -233,6 +252,8 @@ class Engine:
             self._totals.persisted_ops += 1
             self._totals.persisted_bytes += op.version.size if op.version is not None else 0
             self._listener.persisted(op, stat)
+        for ino, settled in result.settled:
+            self._listener.directory_settled(ino, settled)
 
     def _remove(self, op: Op) -> None:
         """Out of the log and out of all that is kept per operation."""

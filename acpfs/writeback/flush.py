@@ -24,6 +24,7 @@ from acpfs.writeback.retry import RetryPolicy
 
 @dataclass(frozen=True, slots=True)
 class _Task:
+    ino: Ino
     path: LowerPath
     times: tuple[int, int] | None
     is_directory: bool
@@ -52,7 +53,7 @@ class Flusher:
             tasks = self._tasks(group)
         tries = 0
         while tasks:
-            tasks, error = await self._attempt(tasks)
+            tasks, error = await self._attempt(tasks, group)
             if error is None:
                 return
             tries += 1
@@ -63,9 +64,9 @@ class Flusher:
                     op.tries, op.last_error = op.tries + 1, error.errno
             await trio.sleep(delay_s)
 
-    async def _attempt(self, tasks: list[_Task]) -> tuple[list[_Task], OSError | None]:
+    async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why."""
-        futures = [self._pool.submit("flush", self._carry_out, task) for task in tasks]
+        futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
         errors = [await self._error(future) for future in futures]
         failed = [task for task, error in zip(tasks, errors, strict=True) if error is not None]
         return failed, next((error for error in errors if error is not None), None)
@@ -78,7 +79,7 @@ class Flusher:
             return error
         return None
 
-    def _carry_out(self, task: _Task) -> None:
+    def _carry_out(self, task: _Task, group: GroupOutcome) -> None:
         try:
             if task.times is not None:
                 self._lower.set_times(task.path, *task.times)
@@ -86,6 +87,8 @@ class Flusher:
                 self._lower.sync_directory(task.path)
             else:
                 self._lower.sync_entry(task.path)
+            if task.times is not None:
+                group.settled.append((task.ino, self._lower.lstat(task.path)))
         except FileNotFoundError:
             pass  # removed from outside: there is nothing to flush
 
@@ -94,11 +97,11 @@ class Flusher:
         for ino in {**group.directories, **group.synced}:
             path = self._tree.path(ino)
             if path is not None:
-                tasks.append(_Task(path, self._times(ino, group), is_directory=True))
+                tasks.append(_Task(ino, path, self._times(ino, group), is_directory=True))
         for ino in group.entries:
             path = self._tree.path(ino)
             if path is not None and ino != ROOT:
-                tasks.append(_Task(path, None, is_directory=False))
+                tasks.append(_Task(ino, path, None, is_directory=False))
         return tasks
 
     def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:

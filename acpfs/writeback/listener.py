@@ -30,6 +30,10 @@ class Listener(Protocol):
         """
         ...
 
+    def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
+        """A directory was given its times: `stat` is its entry on the backing directory as acpfs left it."""
+        ...
+
     def display_path(self, op: Op) -> bytes:
         """The path below the mount point by which a user knows the operation, e.g. b"run1/ck100/model.pt"."""
         ...

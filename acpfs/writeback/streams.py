@@ -13,7 +13,7 @@ import errno
 import mmap
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import RLock
 
@@ -81,9 +81,11 @@ class Streamer:
         bucket: TokenBucket,
         health: Health,
         *,
+        still_frozen: Callable[[Version], bool],
         verify_after_write: bool,
     ) -> None:
-        """`bucket`: shared by all streams."""
+        """`bucket`: shared by all streams; `still_frozen`: see `Listener`."""
+        self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
         self._bucket, self._health = bucket, health
         self._verify_after_write = verify_after_write
@@ -137,6 +139,18 @@ class Streamer:
             self._buffers.append(buffer)
 
     def _copy(self, stream: Stream, fd: int) -> str:
+        """Copy until the bytes that were copied are the version's; returns their checksum."""
+        while True:
+            with self._lock:
+                renewals = stream.version.renewals
+            digest = self._copy_once(stream, fd)
+            with self._lock:
+                if self._still_frozen(stream.version) and stream.version.renewals == renewals:
+                    return digest
+                self.counters.reread_chunks += 1
+            self._lower.truncate(fd, 0)
+
+    def _copy_once(self, stream: Stream, fd: int) -> str:
         hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, 0
         if size:
             with self._buffer(size) as buffer, contextlib.closing(_Source(stream, self._tier, self._lock, buffer)) as source:

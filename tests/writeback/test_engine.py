@@ -1,0 +1,361 @@
+"""The engine over a backing directory in memory, on virtual time."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+import trio
+import xxhash
+
+from acpfs.writeback.ops import OpKind
+from tests.writeback.conftest import Run
+from tests.writeback.memory_lower import FailNth, MemoryLower
+from tests.writeback.world import World
+
+
+def some_work(world: World) -> None:
+    world.mkdir("run")
+    world.mkdir("run/ck1")
+    for i in range(5):
+        world.store(f"run/ck1/shard{i}", b"%d" % i * 1000)
+    world.store("run/latest", b"ck1")
+    world.symlink(b"ck1", "run/link")
+    world.mkfifo("run/fifo")
+    world.link("run/ck1/shard0", "run/ck1/again")
+    world.rename("run/ck1", "run/ck2")
+    world.store("run/latest", b"ck2")
+    world.store("run/ck2/shard1", b"newer")
+    world.unlink("run/ck2/shard2")
+    world.exchange("run/ck2/shard3", "run/ck2/shard4")
+    world.store("run/ck2/again", b"both names")
+    world.mkdir("run/empty")
+    world.rmdir("run/empty")
+
+
+def assert_history(world: World, lower: MemoryLower) -> None:
+    """Every visible state is one that the application had, in the order in which it had them."""
+    at = 0
+    for state in lower.visible_history:
+        while at < len(world.seen) and world.seen[at] != state:
+            at += 1
+        assert at < len(world.seen), f"never seen by the application: {state}"
+
+
+def test_everything_arrives_in_order(world: World, run: Run) -> None:
+    some_work(world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    assert [op.seq for op, _stat in world.listener.persisted_ops] == sorted(op.seq for op, _stat in world.listener.persisted_ops)
+    assert not world.lower.list_staging()
+    assert not world.lower.descriptors
+    assert not world.tier.ids()
+    statistics = world.engine.statistics()
+    assert statistics.dirty_bytes == statistics.staged_bytes == statistics.queued_ops == 0
+
+
+def test_operations_one_at_a_time_show_only_states_of_the_application(world: World, run: Run) -> None:
+    async def step_by_step() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.engine.run)
+            for action in (
+                lambda: world.mkdir("d"),
+                lambda: world.store("d/a", b"1"),
+                lambda: world.store("d/latest", b"a"),
+                lambda: world.rename("d/a", "d/b"),
+                lambda: world.store("d/latest", b"b"),
+                lambda: world.exchange("d/b", "d/latest"),
+                lambda: world.unlink("d/b"),
+                lambda: world.rename("d", "e"),
+            ):
+                action()
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+
+    run(step_by_step)
+    assert_history(world, world.lower)
+    assert world.lower.visible() == world.application_view()
+
+
+def test_manifest_and_xattr_carry_the_checksum(world: World, run: Run) -> None:
+    some_work(world)
+    run(world.drain)
+    lines = dict(reversed(line.split(b"  ", 1)) for line in world.lower.own_files()[b"manifest/node.xxh128"].splitlines())
+    files = {path: data for path, data in world.contents.items() if path not in ("run/link", "run/fifo")}
+    assert lines == {path.encode(): xxhash.xxh3_128_hexdigest(data).encode() for path, data in files.items()}
+    assert world.lower.inode("run/latest").xattrs[b"user.acpfs.xxh3"] == lines[b"run/latest"]
+    assert all(record.status == "ok" for record in world.manifest.verify())
+    assert len(list(world.manifest.verify([(b"run",)]))) == len(files)
+
+
+def test_verification_finds_what_changed_and_what_is_gone(world: World, run: Run) -> None:
+    world.mkdir("d")
+    for name in ("good", "bad", "gone"):
+        world.store(f"d/{name}", name.encode())
+    run(world.drain)
+    world.lower.inode("d/bad").content[0] ^= 1
+    world.lower.unlink((b"d", b"gone"))
+    world.lower.close(world.lower.create_staging("x"))
+    world.lower.rename(world.lower.staging_path("x"), (b"d", b"foreign"))
+    found = {str(record.path): record.status for record in world.manifest.verify([(b"d",)])}
+    assert found == {"d/good": "ok", "d/bad": "mismatch", "d/gone": "missing", "d/foreign": "unknown"}
+
+
+def test_a_lost_table_is_filled_from_the_written_manifest(world: World, run: Run) -> None:
+    world.store("a", b"1")
+    world.store("b\\c", b"2")
+    run(world.drain)
+    world.state.change("DELETE FROM checksum")
+    world.restart()
+    assert world.manifest.load() == 1
+    assert world.manifest.digest((b"a",)) == xxhash.xxh3_128_hexdigest(b"1")
+
+
+def test_create_and_delete_costs_the_backing_directory_nothing(world: World, run: Run) -> None:
+    world.mkdir("d")
+    for i in range(10):
+        world.store(f"d/{i}", b"x")
+    for i in range(10):
+        world.unlink(f"d/{i}")
+    world.rmdir("d")
+    run(world.drain)
+    assert not world.lower.visible_history
+    assert world.lower.calls["create"] == 0
+    assert len(world.listener.dropped_ops) == 22
+    assert not world.tier.ids()
+
+
+def test_of_a_file_rewritten_before_the_drain_only_the_last_version_is_stored(world: World, run: Run) -> None:
+    for i in range(10):
+        world.store("f", b"%d" % i)
+    run(world.drain)
+    assert world.lower.calls["create"] == 1
+    assert world.lower.visible() == {b"f": b"9"}
+
+
+def test_everything_before_a_pointer_file_is_flushed_first(world: World, run: Run) -> None:
+    world.mkdir("ck")
+    world.store("ck/shard", b"1")
+    world.store("latest", b"ck")
+    run(world.drain)
+    calls = world.lower.log
+    assert calls.index(("fsync directory", (b"ck",))) < calls.index(("rename", (b"latest",)))
+
+
+def test_directory_times_are_set_after_its_last_operation(world: World, run: Run) -> None:
+    directory = world.mkdir("d").ino
+    world.listener.times[directory] = (111, 222)
+    world.store("d/a", b"1")
+    world.store("d/b", b"1")
+    run(world.drain)
+    assert world.lower.inode("d").mtime_ns == 222
+
+
+@pytest.mark.parametrize("label", ["create", "write", "setattr", "fsync", "close", "rename", "mkdir", "fsync directory", "lstat", "exchange", "unlink", "link"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ENOSPC, errno.EACCES])
+@pytest.mark.parametrize("nth", [1, 2, 5])
+def test_a_passing_failure_is_retried(world: World, run: Run, label: str, number: int, nth: int) -> None:
+    world.lower.fault = FailNth(label, nth, number, times=2)
+    some_work(world)
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    assert not world.engine.statistics().parked
+    assert not world.lower.list_staging()
+    assert not world.lower.descriptors
+
+
+def test_after_a_failed_fsync_the_copy_starts_with_a_new_file(world: World, run: Run) -> None:
+    world.lower.fault = FailNth("fsync", 1, errno.EIO)
+    world.store("f", b"data")
+    run(world.drain)
+    created = [path for label, path in world.lower.log if label == "create"]
+    assert len(created) == len(set(created)) == 2
+
+
+def test_retries_back_off_and_are_visible(world: World, run: Run) -> None:
+    world.lower.fault = FailNth("create", 1, errno.ENOSPC, times=0)
+    world.store("f", b"data")
+    run(world.run_for, 1000.0)
+    (entry,) = world.engine.statistics().queue
+    assert entry.last_error == "ENOSPC"
+    assert not entry.parked
+    assert 15 < entry.tries < 60
+    assert entry.next_attempt_at > 0
+    world.lower.fault = lambda _label, _path: None
+    run(world.drain)
+    assert world.lower.visible() == {b"f": b"data"}
+
+
+class TestParking:
+    def refuse(self, world: World, name: bytes) -> None:
+        def fault(label: str, path: tuple[bytes, ...]) -> None:
+            if label in ("rename", "mkdir") and path and path[-1] == name:
+                raise PermissionError(errno.EACCES, "refused")
+
+        world.lower.fault = fault
+
+    def test_a_refusal_is_parked_after_three_tries_and_others_go_on(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        bad = world.store("bad", b"1")
+        waiting = world.engine.persisted(bad.seq)
+        world.store("good", b"2")
+        run(world.run_for, 100.0)
+        assert world.lower.visible() == {b"good": b"2"}
+        (entry,) = world.engine.statistics().parked
+        assert (entry.name, entry.tries, entry.last_error, entry.state) == ("bad", 3, "EACCES", "parked")
+        error = waiting.exception(0)
+        assert isinstance(error, OSError)
+        assert error.errno == errno.EACCES
+
+    def test_what_depends_on_it_and_deletions_and_pointers_wait(self, world: World, run: Run) -> None:
+        world.store("old", b"0")
+        run(world.drain)
+        self.refuse(world, b"bad")
+        world.mkdir("bad")
+        world.store("bad/below", b"1")
+        world.unlink("old")
+        world.store("latest", b"bad")
+        world.store("other", b"2")
+        run(world.run_for, 100.0)
+        assert world.lower.visible() == {b"old": b"0", b"other": b"2"}
+        assert [entry.state for entry in world.engine.statistics().queue] == ["parked", "held", "held", "held"]
+        world.lower.fault = lambda _label, _path: None
+        assert world.engine.retry() == 1
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+
+    def test_discarding_gives_up_what_lies_below(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        bad = world.mkdir("bad")
+        world.store("bad/below", b"1")
+        world.store("good", b"2")
+        run(world.run_for, 100.0)
+        assert world.engine.discard([bad.seq]) == 2
+        run(world.drain)
+        assert world.lower.visible() == {b"good": b"2"}
+        assert not world.lower.list_staging()
+
+    def test_deleting_what_cannot_be_stored_ends_the_matter(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        world.store("bad", b"1")
+        run(world.run_for, 100.0)
+        world.unlink("bad")
+        run(world.drain)
+        assert not world.lower.visible()
+        assert not world.engine.statistics().parked
+
+    def test_a_waiter_for_another_file_is_not_bothered(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        world.store("bad", b"1")
+        good = world.store("good", b"2")
+        run(world.run_for, 100.0)
+        world.engine.persisted(good.seq, good.ino).result(0)
+        with pytest.raises(PermissionError):
+            world.engine.persisted(good.seq).result(0)
+
+    def test_parked_operations_survive_a_restart(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        world.store("bad", b"1")
+        run(world.run_for, 100.0)
+        world.restart()
+        assert [entry.last_error for entry in world.engine.statistics().parked] == ["EACCES"]
+        world.lower.fault = lambda _label, _path: None
+        world.engine.retry()
+        run(world.drain)
+        assert world.lower.visible() == {b"bad": b"1"}
+
+
+class TestOutside:
+    def test_removed_parents_are_made_again(self, world: World, run: Run) -> None:
+        world.mkdir("a")
+        world.mkdir("a/b")
+        run(world.drain)
+        world.lower.rmdir((b"a", b"b"))
+        world.lower.rmdir((b"a",))
+        world.store("a/b/f", b"1")
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+        assert world.engine.statistics().repairs == 1
+
+    def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
+        world.lower.fault = FailNth("rename", 1, errno.EIO)
+        world.store("f", b"1")
+        run(world.run_for, 0.01)
+        world.lower.inode(".acpfs/staging/node").children.clear()
+        run(world.drain)
+        assert world.lower.visible() == {b"f": b"1"}
+
+    def test_names_taken_from_outside_are_replaced(self, world: World, run: Run) -> None:
+        world.lower.symlink(b"elsewhere", (b"link",))
+        world.lower.symlink(b"elsewhere", (b"again",))
+        world.store("f", b"1")
+        world.symlink(b"f", "link")
+        world.link("f", "again")
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+
+    def test_a_directory_with_foreign_files_is_not_removed(self, world: World, run: Run) -> None:
+        world.mkdir("d")
+        run(world.drain)
+        world.lower.symlink(b"x", (b"d", b"foreign"))
+        world.rmdir("d")
+        run(world.run_for, 100.0)
+        assert world.engine.statistics().parked[0].last_error == "ENOTEMPTY"
+
+
+def test_xattrs_of_a_replaced_version_are_kept(world: World, run: Run) -> None:
+    world.store("f", b"1", xattrs={b"user.a": b"1", b"user.b": b"1"})
+    run(world.drain)
+    world.store("f", b"2", xattrs={b"user.b": None})
+    run(world.drain)
+    assert {n: v for n, v in world.lower.inode("f").xattrs.items() if n != b"user.acpfs.xxh3"} == {b"user.a": b"1"}
+
+
+def test_attributes_changed_after_staging_are_stored(world: World, run: Run) -> None:
+    world.lower.fault = FailNth("rename", 1, errno.EIO)
+    world.store("f", b"1")
+    run(world.run_for, 0.01)
+    assert world.engine.statistics().queue[0].state == "staged"
+    op = world.log.front(1)[0]
+    op.meta.mode = 0o600
+    run(world.drain)
+    assert world.lower.inode("f").mode & 0o777 == 0o600
+
+
+def test_stale_staging_files_are_removed_at_the_start(world: World, run: Run) -> None:
+    world.lower.close(world.lower.create_staging("left-over"))
+    run(world.drain)
+    assert not world.lower.list_staging()
+
+
+def test_held_engine_starts_nothing(world: World, run: Run) -> None:
+    world.engine.hold(True)
+    world.store("f", b"1")
+    run(world.run_for, 100.0)
+    assert not world.lower.visible()
+    assert world.engine.statistics().held
+    world.engine.hold(False)
+    run(world.drain)
+    assert world.lower.visible() == {b"f": b"1"}
+
+
+def test_verify_after_write_finds_a_torn_write(tmp_path, run: Run) -> None:
+    world = World(tmp_path, verify_after_write=True)
+    torn = []
+
+    def tear(label: str, _path: tuple[bytes, ...]) -> None:
+        if label == "close" and not torn:
+            staged = world.lower.inode(".acpfs/staging/node").children.values()
+            torn.extend(staged)
+            torn[0].content[2] ^= 1
+
+    world.lower.fault = tear
+    world.store("f", b"data")
+    run(world.drain)
+    assert world.lower.visible() == {b"f": b"data"}
+    statistics = world.engine.statistics()
+    assert (statistics.verify_failures, statistics.verified_files) == (1, 1)
+
+
+def test_kinds_are_all_covered(world: World) -> None:
+    assert set(world.engine._committer._kinds) == set(OpKind)

@@ -1,0 +1,238 @@
+"""A write-back engine with everything below it real but the backing directory, and a small model of the layer above.
+
+`World` logs operations as the file system would and remembers the states that the application saw, in order.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from acpfs.backing.calls import CallPool, CallPools
+from acpfs.backing.health import Health
+from acpfs.backing.lower import Lower, LowerStat
+from acpfs.config import Settings
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import NO_INO, ROOT, Ino
+from acpfs.writeback.engine import Engine
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version
+from tests.writeback.memory_lower import MemoryLower
+
+
+class InlinePool(CallPool):
+    """Runs each call at once in the caller's thread: with trio's virtual clock everything becomes deterministic."""
+
+    def submit(self, label: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls[label] += 1
+        try:
+            with self.health.call(self.name, label):
+                future.set_result(function(*arguments))
+        except BaseException as failure:
+            future.set_exception(failure)
+        return future
+
+
+def inline_pools() -> CallPools:
+    health = Health()
+    return CallPools(*(InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs")), health)
+
+
+class ListenerDouble:
+    """Remembers what it was told, gives tier files back."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.persisted_ops: list[tuple[Op, LowerStat | None]] = []
+        self.dropped_ops: list[Op] = []
+        self.times: dict[Ino, tuple[int, int]] = {}
+        self.open_versions: set[int] = set()
+        self.settled: list[tuple[Ino, LowerStat]] = []
+
+    def persisted(self, op: Op, stat: LowerStat | None) -> None:
+        self.persisted_ops.append((op, stat))
+        self._finished(op)
+
+    def dropped(self, op: Op) -> None:
+        self.dropped_ops.append(op)
+        self._finished(op)
+
+    def _finished(self, op: Op) -> None:
+        if op.version is not None:
+            self._world.unuse(op.version)
+
+    def still_frozen(self, version: Version) -> bool:
+        return True
+
+    def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
+        pass
+
+    def directory_times(self, ino: Ino) -> tuple[int, int] | None:
+        return self.times.get(ino)
+
+    def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
+        self.settled.append((ino, stat))
+
+    def still_frozen(self, version: Version) -> bool:
+        return True
+
+    def display_path(self, op: Op) -> bytes:
+        return op.name or b"#%d" % op.ino
+
+    def version_of_open_file(self, version: Version) -> bool:
+        return version.vid in self.open_versions
+
+
+class World:
+    """See above."""
+
+    def __init__(self, directory: Path, lower: Lower | None = None, calls: CallPools | None = None, **settings: Any) -> None:
+        self.directory = directory
+        (directory / "tier").mkdir(exist_ok=True)
+        self.lower: Any = lower or MemoryLower()
+        self.calls = calls or inline_pools()
+        self.settings = Settings(backing=Path("/backing"), mountpoint=Path("/mount"), **settings)
+        self.lock = threading.RLock()
+        self.inos: dict[str, Ino] = {"": ROOT}
+        self.contents: dict[str, bytes] = {}
+        self.seen: list[dict[bytes, bytes]] = [{}]
+        self._last_ino = 1
+        self.assemble()
+
+    def assemble(self) -> None:
+        """Put the parts together over whatever lies in the directory."""
+        self.state = StateDatabase(self.directory / "state.db")
+        self.log, self.tree = OperationLog(self.state), LowerTree(self.state)
+        self.tier = Tier(self.directory / "tier", 1 << 40)
+        self.listener = ListenerDouble(self)
+        self.manifest = Manifest(self.state, self.lower, self.lock, "node")
+        self.engine = Engine(
+            self.log, self.tree, self.tier, self.lower, self.calls, self.manifest, self.listener, self.lock, self.state, self.settings
+        )
+
+    def restart(self) -> None:
+        """As after kill -9: what was not committed to the state database is gone."""
+        self.engine._stop()
+        self.state.close()
+        self.tier.close()
+        self.assemble()
+
+    # -- the application
+
+    def _place(self, path: str) -> dict[str, Any]:
+        parent, _slash, name = path.rpartition("/")
+        return {"parent": self.inos[parent], "name": name.encode()}
+
+    def _new_ino(self, path: str) -> Ino:
+        self._last_ino += 1
+        self.inos[path] = Ino(self._last_ino)
+        return self.inos[path]
+
+    def _append(self, kind: OpKind, ino: Ino, *, creates: bool = False, **fields: Any) -> Op:
+        with self.lock:
+            op = self.log.append(kind, ino, creates=creates, logged_at=time.time(), **fields)
+            self.state.commit()
+        self.seen.append(self.application_view())
+        return op
+
+    def application_view(self) -> dict[bytes, bytes]:
+        view = {(path + "/").encode() if path not in self.contents else path.encode(): self.contents.get(path, b"") for path in self.inos if path}
+        return dict(view)
+
+    def store(self, path: str, data: bytes, *, mode: int = 0o644, **meta: Any) -> Op:
+        creates = path not in self.inos
+        ino = self.inos[path] if not creates else self._new_ino(path)
+        for name, other in self.inos.items():
+            if other == ino:
+                self.contents[name] = data
+        with self.lock:
+            tier_id = self.tier.create()
+            fd = self.tier.open(tier_id)
+            os.pwrite(fd, data, 0)
+            os.close(fd)
+            version = self.log.new_version(ino, tier_id, len(data))
+        return self._append(OpKind.STORE, ino, creates=creates, version=version, meta=Metadata(mode=mode, **meta), **self._place(path))
+
+    def unuse(self, version: Version) -> None:
+        if version.tier_id:
+            self.tier.remove(version.tier_id)
+
+    def mkdir(self, path: str, mode: int = 0o755) -> Op:
+        ino = self._new_ino(path)
+        return self._append(OpKind.MKDIR, ino, creates=True, meta=Metadata(mode=mode), **self._place(path))
+
+    def _gone(self, path: str) -> Ino:
+        self.contents.pop(path, None)
+        return self.inos.pop(path)
+
+    def unlink(self, path: str) -> Op:
+        place = self._place(path)
+        return self._append(OpKind.UNLINK, self._gone(path), **place)
+
+    def rmdir(self, path: str) -> Op:
+        place = self._place(path)
+        return self._append(OpKind.RMDIR, self._gone(path), **place)
+
+    def rename(self, source: str, target: str) -> Op:
+        old, new = self._place(source), self._place(target)
+        victim = self._gone(target) if target in self.inos else NO_INO
+        ino = self.inos[source]
+        for table in (self.inos, self.contents):
+            for path in [p for p in table if p == source or p.startswith(source + "/")]:
+                table[target + path[len(source) :]] = table.pop(path)  # type: ignore[index, arg-type, assignment]
+        return self._append(OpKind.RENAME, ino, new_parent=new["parent"], new_name=new["name"], victim=victim, **old)
+
+    def exchange(self, a: str, b: str) -> Op:
+        place_a, place_b = self._place(a), self._place(b)
+        ino_a, ino_b = self.inos[a], self.inos[b]
+        for table in (self.inos, self.contents):
+            table[a], table[b] = table[b], table[a]  # type: ignore[index]
+        return self._append(OpKind.EXCHANGE, ino_a, victim=ino_b, new_parent=place_b["parent"], new_name=place_b["name"], **place_a)
+
+    def link(self, source: str, target: str) -> Op:
+        self.inos[target], self.contents[target] = self.inos[source], self.contents[source]
+        return self._append(OpKind.LINK, self.inos[source], **self._place(target))
+
+    def symlink(self, target: bytes, path: str) -> Op:
+        ino = self._new_ino(path)
+        self.contents[path] = target
+        return self._append(OpKind.SYMLINK, ino, creates=True, payload=target, **self._place(path))
+
+    def mkfifo(self, path: str) -> Op:
+        ino = self._new_ino(path)
+        self.contents[path] = b""
+        return self._append(OpKind.MKNOD, ino, creates=True, meta=Metadata(mode=stat.S_IFIFO | 0o600), **self._place(path))
+
+    def setattr(self, path: str, **meta: Any) -> Op | None:
+        with self.lock:
+            if self.log.fold(self.inos[path], Metadata(**meta)):
+                return None
+        return self._append(OpKind.SETATTR, self.inos[path], meta=Metadata(**meta))
+
+    # -- running
+
+    async def drain(self, timeout_s: float = 3600.0) -> None:
+        """Run the engine until it is drained, with the manifest, on trio's clock."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.engine.run)
+            with trio.fail_after(timeout_s):
+                while not self.engine.drained():
+                    await trio.sleep(0.05)
+            nursery.cancel_scope.cancel()
+
+    async def run_for(self, seconds: float) -> None:
+        """Run the engine for a while."""
+        with trio.move_on_after(seconds):
+            await self.engine.run()
