@@ -144,6 +144,13 @@ class Changes:
         node = self._table.get(ino)
         return None if node is None else (node.atime_ns, node.mtime_ns)
 
+    def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
+        """See `Listener`."""
+        node = self._table.get(ino)
+        if node is not None and not self._log.pending_in(ino):
+            self._table.bind_lower(node, stat)
+            node.checked_at = time.monotonic()
+
     def display_path(self, op: Op) -> bytes:
         """See `Listener`."""
         if op.parent:
