@@ -46,6 +46,7 @@ from acpfs.transport.native.wire import (
 from acpfs.types import HandleId, Ino
 
 NS = 1_000_000_000
+TIME_NS_MIN, TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
 _BODY = IN_HEADER.size
 _FORGET = int(Opcode.FORGET)
 
@@ -72,6 +73,11 @@ def two_names(body: bytes, start: int = 0) -> tuple[bytes, bytes]:
     first = name_in(body, start)
     second = start + len(first) + 1
     return first, body[second : body.index(b"\0", second)]
+
+
+def time_ns(seconds: int, nanoseconds: int) -> int:
+    """One number; times that 64 bits of nanoseconds cannot hold (before 1677, after 2262) become the nearest that they can."""
+    return max(TIME_NS_MIN, min(TIME_NS_MAX, seconds * NS + nanoseconds))
 
 
 def caller_of(request: Request, umask: int = 0) -> Caller:
@@ -119,8 +125,8 @@ class Calls:
             uid=uid if valid & _UID else None,
             gid=gid if valid & _GID else None,
             size=size if valid & _SIZE else None,
-            atime_ns=(now if valid & _ATIME_NOW else atime * NS + atime_ns) if valid & _ATIME else None,
-            mtime_ns=(now if valid & _MTIME_NOW else mtime * NS + mtime_ns) if valid & _MTIME else None,
+            atime_ns=(now if valid & _ATIME_NOW else time_ns(atime, atime_ns)) if valid & _ATIME else None,
+            mtime_ns=(now if valid & _MTIME_NOW else time_ns(mtime, mtime_ns)) if valid & _MTIME else None,
         )
         handle = HandleId(fh) if valid & _FH else None
         call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))

@@ -7,10 +7,12 @@ a thread that serves requests.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import struct
+from collections.abc import Sequence
 
 from acpfs.transport.native.protocol import (
     DEV_IOC_BACKING_CLOSE,
@@ -32,30 +34,45 @@ _NOT_CACHED = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR})
 """What the kernel answers to a notification about something that it does not have cached, or cannot drop because it is in use."""
 
 
+def clone(fd: int) -> int:
+    """A further descriptor of a session, with a queue of its own for requests under way.
+
+    What was read through it and not answered fails with ECONNABORTED when its last copy is closed: whoever keeps a session for a
+    later worker has to keep its clones too.
+
+    Raises:
+        OSError: the kernel cannot clone.
+    """
+    copy = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(copy, DEV_IOC_CLONE, struct.pack("=I", fd))
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
+
+
+def clones(fd: int, count: int) -> list[int]:
+    """`fd` and so many clones of it that there are `count`; fewer where the kernel cannot clone."""
+    fds = [fd]
+    with contextlib.suppress(OSError):
+        while len(fds) < count:
+            fds.append(clone(fd))
+    return fds
+
+
 class Device:
-    """The session's first descriptor and its clones."""
+    """The descriptors of a session."""
 
-    def __init__(self, fd: int) -> None:
-        """`fd`: the descriptor that was given to mount, or received from whoever kept it; owned from now on."""
-        self.fd = fd
-        self._clones: list[int] = []
-
-    def clone(self) -> int:
-        """A descriptor with a queue of its own for requests under way; `fd` itself where the kernel cannot clone."""
-        clone = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.ioctl(clone, DEV_IOC_CLONE, struct.pack("=I", self.fd))
-        except OSError:
-            os.close(clone)
-            return self.fd
-        self._clones.append(clone)
-        return clone
+    def __init__(self, fds: Sequence[int]) -> None:
+        """`fds`: the one that was given to mount, or received from whoever kept it, and clones; owned from now on."""
+        self.fds = tuple(fds)
+        self._fd = fds[0]
 
     def close(self) -> None:
         """Let go of the session; the mount is dead when nobody else holds a descriptor of it."""
-        for fd in (*self._clones, self.fd):
+        for fd in self.fds:
             os.close(fd)
-        self._clones.clear()
 
     # -- passthrough
 
@@ -65,11 +82,11 @@ class Device:
         Raises:
             OSError: no CAP_SYS_ADMIN, a file system stacked too deep, or no passthrough in this session.
         """
-        return int(fcntl.ioctl(self.fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0))))
+        return int(fcntl.ioctl(self._fd, DEV_IOC_BACKING_OPEN, bytearray(BACKING_MAP.pack(fd, 0, 0))))
 
     def backing_close(self, backing_id: int) -> None:
         """Let go of a registered file; opens that use it keep it."""
-        fcntl.ioctl(self.fd, DEV_IOC_BACKING_CLOSE, struct.pack("=I", backing_id))
+        fcntl.ioctl(self._fd, DEV_IOC_BACKING_CLOSE, struct.pack("=I", backing_id))
 
     # -- notifications
 
@@ -95,7 +112,7 @@ class Device:
 
     def _notify(self, code: Notify, body: bytes) -> None:
         try:
-            os.write(self.fd, OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body)
+            os.write(self._fd, OUT_HEADER.pack(OUT_HEADER.size + len(body), code, 0) + body)
         except OSError as error:
             if error.errno not in _NOT_CACHED:
                 raise

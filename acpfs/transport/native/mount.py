@@ -68,7 +68,7 @@ def mount(mountpoint: Path, options: MountOptions) -> int:
     if error_number not in (errno.EPERM, errno.EACCES):
         message = f"cannot mount on {mountpoint}: {os.strerror(error_number)}"
         raise MachineError(message)
-    return _fusermount(mountpoint, options)
+    return mount_with_helper(mountpoint, options)
 
 
 def _mount_syscall(mountpoint: Path, source: str, text: str) -> int:
@@ -79,8 +79,12 @@ def _mount_syscall(mountpoint: Path, source: str, text: str) -> int:
     return ctypes.get_errno()
 
 
-def _fusermount(mountpoint: Path, options: MountOptions) -> int:
-    """Let the set-uid helper mount; it sends the descriptor over a socket that it finds in _FUSE_COMMFD."""
+def mount_with_helper(mountpoint: Path, options: MountOptions) -> int:
+    """Let fusermount3 mount, which is set-uid root; it sends the descriptor over the socket that _FUSE_COMMFD names.
+
+    Raises:
+        MachineError: it is not there, or refuses.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
         os.set_inheritable(theirs.fileno(), True)

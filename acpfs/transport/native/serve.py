@@ -1,11 +1,12 @@
 """The native transport as the worker sees it: mount, serve until unmounted or cancelled, unmount.
 
-Trio only supervises here: requests are served by threads of their own (`reader`), so a busy event loop never delays a call.
+Trio only supervises here: requests are served by threads of their own (`reader`), so a busy event loop never delays a call. `serve` owns
+the mount; `serve_kept` serves a session whose descriptor somebody else keeps (a supervisor), and leaves it when cancelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -15,8 +16,10 @@ from acpfs.config import Settings
 from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
+from acpfs.transport.native.device import clones
 from acpfs.transport.native.mount import MountOptions, mount, unmount
-from acpfs.transport.native.negotiate import ALL_FEATURES, ProtocolError
+from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError
+from acpfs.transport.native.reader import reader_count
 from acpfs.transport.native.session import Session
 
 CLOSE_TIMEOUT_S = 5.0
@@ -24,15 +27,18 @@ CLOSE_TIMEOUT_S = 5.0
 log = structlog.get_logger(__name__)
 
 
-async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None], *, feature_mask: int = ALL_FEATURES) -> None:
+async def serve(
+    fs: FileSystem, settings: Settings, ready: Callable[[], None], *, feature_mask: int = ALL_FEATURES, readers: int = 0
+) -> None:
     """Mount, say `ready`, and serve until the mount point is unmounted or the task cancelled.
 
-    `feature_mask`: INIT features whose bit is 0 are treated as not offered by the kernel.
+    `feature_mask`: INIT features whose bit is 0 are treated as not offered by the kernel. `readers`: threads, 0 for as many as the
+    machine is worth.
 
     Raises:
         MachineError: FUSE is not permitted here, or the kernel is too old.
     """
-    session = await trio.to_thread.run_sync(_begin, fs, settings, feature_mask)
+    session = await trio.to_thread.run_sync(_begin, fs, settings, feature_mask, readers)
     session.start()
     try:
         ready()
@@ -42,13 +48,35 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None], *
             await trio.to_thread.run_sync(_finish, session, settings.mountpoint)
 
 
-def _begin(fs: FileSystem, settings: Settings, feature_mask: int) -> Session:
-    fd = mount(settings.mountpoint, MountOptions("acpfs", settings.allow_other))
+async def serve_kept(fs: FileSystem, fds: Sequence[int], negotiated: Negotiated | None, ready: Callable[[Negotiated], None]) -> None:
+    """Serve a session over descriptors that another process keeps too, until the mount ends or the task is cancelled.
+
+    `fds`: the session's descriptor, and clones of it if any are kept: what was read through a clone fails when its last copy is closed.
+    `negotiated` is what an earlier worker was told through `ready`; None: nobody has answered INIT yet. Cancelling leaves the threads
+    to the end of the process: requests under way are resent to the next worker.
+
+    Raises:
+        ProtocolError: the kernel is too old.
+    """
+    if negotiated is None:
+        session = await trio.to_thread.run_sync(Session.begin, fs, fds)
+    else:
+        session = await trio.to_thread.run_sync(Session.take_over, fs, fds, negotiated)
+    session.start()
+    ready(session.negotiated)
+    await settled(session.ended)
+    await trio.to_thread.run_sync(session.close, CLOSE_TIMEOUT_S)
+
+
+def _begin(fs: FileSystem, settings: Settings, feature_mask: int, readers: int) -> Session:
+    fd = mount(settings.mountpoint, MountOptions("acpfs", allow_other=settings.allow_other))
     try:
-        return Session.begin(fs, fd, feature_mask=feature_mask)
+        readers = readers or reader_count()
+        return Session.begin(fs, clones(fd, readers), feature_mask=feature_mask, readers=readers)
     except (ProtocolError, OSError) as error:
         unmount(settings.mountpoint, lazy=True)
-        raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
+        message = f"cannot mount on {settings.mountpoint}: {error}"
+        raise MachineError(message) from error
 
 
 def _finish(session: Session, mountpoint: Path) -> None:

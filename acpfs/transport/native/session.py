@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import structlog
@@ -65,9 +66,12 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
 class Session:
     """A file system served over one /dev/fuse session."""
 
-    def __init__(self, fs: FileSystem, fd: int, negotiated: Negotiated, *, readers: int = 0) -> None:
-        """`fd` is owned from now on. `readers`: threads, 0 for as many as the machine is worth."""
-        self.device = Device(fd)
+    def __init__(self, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0) -> None:
+        """`fds`: the session's descriptor and clones, owned from now on; readers share them.
+
+        `readers`: threads, 0 for as many as the machine is worth.
+        """
+        self.device = Device(fds)
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
@@ -75,18 +79,18 @@ class Session:
         calls = Calls(fs, negotiated)
         replies = Replies(Lanes(negotiated), undo, fs.settings.attr_timeout_s)
         self._dispatch = Dispatch(fs, calls, replies, undo)
-        fds = [fd, *(self.device.clone() for _ in range((readers or reader_count()) - 1))]
-        self._readers = Readers(self._dispatch, fds, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
+        of_readers = [fds[n % len(fds)] for n in range(readers or reader_count())]
+        self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
 
     @classmethod
-    def begin(cls, fs: FileSystem, fd: int, *, feature_mask: int = ALL_FEATURES, readers: int = 0) -> Session:
+    def begin(cls, fs: FileSystem, fds: Sequence[int], *, feature_mask: int = ALL_FEATURES, readers: int = 0) -> Session:
         """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
-        return cls(fs, fd, negotiate(fd, feature_mask), readers=readers)
+        return cls(fs, fds, negotiate(fds[0], feature_mask), readers=readers)
 
     @classmethod
-    def take_over(cls, fs: FileSystem, fd: int, negotiated: Negotiated, *, readers: int = 0) -> Session:
-        """A session that another worker has left, over a descriptor that was kept; `start` asks the kernel for what was under way."""
-        session = cls(fs, fd, negotiated, readers=readers)
+    def take_over(cls, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0) -> Session:
+        """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
+        session = cls(fs, fds, negotiated, readers=readers)
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:

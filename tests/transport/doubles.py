@@ -1,0 +1,81 @@
+"""Doubles for the parts below the transport: a lower layer that is a plain directory, and no write-back engine at all.
+
+Everything stays in the RAM tier; the operation log only grows. The file system itself is the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
+from acpfs.config import Settings
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+
+
+class PlainLowerDouble:
+    """The reading half of `Lower` over a directory; nothing is ever written to it."""
+
+    features = Features()
+
+    def __init__(self, top: Path, hanging_name: bytes = b"") -> None:
+        self._top = os.fsencode(top)
+        self._hanging_name = hanging_name
+
+    def _path(self, path: LowerPath) -> bytes:
+        return b"/".join((self._top, *path))
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        if path and path[-1] == self._hanging_name:
+            threading.Event().wait()
+        st = os.lstat(self._path(path))
+        return LowerStat(
+            st.st_ino,
+            st.st_mode,
+            st.st_nlink,
+            st.st_uid,
+            st.st_gid,
+            st.st_rdev,
+            st.st_size,
+            st.st_blocks,
+            st.st_atime_ns,
+            st.st_mtime_ns,
+            st.st_ctime_ns,
+        )
+
+    def listdir(self, path: LowerPath) -> list[LowerEntry]:
+        with os.scandir(self._path(path)) as entries:
+            return [LowerEntry(e.name, e.inode(), e.stat(follow_symlinks=False).st_mode & 0o170000) for e in entries]
+
+    def open_read(self, path: LowerPath) -> int:
+        return os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def readlink(self, path: LowerPath) -> bytes:
+        return os.readlink(self._path(path))
+
+    def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
+        return {}
+
+    def space(self) -> SpaceInfo:
+        st = os.statvfs(self._top)
+        return SpaceInfo(st.f_frsize, st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree, st.f_namemax)
+
+
+def file_system(
+    backing: Path, tier_directory: Path, mountpoint: Path, budget_bytes: int = 4 << 30, hanging_name: bytes = b""
+) -> FileSystem:
+    """The real file system over `PlainLowerDouble`, started."""
+    settings = Settings(backing=backing, mountpoint=mountpoint)
+    state = StateDatabase(tier_directory / "state.db")
+    tier = Tier(tier_directory, budget_bytes)
+    log = OperationLog(state)
+    calls, copies = CallPool("requests", 4), CallPool("copies", 2)
+    fs = FileSystem(settings, state, tier, log, LowerTree(state), PlainLowerDouble(backing, hanging_name), calls, copies)  # type: ignore[arg-type]
+    fs.steps.run(fs.start())
+    return fs

@@ -1,0 +1,245 @@
+"""The native transport on real mounts: sessions, features, interrupts, takeover."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from acpfs.errors import MachineError
+from acpfs.transport.native.mount import MountOptions, mount, mount_with_helper
+from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.protocol import InitFlag
+from tests.transport.mounted import NativeMount
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+]
+
+
+def program(text: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python program that runs beside the test; its output is a pipe."""
+    return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+def finished(process: subprocess.Popen[str], timeout_s: float = 20) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=timeout_s)
+    return process.returncode, output
+
+
+def wait_for_request(mounted: NativeMount) -> None:
+    """Until the kernel has a request under way that the server has not answered."""
+    device = os.minor(int(next(line.split()[2].split(":")[1] for line in mount_lines() if line.split()[4] == str(mounted.path))))
+    waiting = Path(f"/sys/fs/fuse/connections/{device}/waiting")
+    deadline = time.monotonic() + 10
+    while waiting.exists() and int(waiting.read_text()) == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    if not waiting.exists():
+        time.sleep(0.5)  # fusectl is not mounted here: there is no other way to know
+
+
+def mount_lines() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text().splitlines()
+
+
+# -- sessions
+
+
+def test_a_file_goes_around(tmp_path: Path):
+    with NativeMount(tmp_path) as mounted:
+        data = os.urandom(3 << 20)
+        (mounted.path / "d").mkdir()
+        (mounted.path / "d/f").write_bytes(data)
+        assert (mounted.path / "d/f").read_bytes() == data
+        assert mounted.unmount() == 0
+        assert mounted.wait_for_server() == 0
+    assert "Traceback" not in mounted.log()
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        InitFlag.PASSTHROUGH,
+        InitFlag.DIRECT_IO_ALLOW_MMAP,
+        InitFlag.MAX_PAGES,
+        InitFlag.HANDLE_KILLPRIV_V2,
+        InitFlag.ATOMIC_O_TRUNC,
+        InitFlag.DO_READDIRPLUS,
+        InitFlag.SETXATTR_EXT,
+        InitFlag.INIT_EXT,
+        InitFlag((1 << 43) - 1),
+    ],
+    ids=lambda flag: flag.name or "all",
+)
+def test_a_kernel_that_lacks_features(tmp_path: Path, lacking: InitFlag):
+    with NativeMount(tmp_path, "--mask", str(((1 << 64) - 1) & ~int(lacking))) as mounted:
+        assert not Negotiated.from_record(mounted.negotiated).has(lacking)
+        f = mounted.path / "f"
+        data = os.urandom((2 << 20) + 5)
+        f.write_bytes(data)
+        f.write_bytes(data[1:])
+        assert f.read_bytes() == data[1:]
+        assert shared_map(f)[:4096] == data[1:4097]
+        os.setxattr(f, "user.a", b"value")
+        assert os.getxattr(f, "user.a") == b"value"
+        os.truncate(f, 3)
+        assert f.stat().st_size == 3
+        assert [e.name for e in os.scandir(mounted.path)] == ["f"]
+
+
+def shared_map(path: Path) -> bytes:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as mapped:
+        return mapped[:]
+
+
+def test_unmount_is_refused_while_a_file_is_open(tmp_path: Path):
+    with NativeMount(tmp_path) as mounted:
+        with (mounted.path / "f").open("wb") as file:
+            assert mounted.unmount() != 0
+            assert mounted.unmount("-l") == 0
+            file.write(b"still served")
+            file.flush()
+            assert os.fstat(file.fileno()).st_size == 12
+        assert mounted.wait_for_server() == 0
+
+
+def test_many_threads_at_once(tmp_path: Path):
+    text = """
+import os, sys, threading
+def work(n):
+    for i in range(40):
+        path = f"{sys.argv[1]}/{n}-{i}"
+        with open(path, "wb") as f: f.write(bytes([n]) * 300_000)
+        with open(path, "rb") as f: assert f.read() == bytes([n]) * 300_000
+        os.unlink(path)
+threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(os.listdir(sys.argv[1]))
+"""
+    with NativeMount(tmp_path, "--readers", "4") as mounted:
+        assert finished(program(text, mounted.path), 50) == (0, "[]\n")
+    assert "Traceback" not in mounted.log()
+
+
+def test_seek_tmpfile_and_fallocate(tmp_path: Path):
+    with NativeMount(tmp_path) as mounted:
+        fd = os.open(mounted.path, os.O_TMPFILE | os.O_RDWR, 0o640)
+        os.pwrite(fd, b"end", 1 << 20)
+        assert os.lseek(fd, 0, os.SEEK_DATA) == 1 << 20
+        os.posix_fallocate(fd, 0, 2 << 20)
+        assert os.fstat(fd).st_size == 2 << 20
+        os.link(f"/proc/self/fd/{fd}", mounted.path / "named", src_dir_fd=fd, follow_symlinks=True)
+        os.close(fd)
+        assert (mounted.path / "named").stat().st_mode == 0o100640
+
+
+def test_writing_and_giving_away_take_set_uid_away(tmp_path: Path):
+    text = "import os, sys; os.setgid(1000); os.setuid(1000); open(sys.argv[1], 'r+b').write(b'x')"
+    os.chmod(tmp_path, 0o755)
+    for parent in tmp_path.parents[:2]:
+        os.chmod(parent, 0o755)
+    with NativeMount(tmp_path) as mounted:
+        os.chmod(mounted.path, 0o777)
+        for name in ("written", "given"):
+            (mounted.path / name).touch()
+            os.chmod(mounted.path / name, 0o6777)
+        assert finished(program(text, mounted.path / "written"))[0] == 0
+        os.chown(mounted.path / "given", 1000, 1000)
+        assert [os.stat(mounted.path / n).st_mode & 0o7777 for n in ("written", "given")] == [0o777, 0o777]
+
+
+def test_birth_time_is_not_invented(tmp_path: Path):
+    libc = ctypes.CDLL(None, use_errno=True)
+    with NativeMount(tmp_path) as mounted:
+        (mounted.path / "f").write_bytes(b"12345")
+        buffer = ctypes.create_string_buffer(256)
+        assert libc.statx(-100, os.fsencode(mounted.path / "f"), 0, 0xFFF, buffer) == 0
+        mask, size = int.from_bytes(buffer[0:4], "little"), int.from_bytes(buffer[40:48], "little")
+        assert (mask & 0x800, size) == (0, 5)
+
+
+# -- interrupts
+
+
+def test_a_dying_caller_gets_out_of_a_hanging_call(tmp_path: Path):
+    with NativeMount(tmp_path, "--hang", "hangs") as mounted:
+        stuck = program("import os, sys; os.stat(sys.argv[1])", mounted.path / "hangs")
+        wait_for_request(mounted)
+        stuck.terminate()
+        assert finished(stuck)[0] == -signal.SIGTERM
+        assert os.listdir(mounted.path) == []
+
+
+def test_a_caller_that_only_gets_a_signal_goes_on_waiting(tmp_path: Path):
+    text = """
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+os.stat(sys.argv[1])
+"""
+    with NativeMount(tmp_path, "--hang", "hangs") as mounted:
+        stuck = program(text, mounted.path / "hangs")
+        wait_for_request(mounted)
+        with pytest.raises(subprocess.TimeoutExpired):
+            stuck.wait(timeout=1.5)
+        stuck.kill()
+        assert finished(stuck)[0] == -signal.SIGKILL
+
+
+# -- takeover
+
+
+def test_a_new_server_takes_over_and_answers_what_the_old_one_had_read(tmp_path: Path):
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    fd = mount(mountpoint, MountOptions("kept"))
+    with NativeMount(tmp_path, "--hang", "asked", fd=fd) as mounted:
+        text = "import sys; print(open(sys.argv[1]).read(), end='')"
+        (mounted.backing / "asked").write_text("content")
+        asking = program(text, mounted.path / "asked")
+        wait_for_request(mounted)
+        mounted.kill_server()
+        mounted.start_server("--negotiated", json.dumps(mounted.negotiated))
+        assert finished(asking) == (0, "content")
+        (mounted.path / "new").write_bytes(b"by the new one")
+        assert (mounted.path / "new").read_bytes() == b"by the new one"
+
+
+def test_names_written_before_the_takeover_are_there_after_it(tmp_path: Path):
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    fd = mount(mountpoint, MountOptions("kept"))
+    with NativeMount(tmp_path, fd=fd) as mounted:
+        (mounted.path / "d").mkdir()
+        (mounted.path / "d/f").write_bytes(b"before")
+        mounted.kill_server()
+        mounted.start_server("--negotiated", json.dumps(mounted.negotiated))
+        assert (mounted.path / "d/f").read_bytes() == b"before"
+
+
+# -- mounting
+
+
+def test_mounting_where_nothing_can_be_mounted(tmp_path: Path):
+    with pytest.raises(MachineError, match="No such file"):
+        mount(tmp_path / "missing", MountOptions("x"))
+
+
+def test_mounting_through_fusermount(tmp_path: Path):
+    """The way of those who may not mount themselves: the descriptor comes over a socket."""
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    fd = mount_with_helper(mountpoint, MountOptions("a, b", allow_other=False))
+    with NativeMount(tmp_path, fd=fd) as mounted:
+        (mounted.path / "f").write_bytes(b"x")
+        line = next(line for line in mount_lines() if line.split()[4] == str(mountpoint))
+        assert line.split(" - ")[1].startswith("fuse.acpfs a,\\040b ")
