@@ -72,6 +72,8 @@ class WorkerReport:
 class Status:
     """Answer of `status`."""
 
+    state: str
+    """serving, or draining (asked to end)."""
     mount: str
     backing: str
     node: str

@@ -72,8 +72,8 @@ class Subject(Protocol):
         """Files whose writer was lost with an earlier daemon."""
         ...
 
-    async def unmount(self) -> None:
-        """Take the mount away; from then on nothing new can come in.
+    async def unmount(self, *, leave: bool) -> None:
+        """Take the mount away; from then on nothing new can come in. With `leave`, nothing more is drained.
 
         Raises:
             RefusedError: somebody uses it.

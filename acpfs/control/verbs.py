@@ -89,7 +89,7 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
 
     With `leave`, what cannot be drained in time does not keep the mount: it stays in the RAM tier.
     """
-    leave = request.flag("leave")
+    leave, late = request.flag("leave"), False
     done: Json = {"operations": 0, "bytes": 0}
     try:
         done = await drain(subject, subject.complete_until([]), request.seconds("timeout_s"), tell)
@@ -97,7 +97,8 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     except RemoteError:
         if not leave:
             raise
-    await subject.unmount()
+        late = True
+    await subject.unmount(leave=late)
     left: list[QueueEntry] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_tell_progress, subject, subject.complete_until([]), tell)

@@ -45,7 +45,7 @@ def examine(backing: Path | None) -> list[Finding]:
         ("request timeout", _request_timeout),
         ("memory", _memory),
         ("huge pages", _huge_pages),
-        ("mount helper", _helper),
+        ("mount helper", _system_mount),
     ]
     if backing is not None:
         subjects.append(("backing directory", lambda: _backing(backing)))
@@ -111,7 +111,7 @@ def _huge_pages() -> list[Finding]:
     return [Finding("huge pages", "note", "this kernel's tmpfs has no huge pages: the mount is about half as fast")]
 
 
-def _helper() -> list[Finding]:
+def _system_mount() -> list[Finding]:
     for directory in ("/sbin", "/usr/sbin"):
         if (Path(directory) / "mount.acpfs").exists():
             return [Finding("mount helper", "ok", f"{directory}/mount.acpfs: `mount -t acpfs` and fstab work")]

@@ -50,7 +50,9 @@ class Life(Protocol):
 
     @property
     def transport(self) -> str: ...
-    async def unmount(self) -> None: ...
+    @property
+    def stopping(self) -> bool: ...
+    async def unmount(self, *, leave: bool) -> None: ...
     async def finished(self) -> list[QueueEntry]: ...
 
 
@@ -70,6 +72,7 @@ class WorkerSubject:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
         now = time.time()
         return Status(
+            state="draining" if self._life.stopping else "serving",
             mount=os.fspath(parts.settings.mountpoint),
             backing=os.fspath(parts.settings.backing),
             node=parts.identity.node_id,
@@ -192,8 +195,8 @@ class WorkerSubject:
 
     # -- the end
 
-    async def unmount(self) -> None:
-        await self._life.unmount()
+    async def unmount(self, *, leave: bool) -> None:
+        await self._life.unmount(leave=leave)
 
     async def finished(self) -> list[QueueEntry]:
         return await self._life.finished()

@@ -108,6 +108,11 @@ class Worker:
         """Name of the transport in use."""
         return self._transport.value
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the end has begun: a signal came, or the mount is gone."""
+        return math.isfinite(self._drain_deadline)
+
     # -- start
 
     async def _start_file_system(self) -> None:
@@ -203,13 +208,15 @@ class Worker:
             await trio.to_thread.run_sync(partial(_detach, self._mountpoint))
             self._serving.cancel()
 
-    async def unmount(self) -> None:
-        """Take the mount away unless it is in use; in a thread, because this one serves it.
+    async def unmount(self, *, leave: bool = False) -> None:
+        """Take the mount away unless it is in use; in a thread, because this one serves it. With `leave`, drain nothing more.
 
         Raises:
             RefusedError: it is in use.
         """
         await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+        if leave:
+            self._hurry.set()
 
     async def finished(self) -> list[QueueEntry]:
         """Wait until the worker has done what it could; what is left."""

@@ -20,7 +20,9 @@ HEAVY = ("pydantic", "trio", "rich", "pyfuse3", "structlog", "prometheus_client"
 
 def run(module: str, *words: str, runtime: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "ACPFS_RUNTIME_DIR": str(runtime), "COLUMNS": "200"}
-    return subprocess.run([sys.executable, "-m", f"acpfs.cli.{module}", *words], capture_output=True, text=True, timeout=60, env=env, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", f"acpfs.cli.{module}", *words], capture_output=True, text=True, timeout=60, env=env, check=False
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -87,7 +89,9 @@ def test_a_status_imports_no_file_system():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), (5 << 50, "5.0 PiB"), (9000 << 50, "9000 PiB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), (5 << 50, "5.0 PiB"), (9000 << 50, "9000 PiB")]
+)
 def test_sizes(count: int, text: str):
     assert show.size(count) == text
 
@@ -103,6 +107,7 @@ def test_a_hostile_file_name_cannot_disturb_a_terminal():
 
 def status(**changes: object) -> dict[str, object]:
     base: dict[str, object] = {
+        "state": "serving",
         "parked": 0,
         "interrupted": 0,
         "queue_length": 0,
@@ -120,7 +125,11 @@ def status(**changes: object) -> dict[str, object]:
     [
         ({}, "safe: everything that was closed"),
         ({"open_files": 2}, "safe when they are closed"),
-        ({"queue_length": 3, "queue_bytes": 1 << 30, "oldest_unpersisted_age_s": 75}, "not yet safe: 3 operations, 1.0 GiB, the oldest 1 min 15 s old"),
+        (
+            {"queue_length": 3, "queue_bytes": 1 << 30, "oldest_unpersisted_age_s": 75},
+            "not yet safe: 3 operations, 1.0 GiB, the oldest 1 min 15 s old",
+        ),
+        ({"state": "draining"}, "told to end"),
         ({"parked": 1}, "REFUSED"),
         ({"interrupted": 1}, "lost their writer"),
         ({"ram": {"waiting_writers": 2}}, "2 writers wait"),

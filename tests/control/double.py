@@ -44,6 +44,7 @@ class DoubleSubject:
         if self.broken:
             raise ZeroDivisionError("a bug")
         return Status(
+            state="serving",
             mount="/mnt/x",
             backing="/b",
             node="n",
@@ -109,7 +110,7 @@ class DoubleSubject:
             raise ConfigError(f"{key} cannot be changed")
         return {"key": key, "value": int(value)}
 
-    async def unmount(self) -> None:
+    async def unmount(self, *, leave: bool) -> None:
         if self.busy:
             raise RefusedError("/mnt/x is in use")
         self.unmounted.set()

@@ -233,10 +233,18 @@ def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path):
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False), (2, "b", 7, False)]
         events: list[Any] = []
+        subject_told = trio.Event()
+        real = subject.remaining
+
+        def remaining(until: int, paths: Any = ()) -> Any:
+            if events:
+                subject_told.set()
+            return real(until, paths)
+
+        subject.remaining = remaining  # type: ignore[method-assign]
 
         async def persist_when_told() -> None:
-            while not events:
-                await trio.sleep(0.01)
+            await subject_told.wait()
             subject.ops.append((3, "later", 1, False))
             subject.done(1)
             subject.done(2)

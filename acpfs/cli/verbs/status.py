@@ -80,6 +80,8 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(
             f"{status['interrupted']} files lost their writer with an earlier daemon: `acpfs-ctl retry` stores them, `discard` drops them"
         )
+    if status["state"] == "draining":
+        lines.append("the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline")
     if status["queue_length"]:
         age = show.duration(status["oldest_unpersisted_age_s"])
         lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old")

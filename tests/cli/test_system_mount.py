@@ -2,13 +2,15 @@
 
 import pytest
 
-from acpfs.cli.mount_helper import parse_arguments, parse_options
+from acpfs.cli.system_mount import parse_arguments, parse_options
 from acpfs.config import load_settings
 from acpfs.errors import ConfigError
 
 
 def test_options_become_settings():
-    values = parse_options("rw,ram=64G,fsync=durable,_netdev,nofail,x-systemd.automount,max_dirty_age=5,verify-after-write,allow_other=no,relatime")
+    values = parse_options(
+        "rw,ram=64G,fsync=durable,_netdev,nofail,x-systemd.automount,max_dirty_age=5,verify-after-write,allow_other=no,relatime"
+    )
     assert values == {"ram": "64G", "fsync": "durable", "max_dirty_age_s": "5", "verify_after_write": True, "allow_other": False}
     settings = load_settings({**values, "backing": "/b", "mountpoint": "/m"})
     assert (settings.ram, settings.max_dirty_age_s, settings.allow_other) == (64 << 30, 5.0, False)
@@ -20,7 +22,8 @@ def test_patterns_are_separated_by_colons():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("rom=64G", "'rom'"), ("ro", "always writable"), ("noexec", "noexec"), ("backing=/x", "'backing'"), ("sync", "fsync=durable")]
+    ("text", "said"),
+    [("rom=64G", "'rom'"), ("ro", "always writable"), ("noexec", "noexec"), ("backing=/x", "'backing'"), ("sync", "fsync=durable")],
 )
 def test_unknown_and_impossible_options_are_refused(text: str, said: str):
     with pytest.raises(ConfigError, match=said):
@@ -31,7 +34,9 @@ def test_sloppy_passes_over_unknown_options():
     assert parse_options("rom=64G,ram=1G", sloppy=True) == {"ram": "1G"}
 
 
-@pytest.mark.parametrize("words", [["/b", "/m", "-o", "a,b", "-n", "-v"], ["-nv", "/b", "-oa,b", "/m"], ["/b", "/m", "-o", "a", "-o", "b", "-t", "acpfs"]])
+@pytest.mark.parametrize(
+    "words", [["/b", "/m", "-o", "a,b", "-n", "-v"], ["-nv", "/b", "-oa,b", "/m"], ["/b", "/m", "-o", "a", "-o", "b", "-t", "acpfs"]]
+)
 def test_arguments_as_mount_gives_them(words: list[str]):
     backing, mountpoint, options, _flags = parse_arguments(words)
     assert (backing, mountpoint, options) == ("/b", "/m", "a,b")

@@ -1,0 +1,398 @@
+"""A mount from its start to its end, through the commands: ready, refused, drained, killed, found again."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.errors import ExitCode
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount, CommandError, is_mounted, mounts_below, wait_gone
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+
+MIB = 1 << 20
+Make = Callable[..., AcpfsMount]
+
+STATUS_FIELDS = {
+    "mount": str,
+    "backing": str,
+    "node": str,
+    "transport": str,
+    "lanes": dict,
+    "worker": dict,
+    "ram": dict,
+    "queue": list,
+    "oldest_unpersisted_age_s": float,
+    "backing_health": dict,
+    "counters": dict,
+}
+RAM_FIELDS = {"budget_bytes", "used_bytes", "dirty_bytes", "clean_bytes", "reserved_bytes"}
+QUEUE_FIELDS = {"name", "size", "state", "tries", "last_error", "next_attempt"}
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    path = tmp_path / "backing"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def slow(make_mount: Make, backing: Path) -> AcpfsMount:
+    """A mount with 4 MiB written that drains at 256 KiB/s."""
+    mount = make_mount(backing, "libfuse", bandwidth="256K")
+    (mount.path / "big").write_bytes(os.urandom(4 * MIB))
+    return mount
+
+
+@contextlib.contextmanager
+def user_of(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with its working directory in the mount."""
+    process = subprocess.Popen(["cat"], cwd=path, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()
+        process.wait(10)
+
+
+def same(a: Path, b: Path) -> bool:
+    return a.read_bytes() == b.read_bytes()
+
+
+def test_mount_write_flush_umount(make_mount: Make, backing: Path):
+    mount = make_mount(backing, "libfuse")
+    (mount.path / "run").mkdir()
+    (mount.path / "run" / "model.pt").write_bytes(os.urandom(MIB))
+    mount.flush()
+    assert same(mount.path / "run/model.pt", backing / "run/model.pt")
+    assert [row["status"] for row in mount.ctl("verify")] == ["ok"]
+    mount.run("acpfs-ctl", "wait", str(mount.path / "run/model.pt"), "--verified")
+    (row,) = mount.ctl("ls", str(mount.path / "run"))
+    assert (row["path"], row["size"], row["state"], len(row["checksum"])) == ("run/model.pt", MIB, "clean", 32)
+    mount.umount()
+    assert mount.leaks() == []
+    assert list((mount.runtime_dir / "mounts").iterdir()) == []
+
+
+def test_status_json_keeps_its_contract(slow: AcpfsMount):
+    status = slow.status()
+    assert {name: type(status[name]) for name in STATUS_FIELDS} == STATUS_FIELDS
+    assert status["ram"].keys() >= RAM_FIELDS
+    assert status["ram"]["used_bytes"] == status["ram"]["dirty_bytes"] + status["ram"]["clean_bytes"] >= 4 * MIB
+    assert status["queue"][0].keys() >= QUEUE_FIELDS
+    assert (status["queue"][0]["name"], status["queue"][0]["size"]) == ("big", 4 * MIB)
+    assert (status["mount"], status["backing"]) == (str(slow.path), str(slow.backing))
+    assert is_alive(status["worker"]["pid"])
+    slow.ctl("set", "bandwidth=0")
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount):
+    text = slow.run("acpfs-ctl", str(slow.path), "status").stdout
+    assert text.startswith("not yet safe: 1 operations, 4.0 MiB")
+    slow.ctl("set", "bandwidth=0")
+    slow.flush()
+    assert slow.run("acpfs-ctl", "status").stdout.startswith("safe: everything that was closed")
+
+
+def test_a_deadline_names_what_is_left_and_keeps_the_mount(slow: AcpfsMount):
+    for command in (("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1"), ("acpfs", "umount", str(slow.path), "--timeout", "0.1")):
+        done = slow.run(*command, check=False)
+        assert done.returncode == ExitCode.TIMEOUT
+        assert "big" in done.stderr
+        assert "not everything is persisted in time" in done.stderr
+    answer = json.loads(slow.run("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1", "--json", check=False).stdout)
+    assert answer["error"]["exit_code"] == ExitCode.TIMEOUT
+    assert answer["error"]["left"][0]["name"] == "big"
+    assert is_mounted(slow.path)
+    (slow.path / "still").write_text("usable")
+    slow.ctl("set", "bandwidth=0")
+
+
+def test_umount_leave_keeps_the_rest_for_the_next_mount(slow: AcpfsMount):
+    content = (slow.path / "big").read_bytes()
+    slow.run("acpfs", "umount", str(slow.path), "--timeout", "0", "--leave")
+    assert not is_mounted(slow.path)
+    assert not (slow.backing / "big").exists()
+    slow.start(bandwidth=0)
+    slow.flush()
+    assert (slow.backing / "big").read_bytes() == content
+
+
+def test_a_mount_in_use_is_refused_and_stays(make_mount: Make, backing: Path):
+    mount = make_mount(backing, "libfuse")
+    with user_of(mount.path), pytest.raises(CommandError, match="is in use") as caught:
+        mount.umount()
+    assert caught.value.code == ExitCode.REFUSED
+    assert mount.status()["mount"] == str(mount.path)
+
+
+def test_second_mounts_are_refused(make_mount: Make, backing: Path, tmp_path: Path):
+    first = make_mount(backing, "libfuse", node_id="n1")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "m2").mkdir()
+    same_place = first.run("acpfs", "mount", str(tmp_path / "other"), str(first.path), check=False)
+    assert same_place.returncode == ExitCode.REFUSED
+    assert "is in use by another acpfs" in same_place.stderr
+    same_identity = first.run("acpfs", "mount", str(backing), str(tmp_path / "m2"), "--node-id", "n1", check=False)
+    assert same_identity.returncode == ExitCode.REFUSED
+    assert "already mounted under node id n1" in same_identity.stderr
+    assert not is_mounted(tmp_path / "m2")
+
+
+def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount):
+    content = (slow.path / "big").read_bytes()
+    slow.kill()
+    gone = slow.run("acpfs-ctl", str(slow.path), "status", check=False)
+    assert gone.returncode == ExitCode.NOT_MOUNTED
+    assert "kept in the RAM tier" in gone.stderr
+    assert not (slow.backing / "big").exists()
+    slow.start(bandwidth=0)
+    slow.flush()
+    assert (slow.backing / "big").read_bytes() == content
+    slow.umount()
+    assert slow.leaks() == []
+
+
+def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMount):
+    for clear in (lambda: slow.run("acpfs", "umount", str(slow.path)), lambda: None):
+        pid = slow.pid
+        os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)
+        assert is_mounted(slow.path)
+        clear()
+        slow.run("acpfs", "mount", str(slow.backing), str(slow.path), "--ram", "512M")
+        slow.flush()
+
+
+def test_sigterm_drains_and_ends(slow: AcpfsMount):
+    slow.ctl("set", "bandwidth=8M")
+    content = (slow.path / "big").read_bytes()
+    slow.terminate()
+    assert (slow.backing / "big").read_bytes() == content
+    assert slow.leaks() == []
+
+
+def test_sigterm_keeps_what_its_deadline_leaves(make_mount: Make, backing: Path):
+    mount = make_mount(backing, "libfuse", bandwidth="64K", drain_timeout="0.2")
+    content = os.urandom(MIB)
+    (mount.path / "big").write_bytes(content)
+    mount.terminate()
+    assert not is_mounted(mount.path)
+    assert not (backing / "big").exists()
+    mount.start(bandwidth=0)
+    mount.flush()
+    assert (backing / "big").read_bytes() == content
+
+
+def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount):
+    pid = slow.pid
+    os.kill(pid, signal.SIGTERM)
+    slow.wait_status(lambda status: status["state"] == "draining")
+    os.kill(pid, signal.SIGTERM)
+    wait_gone(pid, 10)
+    assert not (slow.backing / "big").exists()
+    assert len(mounts_below(slow.runtime_dir)) == 1  # the RAM tier
+    slow.start(bandwidth=0)
+    slow.flush()
+
+
+def test_sigterm_takes_the_mount_from_its_users(make_mount: Make, backing: Path):
+    mount = make_mount(backing, "libfuse")
+    (mount.path / "done").write_text("x")
+    with user_of(mount.path):
+        mount.terminate()
+    assert not is_mounted(mount.path)
+    assert (backing / "done").read_text() == "x"
+
+
+def test_umount_by_others_drains_afterwards(slow: AcpfsMount):
+    slow.ctl("set", "bandwidth=8M")
+    content, pid = (slow.path / "big").read_bytes(), slow.pid
+    subprocess.run(["umount", str(slow.path)], check=True, timeout=20)
+    wait_gone(pid)
+    assert (slow.backing / "big").read_bytes() == content
+    assert slow.leaks() == []
+
+
+def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: Make):
+    mount = make_mount(fault_fs.path, "libfuse")
+    (mount.path / "known").write_text("x")
+    mount.flush()
+    assert os.listdir(mount.path) == ["known"]
+    fault_fs.freeze()
+    (mount.path / "stuck").write_bytes(bytes(MIB))
+    fault_fs.wait_frozen()
+    status = mount.status()
+    assert (status["queue_length"], status["queue"][0]["name"]) == (1, "stuck")
+    assert mount.ctl("ls", str(mount.path / "stuck"))[0]["state"] in ("complete", "streaming")
+    assert "acpfs_queue_operations" in mount.run("acpfs-ctl", "metrics").stdout
+    late = mount.run("acpfs-ctl", "flush", "--timeout", "0.2", check=False)
+    assert late.returncode == ExitCode.TIMEOUT
+    fault_fs.thaw()
+    mount.flush()
+
+
+def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: FaultFs, make_mount: Make):
+    mount = make_mount(fault_fs.path, "libfuse")
+    rule = fault_fs.fail("EACCES", ["rename"], glob="*refused*")
+    (mount.path / "refused1").write_text("one")
+    (mount.path / "refused2").write_text("two")
+    mount.wait_status(lambda status: status["parked"] == 2)
+    done = mount.run("acpfs-ctl", "flush", check=False)
+    assert done.returncode == ExitCode.FAILED
+    assert "refused1" in done.stderr
+    assert "EACCES" in done.stderr
+    assert "REFUSED" in mount.run("acpfs-ctl", "status").stdout
+    assert mount.run("acpfs", "umount", str(mount.path), check=False).returncode == ExitCode.FAILED
+    assert mount.ctl("discard", str(mount.path / "refused2"))["operations"] == 1
+    fault_fs.clear(rule)
+    assert mount.ctl("retry", str(mount.path / "refused1"))["operations"] == 1
+    mount.flush()
+    assert (fault_fs.source / "refused1").read_text() == "one"
+    assert not (fault_fs.source / "refused2").exists()
+
+
+def test_settings_change_in_use(make_mount: Make, backing: Path):
+    mount = make_mount(backing, "libfuse", ram="64M")
+    assert mount.ctl("set", "bandwidth=5M", "streams=3", "log_level=debug", "ram=96M") == {
+        "bandwidth": 5 * MIB,
+        "streams": 3,
+        "log_level": "debug",
+        "ram": 96 * MIB,
+    }
+    assert mount.status()["ram"]["budget_bytes"] == 96 * MIB
+    assert mount.ctl("config")["streams"] == 3
+    for bad in ("streams=0", "fsync=durable", "ram=900T", "ram=nonsense", "what"):
+        assert mount.run("acpfs-ctl", "set", bad, check=False).returncode in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
+    assert mount.ctl("config")["streams"] == 3
+
+
+def test_sighup_opens_the_log_again(make_mount: Make, backing: Path, tmp_path: Path):
+    log = tmp_path / "acpfs.log"
+    mount = make_mount(backing, "libfuse", log_file=str(log))
+    log.rename(tmp_path / "moved")
+    os.kill(mount.pid, signal.SIGHUP)
+    mount.terminate()
+    assert '"unmounted"' in log.read_text()
+    assert '"mounted"' in (tmp_path / "moved").read_text()
+
+
+def test_a_hanging_backing_directory_is_one_line(fault_fs: FaultFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from acpfs.errors import MachineError
+    from acpfs.supervisor import checks
+
+    fault_fs.freeze()
+    monkeypatch.setattr(checks, "BACKING_WAIT_S", 0.3)
+    with pytest.raises(MachineError, match="does not answer"):
+        checks.within(checks.BACKING_WAIT_S, "backing directory does not answer", lambda: checks.check_backing(fault_fs.path))
+    fault_fs.thaw()
+
+
+def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path):
+    mount = AcpfsMount(backing, tmp_path / "mnt")
+    mount.path.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(30)
+        env = {
+            **os.environ,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "ACPFS_RUNTIME_DIR": str(mount.runtime_dir),
+            "WATCHDOG_USEC": "200000",
+        }
+        words = ["mount", str(backing), str(mount.path), "--foreground", "--ram", "64M"]
+        with open(tmp_path / "log", "wb") as log:
+            daemon = subprocess.Popen([sys.executable, "-m", "acpfs.cli.main", *words], env=env, stderr=log)
+        try:
+            assert "READY=1" in manager.recv(4096).decode()
+            assert is_mounted(mount.path)
+            assert manager.recv(4096) == b"WATCHDOG=1"
+            daemon.terminate()
+            said = [manager.recv(4096).decode()]
+            while "STOPPING=1" not in said[-1]:
+                said.append(manager.recv(4096).decode())
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
+            daemon.wait()
+            mount.abort()
+    assert "event=mounted" in (tmp_path / "log").read_text()
+
+
+def test_mount_8_finds_its_way_in(backing: Path, tmp_path: Path):
+    helper = Path("/sbin/mount.acpfs")
+    if helper.exists():
+        pytest.skip("an installed helper is in the way")
+    mount = AcpfsMount(backing, tmp_path / "mnt")
+    mount.path.mkdir()
+    mount.runtime_dir.mkdir()
+    code = "from acpfs.cli.system_mount import main; main()"
+    helper.write_text(f"#!/bin/sh\nPYTHONPATH={os.getcwd()} exec {sys.executable} -c '{code}' \"$@\"\n")
+    helper.chmod(0o755)
+    try:
+        options = f"ram=64M,fsync=durable,_netdev,x-test,runtime_dir={mount.runtime_dir}"
+        subprocess.run(["mount", "-t", "acpfs", str(backing), str(mount.path), "-o", options], check=True, timeout=60, cwd="/")
+        config = mount.ctl("config")
+        assert (config["ram"], config["fsync"]) == (64 * MIB, "durable")
+        refused = subprocess.run(
+            ["mount", "-t", "acpfs", str(backing), "/mnt", "-o", "rom=1"], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert refused.returncode == 1
+        assert "unknown mount option 'rom'" in refused.stderr
+        mount.umount()
+    finally:
+        helper.unlink()
+        mount.abort()
+
+
+def test_a_user_mounts_through_fusermount(tmp_path_factory: pytest.TempPathFactory):
+    user, base = 12345, tmp_path_factory.mktemp("user")
+    for parent in (base, *base.parents[:2]):
+        parent.chmod(0o755)
+    places = {name: base / name for name in ("backing", "mnt", "run")}
+    for place in places.values():
+        place.mkdir(mode=0o700)
+        os.chown(place, user, user)
+    env = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(places["run"]), "HOME": str(places["run"]), "PYTHONPATH": os.getcwd()}
+
+    def as_user(*words: str) -> subprocess.CompletedProcess[str]:
+        program = [sys.executable, "-m", f"acpfs.cli.{words[0]}", *words[1:]]
+        return subprocess.run(
+            program, user=user, group=user, extra_groups=[], env=env, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        )
+
+    try:
+        readable = as_user("main", "--version").returncode == 0
+    except PermissionError:
+        readable = False
+    if not readable:
+        pytest.skip("other users cannot read this checkout or its interpreter")
+    mounted = as_user("main", "mount", str(places["backing"]), str(places["mnt"]), "--ram", "32M")
+    try:
+        assert mounted.returncode == 0, mounted.stderr
+        subprocess.run(["sh", "-c", f"echo hi > {places['mnt']}/x"], user=user, group=user, extra_groups=[], check=True, timeout=20)
+        assert as_user("ctl", "flush").returncode == 0
+        assert (places["backing"] / "x").read_text() == "hi\n"
+        assert "half as fast" in as_user("ctl", "status").stdout
+        ended = as_user("main", "umount", str(places["mnt"]))
+        assert ended.returncode == 0, ended.stderr
+    finally:
+        subprocess.run(["umount", "-l", str(places["mnt"])], check=False, capture_output=True, timeout=20)
+    assert not list(Path("/dev/shm").glob(f"acpfs-{user}/*"))
