@@ -102,3 +102,20 @@ need_venv() {
     fi
     printf '%s\n' "$want" >"$stamp"
 }
+
+# end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY in its environment and takes away the mounts below
+# DIRECTORY; says what it found. Nothing else on the machine is touched.
+end_leftovers() {
+    local pid mount left=()
+    for mount in $(awk -v top="$1/" 'index($5, top) == 1 {print $5}' /proc/self/mountinfo | sort -r); do
+        echo "left mounted: $mount"
+        umount -l "$(printf '%b' "$mount")" || true
+    done
+    for pid in $(grep -lszxF "ACPFS_STARTED_BELOW=$1" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
+        [ "$pid" = "$$" ] || ! kill -0 "$pid" 2>/dev/null || left+=("$pid")
+    done
+    for pid in ${left[@]+"${left[@]}"}; do
+        echo "left running: $pid $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-150)"
+        kill -9 "$pid" 2>/dev/null || true
+    done
+}

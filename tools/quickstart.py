@@ -1,7 +1,7 @@
 """The demonstration that tools/quickstart runs: the same torch.save straight to slow shared storage, and through acpfs.
 
-The slow storage is the tests' pass-through file system with a bandwidth limit. Everything lies in one temporary directory and goes away
-at the end, however that comes about. Times are those of plain torch.save and torch.load; nothing is done to them.
+The slow storage is the tests' pass-through file system with a bandwidth limit. Everything lies in the directory that it is given, which
+the caller removes. Times are those of plain torch.save and torch.load; nothing is done to them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ SHARE_OF_MEMORY = 10
 SHARE_OF_DISK = 4
 DRAIN_TIMEOUT_S = 300.0
 
-console = Console(highlight=False)
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
 
 @dataclass
@@ -137,9 +136,9 @@ def show(outcomes: list[Outcome]) -> None:
     rows: list[tuple[str, Callable[[Outcome], str]]] = [
         ("bytes", lambda o: f"{o.size:,}"),
         (f"torch.save straight to the backing directory ({speed})", lambda o: f"{o.straight_s:.2f} s"),
-        ("torch.save through acpfs: as long does training stand still", lambda o: f"[bold]{o.mount_s:.2f} s[/]"),
+        ("torch.save through acpfs: how long training stands still", lambda o: f"[bold]{o.mount_s:.2f} s[/]"),
         ("… that is faster by", lambda o: f"[bold]{o.straight_s / o.mount_s:.1f} times[/]"),
-        ("in the background, until persisted in the backing directory", lambda o: f"{o.persisted_s:.2f} s"),
+        ("then, in the background: until persisted", lambda o: f"{o.persisted_s:.2f} s"),
         ("checksum of what lies there", lambda o: o.checksum),
         ("torch.load from the backing directory", lambda o: f"{o.load_backing_s:.2f} s"),
         ("torch.load through acpfs, from RAM", lambda o: f"[bold]{o.load_ram_s:.2f} s[/]"),
@@ -170,21 +169,27 @@ def demonstrate(base: Path) -> bool:
     return all(outcome.equal and outcome.checksum == "verified" for outcome in outcomes)
 
 
-def main() -> int:
-    """Run in a temporary directory that goes away."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    base = Path(tempfile.mkdtemp(prefix="acpfs-quickstart."))
+def main(base: Path) -> int:
+    """Run in an empty directory; an interruption ends it in good order."""
+    interrupted = False
+
+    def interrupt(_number: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         good = demonstrate(base)
-    except KeyboardInterrupt:
+    except (Exception, KeyboardInterrupt):
+        if not interrupted:  # else it may be torch's own error about the file that it could not end
+            raise
         console.print("interrupted")
         return 130
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
     if good:
-        console.print("Everything was unmounted and removed. To use it:  acpfs mount BACKING MOUNTPOINT   (README.md)")
+        console.print("Everything was unmounted and is removed. To use it:  acpfs mount BACKING MOUNTPOINT   (README.md)")
     return 0 if good else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1])))
