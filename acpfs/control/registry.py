@@ -99,6 +99,7 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
     if mountpoint is not None:
         return locate(mountpoint, known)[0]
     living = [record for record in known if record.alive]
+    living = [record for record in living if os.access(record.socket, os.W_OK)] or living  # others' mounts are no choice
     if len(living) == 1:
         return living[0]
     if not living:

@@ -111,7 +111,10 @@ def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -
         child.wait(CHILD_ENDS_WAIT_S)
     if message is None:
         raise AcpfsError(f"the daemon ended before the mount was ready (exit status {child.returncode}); see {log_file}")
-    raise error_from(message)
+    error = error_from(message)
+    if error.exit_code is ExitCode.ENVIRONMENT:
+        raise MachineError(f"{error} (log: {log_file})")
+    raise error
 
 
 def run(settings: Settings, tell: Callable[[dict[str, Any]], None] = lambda _message: None, *, detached: bool = False) -> ExitCode:

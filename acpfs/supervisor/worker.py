@@ -58,6 +58,7 @@ class Worker:
         self._hurry = trio.Event()
         self._ended = trio.Event()
         self._left: list[QueueEntry] = []
+        self._was_mounted = False
 
     def _make_record(self) -> MountRecord:
         parts, pid = self._parts, os.getpid()
@@ -100,8 +101,8 @@ class Worker:
 
     @property
     def nothing_left(self) -> bool:
-        """After `run`: whether the RAM tier may be removed."""
-        return self._ended.is_set() and not self._left
+        """After `run`: whether the RAM tier may be removed. One that this worker never used and found empty may, too."""
+        return not self._left and (self._ended.is_set() or not (self._was_mounted or self._parts.place.found))
 
     @property
     def transport(self) -> str:
@@ -146,6 +147,7 @@ class Worker:
         log.info("unmounted", mount=self._mountpoint)
 
     def _mounted(self) -> None:
+        self._was_mounted = True
         registry.write(self._record)
         for warning in self._parts.warnings():
             log.warning(warning)

@@ -82,6 +82,14 @@ def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: P
         find(None)
 
 
+def test_mounts_of_others_are_no_choice(run_dir: Path):
+    mine = record("/mnt/mine", run_dir)
+    Path(mine.socket).touch()
+    write(mine)
+    write(record("/mnt/others", run_dir))
+    assert find(None) == mine
+
+
 def test_damaged_records_are_passed_over(run_dir: Path):
     write(record("/mnt/a", run_dir))
     (run_dir / "mounts" / "x.json").write_text("{")

@@ -1,0 +1,57 @@
+"""Waiting for paths to be persisted or verified, from inside a training process.
+
+Paths are matched by name and never looked at, so that a call cannot hang on the mount itself. Safe after a fork and in any thread: each
+call has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from acpfs.control import client, registry
+
+StrPath = str | os.PathLike[str]
+
+
+def wait_persisted(path: StrPath, timeout_s: float | None = None) -> None:
+    """Return when everything at and below `path`, as it is now, is committed and flushed to stable storage.
+
+    Raises:
+        acpfs.errors.AcpfsError: exit_code TIMEOUT: not in time, nothing is lost; FAILED: the backing directory refused it for good.
+        acpfs.errors.NotMountedError: the path lies in no acpfs mount, or its daemon is gone.
+    """
+    _wait(path, timeout_s, verified=False)
+
+
+def wait_verified(path: StrPath, timeout_s: float | None = None) -> None:
+    """`wait_persisted`, and then read back from the backing directory and equal by checksum.
+
+    Raises:
+        acpfs.errors.AcpfsError: as `wait_persisted`; FAILED also when a checksum differs.
+    """
+    _wait(path, timeout_s, verified=True)
+
+
+def flush(mountpoint: StrPath, timeout_s: float | None = None) -> None:
+    """Return when everything in the mount that is complete now is persisted.
+
+    Raises:
+        acpfs.errors.AcpfsError: as `wait_persisted`.
+    """
+    client.request(registry.find(os.fspath(mountpoint)), "flush", {"timeout_s": timeout_s})
+
+
+def status(path: StrPath | None = None) -> dict[str, Any]:
+    """The mount's status, as `acpfs-ctl status --json` has it; `path`: anything in the mount, None: the only mount there is.
+
+    Raises:
+        acpfs.errors.NotMountedError: there is none.
+    """
+    answer: dict[str, Any] = client.request(registry.find(None if path is None else os.fspath(path)), "status")
+    return answer
+
+
+def _wait(path: StrPath, timeout_s: float | None, *, verified: bool) -> None:
+    record, below = registry.locate(os.fspath(path))
+    client.request(record, "wait", {"paths": [below], "verified": verified, "timeout_s": timeout_s})
