@@ -115,7 +115,7 @@ class Settings(BaseModel):
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
-    """This mount's identity among all that share the backing directory; default: machine-id based, see `acpfs.backing.identity`."""
+    """This mount's identity among all that share the backing directory; default: made up at the first mount on a mount point."""
     streams: Annotated[int, Field(ge=1, le=256)] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0
@@ -133,7 +133,7 @@ class Settings(BaseModel):
     backing_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """How long a request waits for the backing directory when there is not; then EIO."""
     drain_timeout_s: Seconds = 600.0
-    """How long SIGTERM and umount drain before they give up and keep the rest."""
+    """How long SIGTERM and a umount(8) drain before they give up and keep the rest."""
     retry_delay_min_s: Annotated[float, Field(gt=0)] = 0.2
     """First delay before a failed operation is tried again; it doubles from try to try."""
     retry_delay_max_s: Annotated[float, Field(gt=0)] = 60.0
