@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 from acpfs.writeback.log import OperationLog
@@ -24,6 +25,8 @@ from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
 
+_CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
+"""Answers that mean that nothing was done. After any other the operation may have been carried out, and must not be left out."""
 _PARENT_MODE = 0o755
 """For a directory that was removed from outside and is made again; what it had is not known here."""
 
@@ -101,6 +104,7 @@ class Committer:
                 break
             except OSError as error:
                 op.started = False
+                op.begun = error.errno not in _CERTAIN
                 outcome.failed, outcome.error = op, error
                 break
             outcome.done.append((op, st))
@@ -123,7 +127,8 @@ class Committer:
                 return False
             if op.version is not None and op.version.state not in (VersionState.STAGED, VersionState.COMMITTED):
                 return False
-            op.started = True
+            self._log.mark_begun(op)
+            self._state.commit()
             return True
 
     def _again(self, op: Op) -> LowerStat | None:

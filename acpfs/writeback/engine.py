@@ -31,12 +31,13 @@ from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
 from acpfs.writeback.commit import Committer, GroupOutcome
 from acpfs.writeback.flush import Flusher
+from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import CREATING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.manifest_writer import ManifestWriter
-from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.ops import Op, VersionState
 from acpfs.writeback.order import Order
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
@@ -78,6 +79,7 @@ class Engine:
         self._totals = Totals()
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
+        self._garbage = Garbage(lower, calls.streams)
         self._streamer = Streamer(
             lower,
             tier,
@@ -86,6 +88,7 @@ class Engine:
             lock,
             self._bucket,
             calls.health,
+            self._garbage.remove,
             still_frozen=listener.still_frozen,
             verify_after_write=settings.verify_after_write,
         )
@@ -178,6 +181,7 @@ class Engine:
                 self._note_new()
                 started = list(self._start_streams())
                 due = math.inf if self._paused else self._queue.next_due()
+            due = min(due, self._garbage.sweep(trio.current_time()))
             for stream in started:
                 nursery.start_soon(self._stream, stream)
             await self._stream_bell.heard(due)
@@ -242,7 +246,7 @@ class Engine:
             else:
                 self._fail(stream.op, error)
         elif stream.version.state is VersionState.STAGED and stream.version.staging_name:
-            self._remove_staging(stream.version)  # given up just after its last look
+            self._garbage.remove_nowait(stream.version.staging_name)  # given up just after its last look
 
     # -- commits
 
@@ -361,11 +365,8 @@ class Engine:
         if stream is not None:
             stream.abandoned = True
         elif op.version is not None and op.version.staging_name:
-            self._remove_staging(op.version)
+            self._garbage.remove_nowait(op.version.staging_name)
         self._listener.dropped(op)
-
-    def _remove_staging(self, version: Version) -> None:
-        self._calls.streams.submit("remove staging", self._lower.remove_staging, version.staging_name)
 
     # -- for the layers above
 

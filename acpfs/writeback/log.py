@@ -23,6 +23,9 @@ WINDOW_OPS_MAX = 4096
 CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
 
+_COMMITTED = 2
+"""In the column `committed`: 0 not handed to the backing directory yet, 1 begun, 2 committed."""
+
 DDL = """
 CREATE TABLE IF NOT EXISTS op (
   seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, ino INTEGER NOT NULL, parent INTEGER NOT NULL, name BLOB NOT NULL,
@@ -141,7 +144,14 @@ class OperationLog:
     def mark_committed(self, op: Op) -> None:
         """Persist that the operation is visible; one small statement, for it is made once per operation."""
         op.committed = True
-        self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
+        self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (_COMMITTED, op.seq))
+
+    def mark_begun(self, op: Op) -> None:
+        """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
+        op.started = True
+        if not op.begun:
+            op.begun = True
+            self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
 
     def save_version(self, version: Version) -> None:
         """Persist a changed version."""
@@ -297,19 +307,19 @@ class OperationLog:
 
     def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
         """Sequence number by which `op` has no effect any more, or None when it has one."""
-        if op.started or op.committed:
+        if op.begun:
             return None
         ops = self._by_node[op.ino]
         first, last = ops[0], ops[-1]
         if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
             return last.seq
         heir = self.replacement(op)
-        return heir.seq if heir is not None and not heir.committed else None
+        return heir.seq if heir is not None and not heir.begun else None
 
     @staticmethod
     def _never_was(ops: list[Op]) -> bool:
         """Whether the removal at the end removes the node's only name, and nothing else was touched on the way."""
-        if any(op.started or op.committed or op.victim for op in ops):
+        if any(op.begun or op.victim for op in ops):
             return False
         links = sum(op.kind is OpKind.LINK for op in ops)
         removals = sum(op.kind in REMOVING for op in ops)
@@ -350,7 +360,7 @@ class OperationLog:
                 op.last_error,
                 op.next_attempt_at,
                 op.parked,
-                op.committed,
+                _COMMITTED if op.committed else int(op.begun),
             ),
         )
         self._state.change("INSERT OR REPLACE INTO counter VALUES ('seq', ?)", (self._last_seq,))
@@ -388,7 +398,8 @@ def _op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple
         last_error,  # type: ignore[arg-type]
         next_attempt_at,  # type: ignore[arg-type]
         bool(parked),
-        committed=bool(committed),
-        started=bool(committed),
+        begun=bool(committed),
+        committed=committed == _COMMITTED,
+        started=committed == _COMMITTED,
     )
     return op, bool(creates)

@@ -19,6 +19,7 @@ from acpfs.writeback.verify import Verifier
 
 DDL = """
 CREATE TABLE IF NOT EXISTS checksum (path BLOB PRIMARY KEY, digest TEXT NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS checksum_origin (loaded INTEGER NOT NULL);
 """
 PAGE_ROWS = 2000
 """Rows read at a time under the lock: about a millisecond."""
@@ -34,7 +35,6 @@ class Manifest:
         self._state, self._lower, self._lock = state, lower, lock
         self._names: LowerPath = (b"manifest", f"{node_id}.xxh128".encode())
         self._changes, self._written = 0, -1
-        self._loaded = False
         state.create(DDL)
         self.entries: int = state.rows("SELECT count(*) FROM checksum")[0][0]
 
@@ -114,11 +114,10 @@ class Manifest:
     # -- the written form; these block on the backing directory
 
     def load(self) -> int:
-        """Fill an empty table from the written manifest; returns the number of lines taken over."""
+        """Fill a new table from the written manifest; returns the number of lines taken over."""
         with self._lock:
-            if self._loaded or self.entries:
-                self._loaded = True
-                return 0
+            if self._state.rows("SELECT 1 FROM checksum_origin"):
+                return 0  # also when it is empty: then the written one is out of date
         try:
             content = self._lower.read_own(self._names)
         except FileNotFoundError:
@@ -126,10 +125,10 @@ class Manifest:
         lines = [match.groups() for line in content.split(b"\n") if (match := _LINE.fullmatch(line))]
         with self._lock:
             self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", [(path, digest.decode()) for digest, path in lines])
+            self._state.change("INSERT INTO checksum_origin VALUES (1)")
             self._state.commit()
             if not self._changes:
                 self._written = 0
-            self._loaded = True
             self.entries = self._state.rows("SELECT count(*) FROM checksum")[0][0]
         return len(lines)
 

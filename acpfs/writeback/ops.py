@@ -133,6 +133,8 @@ class Op:
     """The backing directory refused it for good; kept until `retry` or `discard`."""
     started: bool = False
     """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
+    begun: bool = False
+    """Handed to the backing directory at least once, which may have carried it out even if it said no, or nothing."""
     held: bool = False
     """Waits for a parked one that it has to do with. Not persisted."""
     committed: bool = False

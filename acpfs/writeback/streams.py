@@ -80,14 +80,15 @@ class Streamer:
         lock: RLock,
         bucket: TokenBucket,
         health: Health,
+        discard: Callable[[str], None],
         *,
         still_frozen: Callable[[Version], bool],
         verify_after_write: bool,
     ) -> None:
-        """`bucket`: shared by all streams; `still_frozen`: see `Listener`."""
+        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`."""
         self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
-        self._bucket, self._health = bucket, health
+        self._bucket, self._health, self._discard = bucket, health, discard
         self._verify_after_write = verify_after_write
         self._buffers: list[memoryview] = []
         self.counters = StreamCounters()
@@ -117,8 +118,7 @@ class Streamer:
                 self._verify(stream, name, digest)
             self._staged(stream, name, staging_ino, digest, applied)
         except BaseException:
-            with contextlib.suppress(OSError):
-                self._lower.remove_staging(name)
+            self._discard(name)
             raise
 
     # -- bytes

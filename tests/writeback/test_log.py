@@ -102,7 +102,7 @@ def test_second_link_keeps_the_file(log: OperationLog) -> None:
 def test_what_the_engine_has_begun_is_not_left_out(log: OperationLog) -> None:
     first = store(log, A, b"a", creates=True)
     unlink(log, A, b"a")
-    first.started = True
+    first.begun = True
     assert left_out(log, first) == []
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 import threading
 import time
@@ -40,7 +41,7 @@ class InlinePool(CallPool):
         try:
             with self.health.call(self.name, label):
                 future.set_result(function(*arguments))
-        except BaseException as failure:
+        except BaseException as failure:  # noqa: BLE001 - whatever it was, it belongs to the caller
             future.set_exception(failure)
         return future
 
@@ -77,16 +78,10 @@ class ListenerDouble:
         return True
 
     def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
-        pass
+        self.settled.append((ino, stat))
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
         return self.times.get(ino)
-
-    def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
-        self.settled.append((ino, stat))
-
-    def still_frozen(self, version: Version) -> bool:
-        return True
 
     def display_path(self, op: Op) -> bytes:
         return op.name or b"#%d" % op.ino
@@ -107,8 +102,10 @@ class World:
         self.lock = threading.RLock()
         self.inos: dict[str, Ino] = {"": ROOT}
         self.contents: dict[str, bytes] = {}
+        """By path; of symlinks their target."""
         self.seen: list[dict[bytes, bytes]] = [{}]
         self._last_ino = 1
+        self._symlink_inos: set[Ino] = set()
         self.assemble()
 
     def assemble(self) -> None:
@@ -121,6 +118,7 @@ class World:
         self.engine = Engine(
             self.log, self.tree, self.tier, self.lower, self.calls, self.manifest, self.listener, self.lock, self.state, self.settings
         )
+        self.engine._retry._random = random.Random(0)
 
     def restart(self) -> None:
         """As after kill -9: what was not committed to the state database is gone."""
@@ -128,6 +126,10 @@ class World:
         self.state.close()
         self.tier.close()
         self.assemble()
+
+    @property
+    def symlinks(self) -> set[str]:
+        return {path for path, ino in self.inos.items() if ino in self._symlink_inos}
 
     # -- the application
 
@@ -148,7 +150,11 @@ class World:
         return op
 
     def application_view(self) -> dict[bytes, bytes]:
-        view = {(path + "/").encode() if path not in self.contents else path.encode(): self.contents.get(path, b"") for path in self.inos if path}
+        view = {
+            (path + "/").encode() if path not in self.contents else path.encode(): self.contents.get(path, b"")
+            for path in self.inos
+            if path
+        }
         return dict(view)
 
     def store(self, path: str, data: bytes, *, mode: int = 0o644, **meta: Any) -> Op:
@@ -208,6 +214,7 @@ class World:
     def symlink(self, target: bytes, path: str) -> Op:
         ino = self._new_ino(path)
         self.contents[path] = target
+        self._symlink_inos.add(ino)
         return self._append(OpKind.SYMLINK, ino, creates=True, payload=target, **self._place(path))
 
     def mkfifo(self, path: str) -> Op:
@@ -228,7 +235,7 @@ class World:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.engine.run)
             with trio.fail_after(timeout_s):
-                while not self.engine.drained():
+                while not self.engine.drained():  # noqa: ASYNC110 - virtual time
                     await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
 
