@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat
+from acpfs.backing.health import current_call
 from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
 from acpfs.backing.syscalls import Opener, rename_exchange
 from acpfs.errors import MachineError
@@ -93,6 +94,10 @@ class BackingDirectory:
         return self._setter.refused()
 
     def _count(self, label: str) -> None:
+        """Also tells the health check that a long call of many steps goes on."""
+        call = current_call()
+        if call is not None:
+            call.progress()
         with self._calls_lock:
             self._calls[label] += 1
 

@@ -70,6 +70,9 @@ class HealthStatistics:
     failures: int
 
 
+_here = threading.local()
+
+
 class CallInFlight:
     """One call that has not returned."""
 
@@ -94,6 +97,11 @@ class CallInFlight:
         self.started = None
 
 
+def current_call() -> CallInFlight | None:
+    """The call that this thread is making."""
+    return getattr(_here, "call", None)
+
+
 class Health:
     """Shared by all pools of one backing directory."""
 
@@ -102,7 +110,6 @@ class Health:
         self._clock = clock
         self._lock = threading.Lock()
         self._in_flight: set[CallInFlight] = set()
-        self._here = threading.local()
         self._failures_in_a_row: dict[str, int] = {}
         self._state = HealthState.OK
         self._since = time.time()
@@ -113,7 +120,7 @@ class Health:
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
         """Around one call, in the thread that makes it."""
         call = CallInFlight(self._clock, pool, label)
-        outer, self._here.call = getattr(self._here, "call", None), call
+        outer, _here.call = current_call(), call
         with self._lock:
             self._in_flight.add(call)
         try:
@@ -124,15 +131,11 @@ class Health:
         else:
             self._ended(call, None)
         finally:
-            self._here.call = outer
+            _here.call = outer
             with self._lock:
                 self._in_flight.discard(call)
             if self._state is not HealthState.OK:
                 self.state()
-
-    def current(self) -> CallInFlight | None:
-        """The call that this thread is making."""
-        return getattr(self._here, "call", None)
 
     def _ended(self, call: CallInFlight, error: OSError | None) -> None:
         with self._lock:

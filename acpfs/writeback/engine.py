@@ -42,7 +42,7 @@ from acpfs.writeback.order import Order
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
 from acpfs.writeback.retry import RetryPolicy
-from acpfs.writeback.stream_queue import SMALL_PER_STREAM, StreamQueue
+from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.streams import AbandonedError, Stream, Streamer
 
 _EXCHANGE_ASIDE = "exchange"
@@ -87,7 +87,6 @@ class Engine:
             state,
             lock,
             self._bucket,
-            calls.health,
             self._garbage.remove,
             still_frozen=listener.still_frozen,
             verify_after_write=settings.verify_after_write,
@@ -254,6 +253,11 @@ class Engine:
         while True:
             with self._section():
                 group, due = ([], math.inf) if self._paused else self._order.group(trio.current_time())
+                untimed = self._flusher.take_untimed()
+            if untimed.directories:
+                await self._flusher.flush(untimed)
+                with self._section():
+                    self._finish(untimed)
             if group:
                 await self._commit(group)
             else:
@@ -433,8 +437,8 @@ class Engine:
     def set_streams(self, count: int) -> None:
         """Files copied at the same time from now on. Thread-safe."""
         with self._lock:
-            self._queue.streams_max = count
-            self._calls.streams.threads_max = max(self._calls.streams.threads_max, count * SMALL_PER_STREAM)
+            self._queue.set_streams(count)
+            self._calls.streams.threads_max = max(self._calls.streams.threads_max, self._queue.threads_max)
         self.wake()
 
     def statistics(self) -> EngineStatistics:

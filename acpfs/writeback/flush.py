@@ -46,6 +46,16 @@ class Flusher:
         """`pool`: threads for flushes."""
         self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
         self._pool, self._lock, self._retry = pool, lock, retry
+        self._untimed: set[Ino] = set()
+
+    def take_untimed(self) -> GroupOutcome:
+        """Directories whose last operation was left out after earlier ones were committed: they still have to get their times."""
+        group = GroupOutcome()
+        if self._untimed:
+            for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
+                self._untimed.discard(ino)
+                group.directories[ino] = 0
+        return group
 
     async def flush(self, group: GroupOutcome) -> None:
         """Return when everything in the group is on stable storage."""
@@ -107,5 +117,7 @@ class Flusher:
     def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:
         """Only with the directory's last operation: any later one would change them again."""
         if self._log.pending_in(ino) != group.directories.get(ino, 0):
+            self._untimed.add(ino)
             return None
+        self._untimed.discard(ino)
         return self._listener.directory_times(ino)

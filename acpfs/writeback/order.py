@@ -45,13 +45,14 @@ class Order:
 
     def is_pointer(self, op: Op) -> bool:
         """Whether the operation makes a file visible that points at others."""
-        if op.kind is OpKind.STORE:
-            name = op.name
+        names: tuple[bytes, ...] = ()
+        if op.kind in (OpKind.STORE, OpKind.SYMLINK, OpKind.LINK):
+            names = (op.name,)
         elif op.kind is OpKind.RENAME:
-            name = op.new_name
-        else:
-            return False
-        return self._pointers.match(os.fsdecode(name)) is not None
+            names = (op.new_name,)
+        elif op.kind is OpKind.EXCHANGE:
+            names = (op.name, op.new_name)
+        return any(self._pointers.match(os.fsdecode(name)) for name in names)
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""

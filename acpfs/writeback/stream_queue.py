@@ -15,7 +15,9 @@ from acpfs.writeback.ops import Op, Version, VersionState
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream
 
 SMALL_PER_STREAM = 4
-"""Small files wait for the backing directory's fsync, not for its bandwidth: so many more of them at a time."""
+"""Small files wait for the backing directory's fsync, not for its bandwidth: so many more of them at a time …"""
+SMALL_STREAMS_MAX = 64
+"""… but no more than this, unless there are more streams than this."""
 LOOK_AHEAD = 64
 """How many older versions are passed over for one that is closed and fits."""
 
@@ -26,11 +28,16 @@ class StreamQueue:
     def __init__(self, log: OperationLog, due: dict[Seq, float], is_open: Callable[[Version], bool], streams_max: int) -> None:
         """`due`: when operations that failed are to be tried again. `is_open`: whether the version's file is still being written."""
         self._log, self._due, self._is_open = log, due, is_open
-        self.streams_max = streams_max
+        self.set_streams(streams_max)
         self.active: dict[Seq, Stream] = {}
         self._active_large = 0
         self._heap: list[Seq] = []
         self._sleeping: list[tuple[float, Seq]] = []
+
+    def set_streams(self, streams_max: int) -> None:
+        """Large files at a time from now on."""
+        self.streams_max = streams_max
+        self.threads_max = max(streams_max, min(SMALL_STREAMS_MAX, streams_max * SMALL_PER_STREAM))
 
     def add(self, op: Op) -> None:
         """The operation's version is to be streamed, when it is due."""
@@ -77,9 +84,9 @@ class StreamQueue:
         return version is not None and version.state is VersionState.COMPLETE and not op.parked and op.seq not in self.active
 
     def _has_room(self, size: int) -> bool:
-        if size > SMALL_BYTES_MAX:
-            return self._active_large < self.streams_max
-        return len(self.active) < self.streams_max * SMALL_PER_STREAM
+        if size > SMALL_BYTES_MAX and self._active_large >= self.streams_max:
+            return False
+        return len(self.active) < self.threads_max
 
     def start(self, op: Op) -> Stream:
         """The operation's version is being streamed from now on."""

@@ -20,7 +20,7 @@ from threading import RLock
 import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
-from acpfs.backing.health import CallInFlight, Health
+from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.lower import Lower
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import BLOCK_BYTES, Tier
@@ -79,7 +79,6 @@ class Streamer:
         state: StateDatabase,
         lock: RLock,
         bucket: TokenBucket,
-        health: Health,
         discard: Callable[[str], None],
         *,
         still_frozen: Callable[[Version], bool],
@@ -88,7 +87,7 @@ class Streamer:
         """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`."""
         self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
-        self._bucket, self._health, self._discard = bucket, health, discard
+        self._bucket, self._discard = bucket, discard
         self._verify_after_write = verify_after_write
         self._buffers: list[memoryview] = []
         self.counters = StreamCounters()
@@ -102,7 +101,7 @@ class Streamer:
             AbandonedError: nobody needs it any more.
             OSError: the backing directory's, or EIO when the bytes are not what they should be.
         """
-        stream.call = self._health.current()
+        stream.call = current_call()
         name = f"{stream.version.vid}-{secrets.token_hex(6)}"
         try:
             fd = self._lower.create_staging(name)

@@ -152,6 +152,41 @@ def test_directory_times_are_set_after_its_last_operation(world: World, run: Run
     assert world.lower.inode("d").mtime_ns == 222
 
 
+def test_directory_times_are_set_also_when_its_last_operations_are_left_out(world: World, run: Run) -> None:
+    directory = world.mkdir("d").ino
+    world.listener.times[directory] = (111, 222)
+    world.store("d/a", b"1")
+
+    def create_and_delete(label: str, path: tuple[bytes, ...]) -> None:
+        if (label, path) == ("rename", (b"d", b"a")):
+            world.store("d/tmp", b"1")
+            world.unlink("d/tmp")
+
+    world.lower.fault = create_and_delete
+    run(world.drain)
+    assert world.lower.inode("d").mtime_ns == 222
+
+
+@pytest.mark.parametrize("name", ["latest", "sub/.metadata", "x.index.json"])
+@pytest.mark.parametrize("how", ["store", "rename", "symlink", "link"])
+def test_whatever_makes_a_pointer_visible_begins_a_group(world: World, run: Run, name: str, how: str) -> None:
+    world.mkdir("sub")
+    world.store("shard", b"1")
+    if how == "rename":
+        world.store("tmp", b"1")
+        world.rename("tmp", name)
+    elif how == "link":
+        world.link("shard", name)
+    elif how == "symlink":
+        world.symlink(b"shard", name)
+    else:
+        world.store(name, b"1")
+    run(world.drain)
+    path = tuple(name.encode().split(b"/"))
+    shown = next(i for i, (label, where) in enumerate(world.lower.log) if label in ("rename", "link", "symlink") and where == path)
+    assert ("fsync directory", ()) in world.lower.log[:shown]
+
+
 @pytest.mark.parametrize(
     "label", ["create", "write", "setattr", "fsync", "close", "rename", "mkdir", "fsync directory", "lstat", "exchange", "unlink", "link"]
 )

@@ -243,8 +243,7 @@ def test_threads_delays_and_failures(tmp_path: Path, seed: int) -> None:
                 lower.fault = lambda _label, _path: None
                 world.engine._garbage._sweep_at = 0.0
                 world.engine.wake()
-                while lower.list_staging():  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+                await world.until(lambda: not lower.list_staging())
             nursery.cancel_scope.cancel()
 
     trio.run(live)

@@ -235,9 +235,13 @@ class World:
         async with trio.open_nursery() as nursery:
             await nursery.start(self.engine.run)
             with trio.fail_after(timeout_s):
-                while not self.engine.drained():  # noqa: ASYNC110 - virtual time
-                    await trio.sleep(0.05)
+                await self.until(self.engine.drained)
             nursery.cancel_scope.cancel()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """For tests on real time, where another thread makes it true."""
+        while not condition():  # noqa: ASYNC110 - threads have no trio event to set
+            await trio.sleep(0.005)
 
     async def run_for(self, seconds: float) -> None:
         """Run the engine for a while."""

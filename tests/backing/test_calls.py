@@ -1,0 +1,183 @@
+"""Call pools, patience and health."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+
+import pytest
+
+from acpfs.backing import calls as calls_module
+from acpfs.backing.calls import BackingTimeoutError, CallPool
+from acpfs.backing.health import RECOVER_AFTER_S, SLOW_AFTER_S, STUCK_AFTER_S, Health, HealthState, current_call
+
+
+class Hang:
+    """A call that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.over = threading.Event()
+
+    def __call__(self) -> str:
+        self.begun.release()
+        self.over.wait(30)
+        return "late"
+
+
+@pytest.fixture
+def hang() -> Iterator[Hang]:
+    hang = Hang()
+    yield hang
+    hang.over.set()
+
+
+@pytest.fixture
+def pool() -> Iterator[CallPool]:
+    pool = CallPool("test", 3)
+    yield pool
+    pool.close()
+
+
+def fail(number: int) -> None:
+    raise OSError(number, "refused")
+
+
+def test_results_and_errors_reach_the_caller(pool: CallPool) -> None:
+    assert pool.submit("add", lambda a, b: a + b, 1, 2).result(5) == 3
+    with pytest.raises(OSError, match="refused"):
+        pool.submit("fail", fail, errno.EIO).result(5)
+    assert pool.statistics().calls == {"add": 1, "fail": 1}
+
+
+def test_threads_grow_only_as_needed_and_up_to_the_limit(pool: CallPool, hang: Hang) -> None:
+    for _ in range(10):
+        pool.submit("quick", int).result(5)
+    assert pool.statistics().threads == 1
+    futures = [pool.submit("hang", hang) for _ in range(5)]
+    for _ in range(3):
+        hang.begun.acquire(timeout=5)
+    statistics = pool.statistics()
+    assert (statistics.threads, statistics.in_flight, statistics.waiting) == (3, 3, 2)
+    hang.over.set()
+    assert [future.result(5) for future in futures] == ["late"] * 5
+    assert pool.statistics().waiting == 0
+
+
+def test_patience_ends_before_the_call(pool: CallPool, hang: Hang) -> None:
+    call = pool.submit("hang", hang)
+    with pytest.raises(BackingTimeoutError) as raised:
+        pool.patient(call, 0.02).result(5)
+    assert raised.value.errno == errno.ETIMEDOUT
+    assert not call.done()
+    assert pool.statistics().timed_out == 1
+    hang.over.set()
+    assert call.result(5) == "late"
+
+
+def test_patient_future_takes_over_results_and_errors(pool: CallPool) -> None:
+    assert pool.patient(pool.submit("ok", lambda: 5), 5).result(5) == 5
+    with pytest.raises(FileNotFoundError):
+        pool.patient(pool.submit("fail", fail, errno.ENOENT), 5).result(5)
+
+
+def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(pool: CallPool, hang: Hang) -> None:
+    for _ in range(3):
+        pool.submit("hang", hang)
+    made = []
+    call = pool.submit("late", made.append, 1)
+    with pytest.raises(BackingTimeoutError):
+        pool.patient(call, 0.02).result(5)
+    hang.over.set()
+    pool.submit("after", int).result(5)
+    assert call.cancelled()
+    assert not made
+
+
+def test_many_patient_calls_at_once(pool: CallPool, hang: Hang) -> None:
+    call = pool.submit("hang", hang)
+    patient: list[Future[str]] = [pool.patient(call, 0.01 + 0.001 * (i % 20)) for i in range(200)]
+    done, _not_done = wait(patient, 10)
+    assert len(done) == 200
+    quick = pool.submit("quick", int)
+    for _ in range(6000):
+        pool.patient(quick, 1000).result(5)
+    assert len(calls_module._TIMERS._heap) < 5000  # those that are over are swept out
+
+
+def test_a_full_queue_fails_at_once(pool: CallPool, hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
+    for _ in range(3):
+        pool.submit("hang", hang)
+        hang.begun.acquire(timeout=5)
+    for _ in range(4):
+        pool.submit("wait", int)
+    with pytest.raises(BackingTimeoutError):
+        pool.submit("more", int).result(0)
+
+
+def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
+    pool = CallPool("closing", 2)
+    pool.submit("hang", hang)
+    hang.begun.acquire(timeout=5)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 1
+    with pytest.raises(BackingTimeoutError):
+        pool.submit("after", int).result(0)
+
+
+class TestHealth:
+    now = 0.0
+
+    @pytest.fixture
+    def health(self) -> Health:
+        return Health(lambda: self.now)
+
+    def test_gets_worse_at_once_and_better_after_a_while(self, health: Health) -> None:
+        with health.call("pool", "lstat"):
+            assert health.state() is HealthState.OK
+            self.now += SLOW_AFTER_S + 0.1
+            assert health.state() is HealthState.SLOW
+            self.now += STUCK_AFTER_S
+            assert health.is_stuck()
+            assert health.statistics().stuck == 1
+        assert health.is_stuck()
+        self.now += RECOVER_AFTER_S / 2
+        assert health.is_stuck()
+        self.now += RECOVER_AFTER_S
+        assert health.state() is HealthState.OK
+
+    def test_a_long_call_that_makes_progress_is_not_stuck(self, health: Health) -> None:
+        with health.call("pool", "stream") as call:
+            for _ in range(10):
+                self.now += STUCK_AFTER_S / 2
+                assert current_call() is call
+                call.progress()
+                assert health.state() is HealthState.OK
+            call.pause()
+            self.now += 1000
+            assert health.state() is HealthState.OK
+
+    def test_failures_in_a_row_make_it_refusing(self, health: Health) -> None:
+        for _ in range(3):
+            with pytest.raises(OSError, match="refused"), health.call("commits", "rename"):
+                fail(errno.EIO)
+        with health.call("requests", "lstat"):
+            pass  # that others succeed means little
+        assert health.state() is HealthState.REFUSING
+        assert health.statistics().last_error == "rename: refused"
+        with health.call("commits", "rename"):
+            pass
+        health.state()
+        self.now += RECOVER_AFTER_S + 0.1
+        assert health.state() is HealthState.OK
+
+    def test_answers_about_names_are_not_failures(self, health: Health) -> None:
+        for _ in range(10):
+            with pytest.raises(FileNotFoundError), health.call("requests", "lstat"):
+                fail(errno.ENOENT)
+        assert health.state() is HealthState.OK

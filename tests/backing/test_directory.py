@@ -1,0 +1,257 @@
+"""The backing directory by descriptor, on a real file system."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.identity import claim, node_id
+from acpfs.backing.lower import Features, Lower
+from acpfs.backing.probe import probe
+from acpfs.backing.syscalls import Opener
+from acpfs.errors import MachineError, RefusedError
+from acpfs.writeback.ops import Metadata
+
+
+@pytest.fixture(params=["openat2", "walk"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackingDirectory]:
+    (tmp_path / "backing").mkdir()
+    directory = BackingDirectory(tmp_path / "backing", "node-1")
+    directory._opener = Opener(directory._root_fd, openat2=request.param == "openat2")
+    yield directory
+    directory.disconnect()
+
+
+def put(directory: BackingDirectory, path: tuple[bytes, ...], data: bytes) -> None:
+    fd = directory.create_staging("put")
+    directory.write(fd, memoryview(data), 0)
+    directory.sync(fd)
+    directory.close(fd)
+    directory.rename(directory.staging_path("put"), path)
+
+
+def content(directory: BackingDirectory, path: tuple[bytes, ...]) -> bytes:
+    fd = directory.open_read(path)
+    try:
+        buffer = memoryview(bytearray(1 << 16))
+        return bytes(buffer[: directory.read(fd, buffer, 0)])
+    finally:
+        directory.close(fd)
+
+
+def refusal(call: Callable[[tuple[bytes, ...]], object], path: tuple[bytes, ...]) -> int | None:
+    """errno that a call fails with."""
+    try:
+        call(path)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def test_is_a_lower(directory: BackingDirectory) -> None:
+    lower: Lower = directory
+    assert lower.features == Features()
+
+
+def test_files_are_staged_and_renamed(directory: BackingDirectory) -> None:
+    directory.mkdir((b"d",))
+    put(directory, (b"d", b"f"), b"data")
+    assert content(directory, (b"d", b"f")) == b"data"
+    assert directory.lstat((b"d", b"f")).size == 4
+    assert not directory.list_staging()
+    directory.sync_directory((b"d",))
+    directory.sync_directory(())
+    assert directory.calls()["fsync directory"] == 2
+
+
+def test_own_directory_is_not_served(directory: BackingDirectory) -> None:
+    assert [entry.name for entry in directory.listdir(())] == []
+    for path in ((b".acpfs",), (b".acpfs", b"nodes"), (b".acpfs", b"staging", b"other", b"x")):
+        for call in (directory.lstat, directory.listdir, directory.open_read, directory.mkdir, directory.unlink, directory.rmdir):
+            with pytest.raises(FileNotFoundError):
+                call(path)
+    directory.mkdir((b"d",))
+    directory.mkdir((b"d", b".acpfs"))  # only at the top
+
+
+@pytest.mark.parametrize("name", [b"", b".", b"..", b"a/b", b"a\0b"])
+def test_what_is_not_a_name_is_refused(directory: BackingDirectory, name: bytes) -> None:
+    for path in ((name,), (name, b"x"), (b"x", name)):
+        with pytest.raises(OSError, match="not a name"):
+            directory.lstat(path)
+
+
+def test_symlinks_are_never_followed(directory: BackingDirectory, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "f").write_bytes(b"secret")
+    directory.symlink(os.fsencode(outside), (b"link",))
+    directory.symlink(os.fsencode(outside / "f"), (b"file",))
+    assert stat.S_ISLNK(directory.lstat((b"link",)).mode)
+    assert directory.readlink((b"file",)) == os.fsencode(outside / "f")
+    for call in (directory.lstat, directory.open_read, directory.mkdir, directory.unlink):
+        assert refusal(call, (b"link", b"f")) in (errno.ELOOP, errno.ENOTDIR)
+    for path in ((b"link",), (b"file",)):
+        assert refusal(directory.open_read, path) == errno.ELOOP
+        assert refusal(directory.listdir, path) in (errno.ELOOP, errno.ENOTDIR)
+    directory.apply((b"file",), Metadata(mode=0o777, uid=0, gid=0, mtime_ns=5, atime_ns=5, xattrs={b"user.x": b"1"}))
+    assert directory.lstat((b"file",)).mtime_ns == 5
+    assert stat.S_IMODE((outside / "f").stat().st_mode) != 0o777
+    assert (outside / "f").read_bytes() == b"secret"
+
+
+def test_a_fifo_is_not_opened(directory: BackingDirectory) -> None:
+    directory.mknod((b"fifo",), stat.S_IFIFO | 0o600, 0)
+    assert refusal(directory.open_read, (b"fifo",)) == errno.EINVAL
+    directory.mkdir((b"d",))
+    assert refusal(directory.open_read, (b"d",)) == errno.EISDIR
+
+
+def test_long_paths(directory: BackingDirectory) -> None:
+    path: tuple[bytes, ...] = ()
+    for _ in range(40):
+        path = (*path, b"x" * 200)
+        directory.mkdir(path)
+    put(directory, (*path, b"f"), b"deep")
+    assert content(directory, (*path, b"f")) == b"deep"
+
+
+def test_attributes(directory: BackingDirectory) -> None:
+    put(directory, (b"f",), b"1")
+    meta = Metadata(
+        mode=0o4751, uid=1234, gid=4321, atime_ns=1_000_000_001, mtime_ns=2_000_000_002, xattrs={b"user.a": b"\0\1", b"user.gone": None}
+    )
+    directory.apply((b"f",), meta)
+    st = directory.lstat((b"f",))
+    assert (stat.S_IMODE(st.mode), st.uid, st.gid, st.atime_ns, st.mtime_ns) == (0o4751, 1234, 4321, 1_000_000_001, 2_000_000_002)
+    assert directory.xattrs((b"f",)) == {b"user.a": b"\0\1"}
+    assert directory.refused_attributes() == {"xattr": 1}  # there was nothing to remove
+
+
+def test_own_xattrs_are_hidden(directory: BackingDirectory) -> None:
+    put(directory, (b"f",), b"1")
+    assert directory.digest((b"f",)) == ""
+    directory.apply((b"f",), Metadata(xattrs={b"user.acpfs.xxh3": b"00ff", b"user.mine": b"1"}))
+    assert directory.xattrs((b"f",)) == {b"user.mine": b"1"}
+    assert directory.digest((b"f",)) == "00ff"
+
+
+def test_exchange_of_a_file_and_a_directory(directory: BackingDirectory) -> None:
+    for features in (Features(), Features(rename_exchange=False)):
+        directory.adapt(features)
+        directory.mkdir((b"d",))
+        put(directory, (b"d", b"inner"), b"1")
+        put(directory, (b"f",), b"2")
+        directory.exchange((b"d",), (b"f",))
+        assert content(directory, (b"d",)) == b"2"
+        assert content(directory, (b"f", b"inner")) == b"1"
+        directory.unlink((b"f", b"inner"))
+        directory.rmdir((b"f",))
+        directory.unlink((b"d",))
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_an_exchange_cut_off_goes_on(directory: BackingDirectory, done: int) -> None:
+    directory.adapt(Features(rename_exchange=False))
+    put(directory, (b"a",), b"1")
+    put(directory, (b"b",), b"2")
+    directory.rename((b"a",), directory.staging_path("exchange"))
+    if done == 2:
+        directory.rename((b"b",), (b"a",))
+    directory.exchange((b"a",), (b"b",))
+    assert (content(directory, (b"a",)), content(directory, (b"b",))) == (b"2", b"1")
+
+
+def test_links_become_copies_where_there_are_none(directory: BackingDirectory) -> None:
+    put(directory, (b"f",), b"data")
+    directory.link((b"f",), (b"linked",))
+    assert directory.lstat((b"linked",)).ino == directory.lstat((b"f",)).ino
+    directory.adapt(Features(hard_links=False))
+    directory.link((b"f",), (b"copied",))
+    assert content(directory, (b"copied",)) == b"data"
+    with pytest.raises(FileExistsError):
+        directory.link((b"f",), (b"copied",))
+
+
+def test_staging_survives_the_removal_of_its_directory(directory: BackingDirectory) -> None:
+    subprocess.run(["rm", "-rf", directory.path / ".acpfs"], check=True)
+    put(directory, (b"f",), b"1")
+    directory.write_own((b"manifest", b"m"), b"text")
+    assert directory.read_own((b"manifest", b"m")) == b"text"
+    subprocess.run(["rm", "-rf", directory.path / ".acpfs"], check=True)
+    directory.write_own((b"manifest", b"m"), b"again")
+    assert directory.list_own((b"manifest",)) == [b"m"]
+    directory.remove_own((b"manifest", b"m"))
+    directory.remove_own((b"manifest", b"m"))
+    assert directory.list_own((b"manifest",)) == []
+
+
+def test_names_that_are_not_text(directory: BackingDirectory) -> None:
+    put(directory, (b"\xff\xfe",), b"1")
+    assert directory.listdir(())[0].name == b"\xff\xfe"
+    assert directory.listdir(())[0].mode == stat.S_IFREG
+
+
+class TestRefusals:
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(MachineError, match="No such file"):
+            BackingDirectory(tmp_path / "missing", "n")
+
+    def test_not_a_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "f").touch()
+        with pytest.raises(MachineError, match="Not a directory"):
+            BackingDirectory(tmp_path / "f", "n")
+
+    @pytest.mark.mount
+    def test_not_writable(self, tmp_path: Path) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], check=True)
+        try:
+            with pytest.raises(MachineError, match="not writable"):
+                BackingDirectory(tmp_path, "n")
+        finally:
+            subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def test_probe_leaves_nothing_and_adapts(directory: BackingDirectory) -> None:
+    report = probe(directory)
+    assert report.features == directory.features
+    assert report.features.time_granularity_ns == 1
+    assert report.features.name_bytes_max == 255
+    assert not directory.list_staging()
+
+
+class TestIdentity:
+    def test_node_id_is_stable_per_mount_point_and_unique(self, tmp_path: Path) -> None:
+        ids = [node_id(tmp_path, Path(f"/mnt/{name}")) for name in "aab"]
+        assert ids[0] == ids[1] != ids[2]
+        assert node_id(tmp_path / "elsewhere", Path("/mnt/a")) != ids[0]
+        assert node_id(tmp_path, Path("/mnt/a"), "chosen") == "chosen"
+
+    def test_volume_id_is_made_once(self, directory: BackingDirectory, tmp_path: Path) -> None:
+        first = claim(directory, tmp_path / "run", Path("/mnt"))
+        first.release()
+        other = BackingDirectory(directory.path, "node-2")
+        second = claim(other, tmp_path / "run", Path("/mnt"))
+        assert first.volume_id == second.volume_id
+        assert directory.list_own((b"nodes",)) == [b"node-1", b"node-2"]
+        second.release()
+        other.disconnect()
+
+    def test_a_second_claim_of_the_same_id_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
+        first = claim(directory, tmp_path, Path("/mnt"))
+        with pytest.raises(RefusedError, match="node-1"):
+            claim(directory, tmp_path, Path("/mnt"))
+        first.release()
+        claim(directory, tmp_path, Path("/mnt")).release()
+
+    def test_a_broken_volume_file_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
+        directory.write_own((b"volume",), b"torn")
+        with pytest.raises(RefusedError, match="volume"):
+            claim(directory, tmp_path, Path("/mnt"))

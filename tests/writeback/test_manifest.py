@@ -1,0 +1,118 @@
+"""The manifest's table and its written form, read by the stock xxh128sum."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.ram.state import StateDatabase
+from acpfs.writeback.manifest import PAGE_ROWS, Manifest
+from tests.writeback.memory_lower import MemoryLower
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return Manifest(StateDatabase(tmp_path / "state.db"), MemoryLower(), threading.RLock(), "node")
+
+
+def paths(manifest: Manifest) -> dict[str, str]:
+    return {path.decode(): digest for path, digest, _size in manifest.rows()}
+
+
+def split(path: str) -> tuple[bytes, ...]:
+    return tuple(path.encode().split(b"/"))
+
+
+def fill(manifest: Manifest, *names: str) -> None:
+    for name in names:
+        manifest.put(split(name), name, 1)
+
+
+def test_moving_a_directory_moves_what_is_below_and_nothing_else(manifest: Manifest) -> None:
+    fill(manifest, "a", "a/x", "a/y/z", "a.b", "a0", "ab/x")
+    manifest.move((b"a",), (b"n", b"new"))
+    assert paths(manifest) == {"n/new": "a", "n/new/x": "a/x", "n/new/y/z": "a/y/z", "a.b": "a.b", "a0": "a0", "ab/x": "ab/x"}
+
+
+def test_what_is_replaced_is_gone(manifest: Manifest) -> None:
+    fill(manifest, "a", "b", "b/below")
+    manifest.move((b"a",), (b"b",))
+    assert paths(manifest) == {"b": "a"}
+    assert manifest.entries == 1
+
+
+def test_exchange_swaps_trees(manifest: Manifest) -> None:
+    fill(manifest, "a/x", "b", "b/y")
+    manifest.exchange((b"a",), (b"b",))
+    assert paths(manifest) == {"b/x": "a/x", "a": "b", "a/y": "b/y"}
+
+
+def test_names_that_are_not_text(manifest: Manifest) -> None:
+    manifest.put((b"\xff", b"\x00\xfe"), "1", 1)
+    manifest.move((b"\xff",), (b"\xfd",))
+    assert manifest.digest((b"\xfd", b"\x00\xfe")) == "1"
+
+
+def test_rows_come_page_by_page_below_a_path(manifest: Manifest) -> None:
+    for i in range(PAGE_ROWS + 10):
+        manifest.put((b"d", b"%06d" % i), "1", 1)
+    fill(manifest, "c", "e", "d0")
+    assert len(list(manifest.rows((b"d",)))) == PAGE_ROWS + 10
+    assert len(list(manifest.rows())) == PAGE_ROWS + 13
+
+
+def test_a_change_while_it_is_written_is_not_forgotten(manifest: Manifest) -> None:
+    manifest.load()
+    fill(manifest, "a")
+    lower = manifest._lower
+    assert isinstance(lower, MemoryLower)
+    lower.fault = lambda label, _path: fill(manifest, "b") if label == "write own" else None
+    manifest.write()
+    assert not manifest.is_written
+    lower.fault = lambda _label, _path: None
+    manifest.write()
+    assert manifest.is_written
+
+
+AWKWARD = [
+    "plain",
+    " leading",
+    "trailing ",
+    "two  spaces",
+    "#hash",
+    "*star",
+    "-dash",
+    "ü",
+    "a=b (c)",
+    "tab\there",
+    "'quoted\"",
+    "d/e/f",
+    "\x01\x7f",
+]
+
+
+@pytest.mark.skipif(shutil.which("xxh128sum") is None, reason="needs xxhash")
+def test_the_stock_program_reads_the_written_form(tmp_path: Path) -> None:
+    directory = BackingDirectory(tmp_path, "node")
+    manifest = Manifest(StateDatabase(tmp_path.parent / f"{tmp_path.name}.db"), directory, threading.RLock(), "node")
+    for name in [*AWKWARD, "new\nline", "back\\slash"]:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(name.encode())
+        manifest.put(split(name), xxhash.xxh3_128_hexdigest(name.encode()), 1)
+    manifest.put((b"\xff\xfe",), xxhash.xxh3_128_hexdigest(b"raw"), 3)
+    (tmp_path / "\udcff\udcfe").write_bytes(b"raw")
+    manifest.write()
+    check = ["xxh128sum", "-c", ".acpfs/manifest/node.xxh128"]
+    checked = subprocess.run(check, cwd=tmp_path, capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert checked.stdout.count(b": OK") == len(AWKWARD) + 1
+    (tmp_path / "plain").write_bytes(b"plaiN")
+    assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode != 0
+    directory.disconnect()

@@ -1,0 +1,59 @@
+"""Back-off and parking."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+
+from acpfs.types import Ino, Seq
+from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.retry import PERMANENT_TRIES, RetryPolicy
+
+
+def policy() -> RetryPolicy:
+    return RetryPolicy(0.2, 60.0, wall_clock=lambda: 1000.0, rng=random.Random(1))
+
+
+def error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+def new_op() -> Op:
+    return Op(Seq(1), OpKind.STORE, Ino(2))
+
+
+def test_delays_double_with_jitter_up_to_the_limit() -> None:
+    retry = policy()
+    for tries in range(1, 200):
+        full = min(60.0, 0.2 * 2.0 ** min(tries - 1, 60))
+        assert full / 2 <= retry.delay_s(tries) <= full
+
+
+def test_transient_failures_are_retried_for_ever_and_shown() -> None:
+    retry, op = policy(), new_op()
+    for tries in range(1, 100):
+        delay_s = retry.failed(op, error(errno.EIO))
+        assert delay_s is not None
+        assert (op.tries, op.last_error, op.next_attempt_at) == (tries, errno.EIO, 1000.0 + delay_s)
+    assert retry.retries == 99
+
+
+def test_refusals_in_a_row_park() -> None:
+    retry, op = policy(), new_op()
+    answers = [retry.failed(op, error(errno.EACCES)) for _ in range(PERMANENT_TRIES)]
+    assert [answer is None for answer in answers] == [False, False, True]
+    assert op.next_attempt_at == 0
+
+
+def test_a_transient_failure_in_between_starts_the_count_again() -> None:
+    retry, op = policy(), new_op()
+    for number in (errno.EACCES, errno.EACCES, errno.EIO, errno.EACCES, errno.EACCES):
+        assert retry.failed(op, error(number)) is not None
+    assert retry.failed(op, error(errno.EACCES)) is None
+
+
+def test_an_error_without_number_is_an_io_error() -> None:
+    op = new_op()
+    assert policy().failed(op, OSError("odd")) is not None
+    assert op.last_error == errno.EIO
