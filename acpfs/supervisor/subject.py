@@ -26,8 +26,11 @@ from acpfs.supervisor import logs
 from acpfs.supervisor.assembly import Parts
 from acpfs.types import Seq
 from acpfs.writeback import records
+from acpfs.writeback.ops import Op
 
 HELD = ("held", "parked")
+COUNTED_OPS_MAX = 10_000
+"""Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""
 STATUS_QUEUE_ENTRIES_MAX = 100
 ENGINE_COUNTERS = (
     "persisted_ops",
@@ -133,17 +136,17 @@ class WorkerSubject:
             return self._parts.fs.complete_until(paths)
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
-        with self._parts.fs.lock:
-            ops = [op for op in self._parts.log if op.seq <= until]
-            if not ops:
-                return Remaining(0, 0, stuck=False)
-            queue = self._parts.engine.statistics().queue
-        blocked = [entry for entry in queue if entry.seq <= until and entry.state in HELD]
-        elsewhere = {entry.seq for entry in blocked if paths and not _below_any(os.fsencode(entry.name), paths)}
-        ours = [op for op in ops if op.seq not in elsewhere]
-        seen = [entry for entry in queue if entry.seq <= until and entry.seq not in elsewhere]
-        stuck = bool(ours) and bool(seen) and all(entry.state in HELD for entry in seen)
-        return Remaining(len(ours), sum(op.version.size for op in ours if op.version is not None), stuck=stuck)
+        parts = self._parts
+        with parts.fs.lock:
+            front = parts.log.front(COUNTED_OPS_MAX)
+            ours = [op for op in front if op.seq <= until]
+            if not any(op.parked for op in ours):
+                if len(ours) < COUNTED_OPS_MAX:
+                    return Remaining(len(ours), _bytes_of(ours), stuck=False)
+                newer = max(0, parts.log.last_seq - until)
+                return Remaining(max(len(ours), len(parts.log) - newer), parts.engine.statistics().dirty_bytes, stuck=False)
+            queue = parts.engine.statistics().queue
+        return _beside_parked(ours, [entry for entry in queue if entry.seq <= until], paths)
 
     def left(self, until: int) -> list[QueueEntry]:
         now = time.time()
@@ -217,6 +220,18 @@ class WorkerSubject:
                     os.fspath(verdict.path), verdict.status, verdict.size, verdict.expected or None, verdict.found or None, verdict.error
                 )
             )
+
+
+def _beside_parked(ours: Sequence[Op], queue: Sequence[records.QueueEntry], paths: Sequence[bytes]) -> Remaining:
+    """What is left without what is parked (or held up by that) elsewhere; stuck when nothing else is left."""
+    elsewhere = {entry.seq for entry in queue if entry.state in HELD and paths and not _below_any(os.fsencode(entry.name), paths)}
+    wanted = [op for op in ours if op.seq not in elsewhere]
+    seen = [entry for entry in queue if entry.seq not in elsewhere]
+    return Remaining(len(wanted), _bytes_of(wanted), stuck=bool(seen) and all(entry.state in HELD for entry in seen))
+
+
+def _bytes_of(ops: Iterable[Op]) -> int:
+    return sum(op.version.size for op in ops if op.version is not None)
 
 
 def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
