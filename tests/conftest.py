@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,19 +62,22 @@ def _parameter(target: str) -> object:
 
 
 @pytest.fixture(scope="session")
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A directory on one of the file systems under test."""
-    base = tmp_path_factory.mktemp("target")
-    os.chmod(base, 0o755)
-    for parent in base.parents[:2]:
-        os.chmod(parent, 0o755)  # other users must get through to the mount point
-    with open_target(request.param, base) as opened:
-        yield opened
+def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+    """A directory on one of the file systems under test; not below pytest's own directory, which other users may not enter."""
+    base = Path(tempfile.mkdtemp(prefix="acpfs-target-"))
+    base.chmod(0o755)
+    try:
+        with open_target(request.param, base) as opened:
+            yield opened
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
 
 
 @pytest.fixture
-def make_mount(tmp_path: Path) -> Iterator[Callable[..., AcpfsMount]]:
+def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., AcpfsMount]]:
     """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…, **options)`, started already."""
+    if "fault_fs" in request.fixturenames:
+        request.getfixturevalue("fault_fs")  # made first, so that it is taken down after the mounts that lie over it
     with ExitStack() as stack:
 
         def make(backing: Path, transport: str, name: str = "mnt", **options: object) -> AcpfsMount:

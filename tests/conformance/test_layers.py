@@ -208,7 +208,7 @@ def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport, make_mou
     fault_fs.thaw()
     mount.flush()
     assert not [r for r in read_journal(fault_fs.record) if "scratch" in r["path"]]
-    assert fault_fs.counters().get("write", 0) < 20
+    assert fault_fs.counters().get("write", 0) < 60, "only what was under way"
 
 
 # -- S12

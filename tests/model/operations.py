@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import random
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,9 +213,10 @@ class Side:
     def map_write(self, slot: int, offset: int, data: bytes, ns: int) -> str:
         """Write through a shared mapping; the mtime is set afterwards, because when a mapping changes it is up to the file system."""
         fd = self._fd(slot)
-        size = os.fstat(fd).st_size
-        if size == 0:
-            return "empty"
+        st = os.fstat(fd)
+        size = st.st_size
+        if size == 0 or stat.S_ISDIR(st.st_mode):
+            return "nothing to map"
         with mmap.mmap(fd, size) as mapping:
             start = offset % size
             end = min(size, start + len(data))

@@ -155,7 +155,7 @@ class FaultFs:
         self.order(order="remove", id=rule)
 
     def set(self, **values: Any) -> None:
-        """bandwidth (bytes per second), fsync_s, space_left (bytes or None), and features by name."""
+        """bandwidth (bytes per second), fsync_s, space_left (bytes or None), trace (list every call), and features by name."""
         self.order(order="set", **values)
 
     def state(self) -> dict[str, Any]:
@@ -228,7 +228,7 @@ class Control:
         for name, value in values.items():
             if name in Features.__dataclass_fields__:
                 setattr(self._faults.features, name, value)
-            elif name in ("bandwidth", "fsync_s", "space_left"):
+            elif name in ("bandwidth", "fsync_s", "space_left", "trace"):
                 setattr(self._faults, name, value)
             else:
                 raise ValueError(f"unknown setting {name}")

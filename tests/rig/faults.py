@@ -117,6 +117,8 @@ class Faults:
         self.space_left: int | None = None
         self.counters: Counter[str] = Counter()
         self.frozen = 0
+        self.trace = False
+        self.calls: list[str] = []
         self._free_at = 0.0
         self._last_rule = 0
         self._changed = trio.Event()
@@ -149,6 +151,8 @@ class Faults:
         Returns the rest of the action that the call itself must carry out ("tear", "short", "flip", "lose") or "". Raises FaultyError.
         """
         self.counters[op] += 1
+        if self.trace:
+            self.calls.append(f"{op} {' '.join(paths())}")
         self.tell()
         todo = ""
         for rule in list(self.rules):
@@ -199,4 +203,5 @@ class Faults:
             "space_left": self.space_left,
             "bandwidth": self.bandwidth,
             "features": asdict(self.features),
+            "calls": self.calls,
         }

@@ -21,10 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from acpfs.control import client, registry
+
 REPOSITORY = Path(__file__).parents[2]
 MOUNT_TIMEOUT_S = 60.0
 WATCHDOG_S = 300.0
 UNMOUNT_TIMEOUT_S = 60.0
+LOOK_AGAIN_S = 0.02
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -211,17 +214,30 @@ class AcpfsMount:
         done = self.run("acpfs-ctl", str(self.path), *words, "--json", check=check, timeout_s=timeout_s)
         return json.loads(done.stdout) if done.stdout.strip() else None
 
+    def ask(self, verb: str, **args: Any) -> Any:
+        """One question over the control socket, without a process: forking closes copies of open files, and that is a close.
+
+        Raises:
+            AcpfsError: as the command would have ended.
+        """
+        known = registry.records([self.runtime_dir])
+        return client.request(registry.find(registry.normalised(str(self.path)), known), verb, args)
+
     def status(self) -> dict[str, Any]:
-        """`acpfs-ctl status`."""
-        answer: dict[str, Any] = self.ctl("status")
+        """What `acpfs-ctl status --json` prints."""
+        answer: dict[str, Any] = self.ask("status")
         return answer
 
-    def flush(self, *paths: Path, timeout_s: float = 60.0) -> None:
-        """Return when all that is complete now is persisted."""
-        self.run("acpfs-ctl", str(self.path), "flush", *map(str, paths), "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
+    def flush(self, *paths: str, timeout_s: float = 60.0) -> None:
+        """Return when all (or what lies at `paths`, below the mount point) that was written until now is persisted."""
+        self.ask("flush", paths=list(paths), timeout_s=timeout_s)
+
+    def wait_drained(self, timeout_s: float = 30.0) -> None:
+        """Wait for the end of what is queued; unlike `flush` this fixes the content of no open file."""
+        self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
     def wait_status(self, condition: Any, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Ask for the status until `condition(status)` holds; each question is a process, which is pause enough."""
+        """Ask for the status until `condition(status)` holds; """
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()
@@ -229,6 +245,11 @@ class AcpfsMount:
                 return status
             if time.monotonic() > deadline:
                 raise TimeoutError(f"status never came so far: {json.dumps(status, indent=1)}")
+            self._pause()
+
+    def _pause(self) -> None:
+        """Between two looks at something that nobody announces."""
+        threading.Event().wait(LOOK_AGAIN_S)
 
 
 # -- the kernel's view
