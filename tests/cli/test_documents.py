@@ -1,0 +1,63 @@
+"""docs/OPERATIONS.md and docs/DEPENDENCIES.md say what the code says."""
+
+import re
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from acpfs.cli.ctl import VERBS
+from acpfs.cli.main import COMMANDS
+from acpfs.config import Settings, option_name
+from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WorkerReport
+from acpfs.errors import ExitCode
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_in_the_table_with_its_default(name: str):
+    section = OPERATIONS[OPERATIONS.index("## Configuration") : OPERATIONS.index("## Running it")]
+    (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", section, re.MULTILINE)
+    option, default, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[:3])
+    assert option in (f"`--{option_name(name)}`", "argument")
+    value = Settings.model_fields[name].default
+    shown = getattr(value, "value", value)
+    if isinstance(shown, bool):
+        assert default == ("yes" if shown else "no")
+    elif isinstance(shown, int | float | str):
+        assert default == (f"`{shown:g}`" if isinstance(shown, float) else f"`{shown}`")
+    elif isinstance(shown, tuple):
+        assert all(f"`{pattern}`" in OPERATIONS for pattern in shown)
+    assert meaning
+
+
+@pytest.mark.parametrize("code", ExitCode)
+def test_every_exit_code_is_in_the_table(code: ExitCode):
+    assert f"| {int(code)} | {code.name} |" in OPERATIONS
+
+
+@pytest.mark.parametrize("name", [*VERBS, *(f"acpfs {command}" for command in COMMANDS)])
+def test_every_command_is_in_a_table(name: str):
+    assert re.search(rf"^\| `{name}\b", OPERATIONS, re.MULTILINE)
+
+
+@pytest.mark.parametrize("record", [Status, RamReport, QueueEntry, HealthReport, WorkerReport, FileState, Verdict])
+def test_every_json_field_is_described(record: type):
+    section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
+    assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []  # type: ignore[arg-type]
+
+
+def test_every_dependency_has_its_reason():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {re.split(r"[\[><=; ]", dependency)[0] for dependency in project["dependencies"]}
+    assert set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE)) - {"package"} == named
+    assert set(re.findall(r"^\| `(\w+)` \|", DEPENDENCIES, re.MULTILINE)) == set(project["optional-dependencies"])
