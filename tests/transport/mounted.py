@@ -27,7 +27,7 @@ class NativeMount:
         self._process: subprocess.Popen[str] | None = None
         self._watchdog = threading.Timer(WATCHDOG_S, self._abort)
 
-    def __enter__(self) -> NativeMount:  # noqa: PYI034 - typing.Self is newer than Python 3.10
+    def __enter__(self) -> NativeMount:
         for directory in (self.backing, self.tier, *([self.path] if self._fd < 0 else [])):
             directory.mkdir()  # with a descriptor the mount point is there, and must not be touched before it is served
         self._watchdog.start()

@@ -14,6 +14,7 @@ import structlog
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
@@ -34,9 +35,10 @@ class Wire:
 
     def __init__(self, fs: FileSystem) -> None:
         negotiated = Negotiated(45, int(WANTED), int(WANTED), PAYLOAD_BYTES)
-        undo = Undo(fs)
-        self.dispatch = Dispatch(fs, Calls(fs, negotiated), Replies(Lanes(negotiated), undo, 1.0), undo)
         self._read_fd, self._write_fd = os.pipe()
+        lanes = Lanes(fs, Device([self._write_fd]), negotiated)
+        undo = Undo(fs, lanes)
+        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes), Replies(lanes, undo, 1.0), undo)
         self._buffers = RequestBuffers(PAYLOAD_BYTES)
         self._unique = 0
 

@@ -14,6 +14,7 @@ from typing import Any
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
+from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
 from acpfs.transport.native.request import Request
@@ -88,9 +89,10 @@ def caller_of(request: Request, umask: int = 0) -> Caller:
 class Calls:
     """From request to coroutine."""
 
-    def __init__(self, fs: FileSystem, negotiated: Negotiated) -> None:
-        """`negotiated` decides how SETXATTR is laid out and who takes set-uid away."""
+    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: Lanes) -> None:
+        """`negotiated` decides how SETXATTR is laid out and who takes set-uid away; `lanes` is told what is released."""
         self._fs = fs
+        self._released = lanes.released
         self._kills = negotiated.has(InitFlag.HANDLE_KILLPRIV_V2)
         self._setxattr_in = SETXATTR_IN if negotiated.has(InitFlag.SETXATTR_EXT) else SETXATTR_IN_COMPAT
 
@@ -209,7 +211,9 @@ class Calls:
         return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]))
 
     def release(self, request: Request) -> Call[None]:
-        return self._fs.release(HandleId(RELEASE_IN.unpack_from(request.body())[0]))
+        handle = HandleId(RELEASE_IN.unpack_from(request.body())[0])
+        self._released(handle)
+        return self._fs.release(handle)
 
     def fsync(self, request: Request) -> Call[None]:
         handle, flags, _ = FSYNC_IN.unpack_from(request.body())

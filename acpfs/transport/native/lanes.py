@@ -1,32 +1,116 @@
-"""How the bytes of an open file travel: what an OPEN reply asks of the kernel.
+"""How the bytes of an open file travel: what the reply to OPEN and CREATE asks of the kernel.
 
-Translates the lane that the file system chose into flags that this kernel understands, and chooses none itself. Any thread.
+Owns the backing ids of the passthrough lane. Translates the lane that the file system chose into flags that this kernel
+understands, and chooses none itself, but for one case: where the kernel does not take a file for passthrough, the handle goes on in
+the daemon's lane. Any thread.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 
-from acpfs.filesystem.records import OpenFile
+import structlog
+
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.transport.native.device import Device
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import InitFlag, OpenFlag
+from acpfs.types import HandleId, Ino
 
 _KEEP_CACHE = int(OpenFlag.KEEP_CACHE)
 _DIRECT = int(OpenFlag.DIRECT_IO | OpenFlag.PARALLEL_DIRECT_WRITES)
+_PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
+
+log = structlog.get_logger(__name__)
+
+
+class Backing:
+    """A file that the kernel reads and writes itself, for one node."""
+
+    __slots__ = ("handles", "number")
+
+    def __init__(self, number: int) -> None:
+        """`number`: the kernel's id."""
+        self.number = number
+        self.handles = 0
 
 
 class Lanes:
-    """Lane → open flags."""
+    """Lane → open flags and backing id."""
 
-    def __init__(self, negotiated: Negotiated) -> None:
+    def __init__(self, fs: FileSystem, device: Device, negotiated: Negotiated) -> None:
+        """Tells the file system which lanes there are."""
+        self._fs = fs
+        self._device = device
         self._direct_mmap = negotiated.has(InitFlag.DIRECT_IO_ALLOW_MMAP)
+        self._lock = threading.Lock()
+        self._by_node: dict[Ino, Backing] = {}
+        self._by_handle: dict[HandleId, Ino] = {}
+        self.refused = 0
+        """Files that the kernel did not take for passthrough."""
+        fs.lanes.offer(Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted())
 
-    def open_reply(self, flags: int, file: OpenFile) -> tuple[int, int]:
+    def _permitted(self) -> bool:
+        """Whether this process may register backing files, tried with one (CAP_SYS_ADMIN is needed)."""
+        fd = os.memfd_create("acpfs-passthrough-probe", os.MFD_CLOEXEC)
+        try:
+            self._device.backing_close(self._device.backing_open(fd))
+        except OSError as error:
+            log.warning("no passthrough: the kernel refuses backing files", error=str(error))
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    def open_reply(self, ino: Ino, flags: int, file: OpenFile) -> tuple[int, int]:
         """(open flags, backing id) for a file opened with `flags`.
 
         Kernels before 6.6 refuse shared mappings of files opened with direct I/O (ENODEV, seen with safetensors): there only
         files that cannot be mapped at all, those opened O_WRONLY, are direct.
         """
+        if file.lane is Lane.PASSTHROUGH:
+            number = self._register(ino, file)
+            if number:
+                return _PASSTHROUGH, number
         if self._direct_mmap or flags & os.O_ACCMODE == os.O_WRONLY:
             return _DIRECT, 0
         return (_KEEP_CACHE if file.keep_cache else 0), 0
+
+    def _register(self, ino: Ino, file: OpenFile) -> int:
+        """The backing id of a node, the same for all who have it open (the kernel insists on that); 0 when the kernel refuses."""
+        with self._lock:
+            backing = self._by_node.get(ino)
+            if backing is None:
+                try:
+                    backing = Backing(self._device.backing_open(file.backing_fd))
+                except OSError as error:
+                    self.refused += 1
+                    log.warning("the kernel does not take a file for passthrough", error=errno.errorcode.get(error.errno or 0, str(error)))
+                else:
+                    self._by_node[ino] = backing
+            if backing is not None:
+                backing.handles += 1
+                self._by_handle[file.handle] = ino
+                return backing.number
+        self._fs.refuse_passthrough(file.handle)
+        return 0
+
+    def released(self, handle: HandleId) -> None:
+        """An open file is gone; with the last of its node the kernel's hold on the backing file ends."""
+        if handle not in self._by_handle:
+            return
+        with self._lock:
+            ino = self._by_handle.pop(handle)
+            backing = self._by_node[ino]
+            backing.handles -= 1
+            if backing.handles:
+                return
+            del self._by_node[ino]
+        self._device.backing_close(backing.number)
+
+    def __len__(self) -> int:
+        """Open files in the passthrough lane."""
+        return len(self._by_handle)

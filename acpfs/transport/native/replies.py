@@ -28,6 +28,7 @@ from acpfs.transport.native.wire import (
     STATX_OUT,
     WRITE_OUT,
 )
+from acpfs.types import Ino
 
 NS = 1_000_000_000
 BLOCK_SIZE_BYTES = 4096
@@ -86,12 +87,13 @@ class Replies:
     # -- files
 
     def opened(self, request: Request, file: OpenFile) -> bytes:
-        flags, backing_id = self._lanes.open_reply(request.argument, file)
+        flags, backing_id = self._lanes.open_reply(Ino(request.ino), request.argument, file)
         return OPEN_OUT.pack(file.handle, flags, backing_id)
 
     def created(self, request: Request, value: tuple[OpenFile, Attributes]) -> bytes:
         file, attributes = value
-        return self.entry(request, attributes) + self.opened(request, file)
+        flags, backing_id = self._lanes.open_reply(attributes.ino, request.argument, file)
+        return self.entry(request, attributes) + OPEN_OUT.pack(file.handle, flags, backing_id)
 
     @staticmethod
     def opened_directory(_request: Request, handle: int) -> bytes:

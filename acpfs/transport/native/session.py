@@ -75,9 +75,10 @@ class Session:
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
-        undo = Undo(fs)
-        calls = Calls(fs, negotiated)
-        replies = Replies(Lanes(negotiated), undo, fs.settings.attr_timeout_s)
+        lanes = Lanes(fs, self.device, negotiated)
+        undo = Undo(fs, lanes)
+        calls = Calls(fs, negotiated, lanes)
+        replies = Replies(lanes, undo, fs.settings.attr_timeout_s)
         self._dispatch = Dispatch(fs, calls, replies, undo)
         of_readers = [fds[n % len(fds)] for n in range(readers or reader_count())]
         self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
+from acpfs.transport.native.lanes import Lanes
 from acpfs.types import HandleId, Ino
 
 
 class Undo:
     """The counterparts of lookup, open and opendir."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, lanes: Lanes) -> None:
         self._fs = fs
+        self._lanes = lanes
 
     def references(self, counts: Iterable[tuple[int, int]]) -> None:
         """Give kernel references back: (node, how many)."""
@@ -33,6 +35,7 @@ class Undo:
 
     def opened(self, file: OpenFile) -> None:
         """An OPEN whose reply was not taken."""
+        self._lanes.released(file.handle)
         self._fs.steps.run(self._fs.release(file.handle))
 
     def opened_directory(self, handle: HandleId) -> None:
