@@ -202,10 +202,14 @@ class Files:
         return await self._opened(node, flags, wrote=True), node
 
     async def flush(self, number: HandleId) -> None:
-        """close(2) of one descriptor: what it wrote is complete. Reports what the backing directory refused for good."""
+        """close(2) of one descriptor: what it wrote is complete. Tells writers what the backing directory refused for good.
+
+        Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
+        """
         handle = self.handle(number)
         self._complete(handle)
-        self._report_refusal(handle.node)
+        if handle.writable:
+            self._report_refusal(handle.node)
 
     def _complete(self, handle: Handle) -> None:
         if handle.lane is Lane.PASSTHROUGH and handle.writable:
@@ -328,13 +332,17 @@ class Files:
         return await self._view.read(handle, offset, size)
 
     async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
-        """Write bytes; with O_APPEND at the end, wherever that is by now."""
+        """Write bytes; with O_APPEND at most at the end.
+
+        The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
+        mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
+        """
         handle = self.handle(number)
         node = handle.node
         if node.content is None:
             await self._bring_up(node)
         if handle.flags & os.O_APPEND:
-            offset = node.size
+            offset = min(offset, node.size)
         done = await self._contents.write(node, offset, data)
         handle.wrote = True
         if handle.synchronous:

@@ -44,7 +44,7 @@ def test_append_shares_the_tier_file(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         ino = await w.write(b"log", b"first")
         opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, CALLER))
-        await w.do(w.fs.write(opened.handle, 0, b" second"))
+        await w.do(w.fs.write(opened.handle, 5, b" second"))
         await w.close(opened)
         assert stored_by(w, b"log") == [b"first", b"first second"]
         assert w.fs.statistics().content.copied_aside_bytes == 0
