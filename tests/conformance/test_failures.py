@@ -151,7 +151,7 @@ def test_wrong_bytes_are_found(transport, make_mount, fault_fs):
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "good").write_bytes(os.urandom(200_000))
     mount.flush()
-    rule = fault_fs.rule("flip", ops=["write"], glob=".acpfs/*", nth=1)
+    rule = fault_fs.rule("flip", ops=["write"], glob="*staging*")
     (mount.path / "bad").write_bytes(os.urandom(200_000))
     mount.flush()
     fault_fs.clear(rule)

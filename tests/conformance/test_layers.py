@@ -174,6 +174,7 @@ def test_renames_and_links_reach_the_backing_directory_as_such(transport, make_m
 @clause("S11")
 def test_directory_renamed_while_its_files_are_in_ram(transport, make_mount, fault_fs):
     mount = make_mount(fault_fs.path, transport)
+    os.listdir(mount.path)  # known from here on
     fault_fs.freeze(["writes"])
     (mount.path / "a" / "b").mkdir(parents=True)
     contents = {}
@@ -196,6 +197,7 @@ def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport, make_mou
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "known").touch()
     mount.flush()
+    os.listdir(mount.path)
     fault_fs.freeze(["writes"])
     (mount.path / "blocker").write_bytes(b"x")  # holds the log's front back, so that nothing below is under way
     fault_fs.wait_frozen()
