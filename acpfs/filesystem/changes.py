@@ -13,6 +13,7 @@ from acpfs.backing.lower import LowerStat
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.steps import Steps
 from acpfs.types import NO_INO, Ino
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version
@@ -21,12 +22,13 @@ from acpfs.writeback.ops import Metadata, Op, OpKind, Version
 class Changes:
     """Logs what the application did; implements `writeback.listener.Listener`."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView) -> None:
+    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView, steps: Steps) -> None:
         """Pins what the log that the last worker left mentions."""
         self._table = table
         self._log = log
         self._contents = contents
         self._view = view
+        self._steps = steps
         for op in log:
             self._pin(op)
         for node in table:
@@ -161,6 +163,10 @@ class Changes:
     def still_frozen(self, version: Version) -> bool:
         """See `Listener`."""
         return self._contents.still_frozen(version)
+
+    def idle_s(self) -> float:
+        """See `Listener`."""
+        return time.monotonic() - self._steps.last_at
 
     def version_of_open_file(self, version: Version) -> bool:
         """See `Listener`."""

@@ -76,7 +76,7 @@ class FileSystem:
         self._table = NodeTable(state)
         self._contents = Contents(tier, log, self._table, copies, wait_when_full=settings.when_full is WhenFull.WAIT)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
-        self.changes = Changes(self._table, log, self._contents, self._view)
+        self.changes = Changes(self._table, log, self._contents, self._view, self.steps)
         self._names = Names(self._table, self._view, self.changes, self._contents)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()

@@ -6,6 +6,7 @@ See docs/ARCHITECTURE.md, "Coroutines without an event loop".
 from __future__ import annotations
 
 import contextlib
+import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
@@ -49,6 +50,8 @@ class Steps:
         """`commit` ends the state database's transaction and is called at the end of every step, before the lock is free."""
         self.lock = lock
         self._commit = commit
+        self.last_at = 0.0
+        """Monotonic time, seconds, of the last step."""
 
     def step(self, call: Call[T], done: Future[Any] | None) -> Future[Any]:
         """Run one step; `done` is the future that the call waited for (None at the start).
@@ -57,6 +60,7 @@ class Steps:
         """
         error: BaseException | None = None
         value: Any = None
+        self.last_at = time.monotonic()
         if done is not None:
             error = InterruptedError() if done.cancelled() else done.exception()
             value = None if error is not None else done.result()

@@ -30,6 +30,7 @@ from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
 from acpfs.writeback.commit import Committer, GroupOutcome
+from acpfs.writeback.courtesy import Courtesy
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.listener import Listener
@@ -43,7 +44,7 @@ from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
 from acpfs.writeback.retry import RetryPolicy
 from acpfs.writeback.stream_queue import StreamQueue
-from acpfs.writeback.streams import AbandonedError, Stream, Streamer
+from acpfs.writeback.streams import SMALL_BYTES_MAX, AbandonedError, Stream, Streamer
 
 _EXCHANGE_ASIDE = "exchange"
 """Staging name of a half-done exchange in three renames: taken up again by the operation itself, never cleaned up."""
@@ -96,6 +97,7 @@ class Engine:
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._order = Order(log, tree, settings.pointer_patterns, self._due, self._elide)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
+        self._courtesy = Courtesy(listener.idle_s, log.is_awaited)
         self._stream_bell, self._commit_bell = Bell(), Bell()
         self._staged_bytes = {op.seq: op.version.size for op in log if op.version is not None and op.version.state in _STAGED}
         self._rewritten_since: dict[Seq, float] = {}
@@ -180,10 +182,17 @@ class Engine:
                 self._note_new()
                 started = list(self._start_streams())
                 due = math.inf if self._paused else self._queue.next_due()
+            due = min(due, self._stand_back_until())
             due = min(due, self._garbage.sweep(trio.current_time()))
             for stream in started:
                 nursery.start_soon(self._stream, stream)
             await self._stream_bell.heard(due)
+
+    def _stand_back_until(self) -> float:
+        """When small work is to be looked at again, on trio's clock; infinity: nothing stands back."""
+        with self._lock:
+            delay_s = self._courtesy.delay_s() if len(self._ops) else 0.0
+        return trio.current_time() + delay_s if delay_s else math.inf
 
     def _note_new(self) -> None:
         new = self._ops.since(self._noted)
@@ -205,7 +214,7 @@ class Engine:
     def _next_stream(self, now: float) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        while (op := self._queue.next(now)) is not None:
+        while (op := self._queue.next(now, small=not self._courtesy.delay_s())) is not None:
             if not self._elide(op):
                 self._due.pop(op.seq, None)
                 return self._queue.start(op)
@@ -253,6 +262,9 @@ class Engine:
         while True:
             with self._section():
                 group, due = ([], math.inf) if self._paused else self._order.group(trio.current_time())
+                stand_back = self._courtesy.delay_s() if group and all(map(_is_small, group)) else 0.0
+                if stand_back:
+                    group, due = [], trio.current_time() + stand_back
                 untimed = self._flusher.take_untimed()
             if untimed.directories:
                 await self._flusher.flush(untimed)
@@ -471,3 +483,7 @@ class Engine:
                 manifest_entries=self._manifest.manifest.entries,
                 manifest_written=self._manifest.manifest.is_written,
             )
+
+
+def _is_small(op: Op) -> bool:
+    return op.version is None or op.version.size <= SMALL_BYTES_MAX

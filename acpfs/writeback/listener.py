@@ -46,6 +46,10 @@ class Listener(Protocol):
         """
         ...
 
+    def idle_s(self) -> float:
+        """Seconds since the last request of an application."""
+        ...
+
     def version_of_open_file(self, version: Version) -> bool:
         """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
         ...

@@ -247,6 +247,10 @@ class OperationLog:
         """Whether anybody waits for the operation."""
         return self._waiters.covers(op.seq)
 
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for operations to be persisted."""
+        return len(self._waiters) > 0
+
     def answer_waiters(self) -> Callable[[], None]:
         """Collect, under the lock, whose wait is over; what is returned tells them, and is to be called without the lock."""
         if not self._waiters:

@@ -57,24 +57,27 @@ class StreamQueue:
         """When to look again, on trio's clock."""
         return self._sleeping[0][0] if self._sleeping else math.inf
 
-    def next(self, now: float) -> Op | None:
-        """Take the next one that may start."""
+    def next(self, now: float, *, small: bool = True) -> Op | None:
+        """Take the next one that may start; without `small`, only large ones may."""
         while self._sleeping and self._sleeping[0][0] <= now:
             heapq.heappush(self._heap, heapq.heappop(self._sleeping)[1])
         passed: list[Op] = []
+        put_back: list[Op] = []
         chosen: Op | None = None
-        while self._heap and chosen is None and len(passed) < LOOK_AHEAD and self._has_room(0):
+        while self._heap and chosen is None and len(passed) + len(put_back) < LOOK_AHEAD and self._has_room(0):
             op = self._log.get(heapq.heappop(self._heap))
             if op is None or not self._is_waiting(op):
                 continue
             assert op.version is not None
-            if self._has_room(op.version.size) and not self._is_open(op.version):
+            if not (small or op.version.size > SMALL_BYTES_MAX):
+                put_back.append(op)
+            elif self._has_room(op.version.size) and not self._is_open(op.version):
                 chosen = op
             else:
                 passed.append(op)
         if chosen is None:
             chosen = next((op for op in passed if op.version is not None and self._has_room(op.version.size)), None)
-        for op in passed:
+        for op in passed + put_back:
             if op is not chosen:
                 heapq.heappush(self._heap, op.seq)
         return chosen

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import stat
@@ -73,6 +74,9 @@ class ListenerDouble:
     def _finished(self, op: Op) -> None:
         if op.version is not None:
             self._world.unuse(op.version)
+
+    def idle_s(self) -> float:
+        return math.inf
 
     def still_frozen(self, version: Version) -> bool:
         return True
