@@ -432,9 +432,9 @@ class Engine:
         return chosen
 
     def drained(self) -> bool:
-        """Nothing is left to do, and the manifest is written (or cannot be). Thread-safe."""
+        """Nothing is left to do, the manifest is written and staging files are gone (or cannot be). Thread-safe."""
         with self._lock:
-            return len(self._ops) == 0 and self._manifest.is_settled
+            return len(self._ops) == 0 and self._manifest.is_settled and self._garbage.is_settled
 
     def hold(self, paused: bool) -> None:
         """Start nothing new, or go on. Thread-safe."""

@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 import math
+import threading
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower
 
-SWEEP_AFTER_S = 60.0
-"""They cost space, not correctness."""
+SWEEP_AFTER_S = 1.0
+"""After the first failure; then twice as long each time."""
+SWEEP_AFTER_S_MAX = 60.0
+AWAITED_SWEEPS = 3
+"""So many sweeps the end of a drain waits for. What is left then costs space, not correctness, and the next mount removes it."""
 
 
 class Garbage:
-    """Names to remove. Thread-safe without a lock: a set's `add` and `pop` are."""
+    """Names to remove. Thread-safe."""
 
     def __init__(self, lower: Lower, pool: CallPool) -> None:
         """`pool`: threads to remove them on."""
         self._lower, self._pool = lower, pool
+        self._lock = threading.Lock()
         self._left: set[str] = set()
+        self._under_way = self._sweeps = 0
         self._sweep_at = math.inf
 
     def remove_nowait(self, name: str) -> None:
         """Remove it on a thread of the pool."""
-        self._pool.submit("remove staging", self.remove, name)
+        with self._lock:
+            self._under_way += 1
+        self._pool.submit("remove staging", self.remove, name).add_done_callback(lambda _future: self._done())
+
+    def _done(self) -> None:
+        with self._lock:
+            self._under_way -= 1
 
     def remove(self, name: str) -> None:
         """Remove it here; a failure is kept for later."""
         try:
             self._lower.remove_staging(name)
         except OSError:
-            self._left.add(name)
+            with self._lock:
+                self._left.add(name)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nobody should wait for it any longer."""
+        return not self._under_way and (not self._left or self._sweeps > AWAITED_SWEEPS)
 
     def sweep(self, now: float) -> float:
         """Try again what failed, when it is time; returns when to come again. On trio's clock, from one task."""
-        if not self._left:
-            self._sweep_at = math.inf
-        elif self._sweep_at == math.inf:
-            self._sweep_at = now + SWEEP_AFTER_S
-        elif now >= self._sweep_at:
-            self._sweep_at = math.inf
-            while self._left:
-                self.remove_nowait(self._left.pop())
-        return self._sweep_at
+        with self._lock:
+            if not self._left:
+                if not self._under_way:
+                    self._sweeps = 0
+                self._sweep_at = math.inf
+                return math.inf
+            if self._sweep_at == math.inf:
+                self._sweep_at = now + min(SWEEP_AFTER_S_MAX, SWEEP_AFTER_S * 2.0**self._sweeps)
+            if now < self._sweep_at:
+                return self._sweep_at
+            names, self._left = self._left, set()
+            self._sweeps, self._sweep_at = self._sweeps + 1, math.inf
+        for name in names:
+            self.remove_nowait(name)
+        return now + SWEEP_AFTER_S

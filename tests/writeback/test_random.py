@@ -240,10 +240,6 @@ def test_threads_delays_and_failures(tmp_path: Path, seed: int) -> None:
                     if world.engine.statistics().parked:
                         parked.append(world.engine.retry())
                     await trio.sleep(0.01)
-                lower.fault = lambda _label, _path: None
-                world.engine._garbage._sweep_at = 0.0
-                world.engine.wake()
-                await world.until(lambda: not lower.list_staging())
             nursery.cancel_scope.cancel()
 
     trio.run(live)

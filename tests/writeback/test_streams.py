@@ -265,8 +265,22 @@ def test_failed_removals_of_staging_files_are_repeated(world: World, run: Run) -
 
     world.lower.fault = both
     world.store("f", b"1")
-    run(world.run_for, 30.0)
+    run(world.run_for, 0.9)
     assert len(world.lower.list_staging()) == 1
-    run(world.run_for, 100.0)
+    run(world.drain)
     assert not world.lower.list_staging()
+    assert world.lower.visible() == {b"f": b"1"}
+
+
+def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_ending(world: World, run: Run) -> None:
+    write, unlink = FailNth("write", 1, errno.EIO), FailNth("unlink", 1, errno.EIO, times=0)
+
+    def both(label: str, path: tuple[bytes, ...]) -> None:
+        write(label, path)
+        unlink(label, path)
+
+    world.lower.fault = both
+    world.store("f", b"1")
+    run(world.drain)
+    assert len(world.lower.list_staging()) == 1
     assert world.lower.visible() == {b"f": b"1"}
