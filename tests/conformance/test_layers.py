@@ -303,3 +303,21 @@ def test_what_is_not_committed_yet_wins(transport, make_mount, fault_fs):
     fault_fs.thaw()
     mount.flush()
     assert (fault_fs.source / "f").read_bytes() == b"above"
+
+
+@clause("X6", "S36")
+def test_links_from_before_the_mount_are_one_file_once_they_are_seen(transport, make_mount, backing):
+    for name in ("a", "c"):
+        (backing / name).write_bytes(b"old")
+    os.link(backing / "a", backing / "b")
+    os.link(backing / "c", backing / "d")
+    mount = make_mount(backing, transport)
+    assert (mount.path / "b").stat().st_ino == (mount.path / "a").stat().st_ino
+    (mount.path / "a").write_bytes(b"new")
+    (mount.path / "c").write_bytes(b"new")
+    assert (mount.path / "b").read_bytes() == b"new"
+    mount.flush()
+    assert (backing / "b").read_bytes() == b"new"
+    assert (backing / "a").stat().st_ino == (backing / "b").stat().st_ino
+    assert (backing / "c").read_bytes() == b"new"
+    assert (backing / "d").read_bytes() == b"old"

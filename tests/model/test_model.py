@@ -108,6 +108,7 @@ def test_mount_agrees_over_remounts(transport, tmp_path, seed, request):
     for round_number in range(4):
         round_seed = seed + round_number
         with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, attr_timeout=0.1) as mount:
+            snapshot(mount.path)  # exception X6: a file's other names count only when they are known
             run_model(mount.path, tmp_path / "reference", round_seed, count, mount)
         assert differences(snapshot(tmp_path / "backing"), snapshot(tmp_path / "reference")) == [], f"seed {round_seed}"
 

@@ -128,9 +128,8 @@ class Application:
 
     def link(self, old: str, new: str) -> None:
         os.link(self.root / old, self.root / new)
-        node = self.nodes[new] = self.nodes[old]
-        if isinstance(node, File) and node.closed is None:
-            node.freeze()
+        self._freeze_first(old)
+        self.nodes[new] = self.nodes[old]
         self._done()
 
     def symlink(self, target: str, path: str) -> None:
@@ -140,6 +139,7 @@ class Application:
 
     def rename(self, old: str, new: str) -> None:
         os.rename(self.root / old, self.root / new)
+        self._freeze_first(old)
         self._put(self._take(old), old, new)
         self._done()
 
@@ -156,6 +156,13 @@ class Application:
             (self.rmdir if self.nodes[below] == ("dir", "") else self.unlink)(below)
         self.rmdir(path)
 
+    def _freeze_first(self, path: str) -> None:
+        """A rename or link of a file being written fixes its content: under the old name, one step before the new name is there."""
+        node = self.nodes[path]
+        if isinstance(node, File):
+            node.freeze()
+            self._done()
+
     def _take(self, path: str) -> dict[str, Node]:
         taken = {p: n for p, n in self.nodes.items() if p == path or p.startswith(path + "/")}
         for p in taken:
@@ -165,8 +172,6 @@ class Application:
     def _put(self, nodes: dict[str, Node], old: str, new: str) -> None:
         self._take(new)
         for path, node in nodes.items():
-            if isinstance(node, File) and node.closed is None:
-                node.freeze()
             self.nodes[new + path[len(old) :]] = node
 
 

@@ -5,6 +5,7 @@ The backing directory is the faulty file system, which journals all that becomes
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from pathlib import Path
@@ -100,6 +101,7 @@ def test_order_holds_when_everything_hangs_in_between(transport, make_mount, fau
     run = TrainingRun(application, seed)
     for _ in range(4):
         run.round()
+        os.listdir(mount.path)  # what is known of the top directory goes on being known
         fault_fs.freeze()
         run.round()
         run.round()
