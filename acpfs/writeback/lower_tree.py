@@ -52,7 +52,19 @@ class LowerTree:
         return list(self._places.get(ino, ()))
 
     def path(self, ino: Ino) -> LowerPath | None:
-        """Path of a node by its first place; None when it is not on the backing directory."""
+        """Path of a node by its first place that is still there; None when it is not on the backing directory.
+
+        A file can have a place in a directory that somebody else has moved away, and another where it was seen since.
+        """
+        if ino == ROOT:
+            return ()
+        for parent, name in self._places.get(ino, ()):
+            above = self._directory_path(parent)
+            if above is not None:
+                return (*above, name)
+        return None
+
+    def _directory_path(self, ino: Ino) -> LowerPath | None:
         names: list[bytes] = []
         while ino != ROOT:
             places = self._places.get(ino)
