@@ -11,6 +11,9 @@ Seq = NewType("Seq", int)
 TierId = NewType("TierId", int)
 """Number of a file in the RAM tier."""
 
+NO_TIER = TierId(0)
+"""Of bytes that are not in the RAM tier."""
+
 VersionId = NewType("VersionId", int)
 """Number of a frozen content of a file."""
 

@@ -347,6 +347,11 @@ class BackingDirectory:
                 os.unlink(name, dir_fd=dir_fd)
                 return os.open(name, flags, 0o600, dir_fd=dir_fd)
 
+    def open_staging(self, name: str) -> int:
+        self._count("open")
+        with self._parent((*self._staging, name.encode())) as (dir_fd, encoded):
+            return os.open(encoded, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+
     def staging_path(self, name: str) -> LowerPath:
         return (*self._staging, name.encode())
 

@@ -139,6 +139,10 @@ class Lower(Protocol):
         """New, empty file in this node's staging directory, read-write descriptor, mode 0600; an old one of that name is removed first."""
         ...
 
+    def open_staging(self, name: str) -> int:
+        """Read-write descriptor of a staging file that exists."""
+        ...
+
     def staging_path(self, name: str) -> LowerPath:
         """Where the staging file lies, to rename it into place."""
         ...

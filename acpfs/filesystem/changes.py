@@ -164,6 +164,10 @@ class Changes:
         """See `Listener`."""
         return self._contents.still_frozen(version)
 
+    def staging_in_use(self) -> set[str]:
+        """See `Listener`."""
+        return self._contents.staging_in_use()
+
     def idle_s(self) -> float:
         """See `Listener`."""
         return time.monotonic() - self._steps.last_at

@@ -10,9 +10,13 @@ from acpfs.types import TierId
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """Current content of a regular file: all bytes of one tier file."""
+    """Current content of a regular file: all bytes of one tier file, or of one staging file (`overflow`)."""
 
     tier_id: TierId
+    overflow: str = ""
+    """Name of the staging file that has the bytes, because RAM had no room for them; then `tier_id` is 0."""
+    sealed: bool = False
+    """A version needs the staging file as it is; it changes only after that is persisted."""
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = 0.0

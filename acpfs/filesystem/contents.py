@@ -7,6 +7,7 @@ coroutines wait as described in `steps`.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -18,11 +19,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
+from acpfs.config import WhenFull
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.steps import unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, Tier
-from acpfs.types import Ino, TierId, VersionId
+from acpfs.types import NO_TIER, Ino, TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
@@ -59,13 +62,14 @@ class Guard:
 class Contents:
     """All contents; owner of every tier file."""
 
-    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, *, wait_when_full: bool) -> None:
-        """`copies`: threads for large copies inside the RAM tier."""
+    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, overflow: Overflow, when_full: WhenFull) -> None:
+        """`copies`: threads for large copies inside the RAM tier; `overflow`: where files go that do not fit."""
         self._tier = tier
         self._log = log
         self._table = table
         self._copies = copies
-        self._wait_when_full = wait_when_full
+        self._overflow = overflow
+        self._when_full = when_full
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
         self._guards: dict[VersionId, Guard] = {}
@@ -77,7 +81,10 @@ class Contents:
     def _take_over(self) -> None:
         """Count who uses which tier file; remove those that nobody uses."""
         for node in self._table:
-            if node.content is not None:
+            if node.content is not None and node.content.overflow:
+                pending = (op.version.staging_name for op in self._log.pending_of(node.ino) if op.version is not None)
+                node.content.sealed = node.content.overflow in pending
+            elif node.content is not None:
                 self._users[node.content.tier_id] += 1
                 if node.content.modified:  # written since its row was
                     self.look(node)
@@ -121,7 +128,11 @@ class Contents:
     def _let_go(self, node: Node) -> None:
         content, node.content = node.content, None
         self._clean.pop(node.ino, None)
-        if content is not None:
+        if content is None:
+            return
+        if content.overflow:
+            self._overflow.let_go(content, remove=not content.sealed)
+        else:
             self._close(content)
             self._unuse(content.tier_id)
 
@@ -133,6 +144,7 @@ class Contents:
 
     def opened(self, content: Content) -> int:
         """The content's descriptor, open from now until `closed`."""
+        assert not content.overflow, content.overflow
         if content.fd < 0:
             content.fd = self._tier.open(content.tier_id)
         content.closing = False
@@ -151,9 +163,12 @@ class Contents:
 
     def closed(self, node: Node) -> None:
         """The last handle of the node is gone."""
-        if node.content is not None:
-            self._close(node.content)
+        content = node.content
+        if content is not None and not content.overflow:
+            self._close(content)
             self.settle_state(node)
+        elif content is not None and not (content.modified or content.sealed):
+            self.drop(node)  # brought up to be changed, and then it was not
 
     @staticmethod
     def _close(content: Content) -> None:
@@ -168,6 +183,7 @@ class Contents:
         content = node.content
         clean = (
             content is not None
+            and not content.overflow
             and not content.modified
             and not self._log.is_pending(node.ino)
             and node.handles == 0
@@ -182,17 +198,58 @@ class Contents:
 
     # -- room
 
-    async def room(self, size: int) -> None:
-        """Reserve bytes of the budget, or wait for them; the caller releases them after settling.
+    async def room(self, size: int) -> bool:
+        """Reserve bytes of the budget, waiting for them where that can help; the caller releases them after settling.
+
+        False: there will be no room, the file has to overflow to the backing directory.
 
         Raises:
-            OSError: ENOSPC when the policy is not to wait, or when waiting could never help.
+            OSError: ENOSPC when that is the policy.
         """
         if self._tier.reserve_nowait(size):
-            return
-        if not self._wait_when_full or not self._frozen:
+            return True
+        if self._when_full is WhenFull.ERROR:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        await wait(self._tier.reserve(size))
+        if self._when_full is WhenFull.NATIVE or not self._frozen:
+            return False
+        with contextlib.suppress(OSError):  # ENOSPC: everything that could have made room is done
+            await wait(self._tier.reserve(size))
+            return True
+        return False
+
+    async def _to_overflow(self, node: Node) -> None:
+        """Move a content out of the RAM tier; versions keep their tier file."""
+        content = node.content
+        assert content is not None
+        if node.kernel_handles:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the kernel's handles stay on the tier file
+        if content.busy is not None or content.overflow:
+            return
+        done: Future[None] = Future()
+        content.busy = done
+        try:
+            while content.in_flight:
+                await wait(self._copies.submit("let writes finish", time.sleep, 0.001))
+            moved = await self._overflow.from_tier(content.tier_id, node.size)
+            if node.content is content:
+                moved.modified, moved.modified_since = content.modified, content.modified_since
+                self.adopt_overflow(node, moved)
+            else:
+                self._overflow.let_go(moved, remove=True)
+        finally:
+            content.busy = None
+            done.set_result(None)
+
+    def staging_in_use(self) -> set[str]:
+        """Names of staging files that hold the content of files."""
+        return self._overflow.in_use(node.content for node in self._table if node.content is not None)
+
+    def adopt_overflow(self, node: Node, content: Content) -> None:
+        """The node's bytes are in a staging file from now on."""
+        self._let_go(node)
+        node.content = content
+        node.blocks = -(-node.size // BLOCK_BYTES)
+        self._table.changed(node)
 
     def _evict_bytes(self, wanted: int) -> None:
         freed = 0
@@ -217,15 +274,21 @@ class Contents:
     async def read(self, node: Node, offset: int, size: int) -> bytes:
         """Bytes from RAM; shorter at the end of the file."""
         assert node.content is not None
+        if node.content.overflow:
+            return await self._overflow.read(node.content, offset, size)
         return await self._unlocked(node.content, os.pread, size, offset)
 
     async def read_into(self, node: Node, offset: int, buffer: memoryview) -> int:
         """Like `read`, into the caller's buffer."""
         assert node.content is not None
+        if node.content.overflow:
+            data = await self._overflow.read(node.content, offset, len(buffer))
+            buffer[: len(data)] = data
+            return len(data)
         return await self._unlocked(node.content, os.preadv, [buffer], offset)
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
-        """Write to RAM; all of it or ENOSPC."""
+        """Write to RAM, or where the file overflowed to; all of it or an error."""
         try:
             return await self._write(node, offset, data)
         except OSError as error:
@@ -237,9 +300,16 @@ class Contents:
         content = await self._before_change(node, offset)
         size = len(data)
         wanted = size if offset + size > node.size or node.blocks * BLOCK_BYTES < node.size else 0
+        if content.overflow:
+            return await self._write_overflow(node, content, offset, data)
         if wanted:
-            await self.room(wanted)
+            if not await self.room(wanted):
+                await self._to_overflow(node)
+                return await self._write(node, offset, data)
             content = await self._before_change(node, offset)
+            if content.overflow:
+                self._tier.release(wanted)
+                return await self._write_overflow(node, content, offset, data)
         try:
             done = await self._unlocked(content, os.pwrite, data, offset)
         finally:
@@ -251,14 +321,28 @@ class Contents:
             content.failed = 0
         return done
 
+    async def _write_overflow(self, node: Node, content: Content, offset: int, data: bytes | memoryview) -> int:
+        done = await self._overflow.write(content, offset, data)
+        self._resized(node, max(node.size, offset + done))
+        self._modified(node, content)
+        return done
+
+    @staticmethod
+    def _resized(node: Node, size: int) -> None:
+        node.size, node.blocks = size, -(-size // BLOCK_BYTES)
+
     async def truncate(self, node: Node, size: int) -> None:
         """Change the length of a file whose content is in RAM."""
         if size == 0:
             await self.empty(node)
             return
         content = await self._before_change(node, min(size, node.size))
-        os.ftruncate(self.opened(content), size)
-        self._settle(node, content)
+        if content.overflow:
+            await self._overflow.truncate(content, size)
+            self._resized(node, size)
+        else:
+            os.ftruncate(self.opened(content), size)
+            self._settle(node, content)
         self._modified(node, content)
         if size <= content.failed_at:
             content.failed = 0
@@ -273,7 +357,7 @@ class Contents:
             return
         if node.kernel_handles:
             content = await self._before_change(node, 0)  # the kernel's handles stay on this tier file
-        if self._frozen_bytes(content) > 0:
+        if content.overflow or self._frozen_bytes(content) > 0:
             self.create(node)
         else:
             os.ftruncate(self.opened(content), 0)
@@ -284,8 +368,12 @@ class Contents:
 
     async def allocate(self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool) -> None:
         """fallocate on the tier file; the pages count against the budget at once."""
-        await self.room(length)
+        if not await self.room(length):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         content = await self._before_change(node, offset if mode & ~1 else node.size)
+        if content.overflow:
+            self._tier.release(length)
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         try:
             _fallocate(self.opened(content), mode, offset, length)
         finally:
@@ -313,6 +401,8 @@ class Contents:
     def freeze(self, node: Node) -> Version:
         """The content as it is now, as a version; the caller logs the STORE."""
         assert node.content is not None
+        if node.content.overflow:
+            return self._freeze_overflow(node, node.content)
         source = node.content.tier_id
         if node.kernel_writers and node.size <= COPY_AT_FREEZE_BYTES_MAX:
             source = self._tier.create()
@@ -326,10 +416,18 @@ class Contents:
         self._table.changed(node)
         return version
 
+    def _freeze_overflow(self, node: Node, content: Content) -> Version:
+        content.modified, content.interrupted, content.sealed = False, False, True
+        self._table.changed(node)
+        return self._log.new_version(node.ino, NO_TIER, node.size, content.overflow)
+
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
         self._guards.pop(version.vid, None)
         if not version.tier_id:
+            node = self._table.get(version.ino)
+            if node is not None and node.content is not None and node.content.overflow == version.staging_name:
+                self.drop(node)
             return
         versions = self._frozen[version.tier_id]
         versions.remove(version)
@@ -344,7 +442,7 @@ class Contents:
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file meanwhile; whether it wrote anything."""
         content = node.content
-        if content is None:
+        if content is None or content.overflow:
             return False
         st = self._tier.settle_fd(content.tier_id, self.opened(content))
         seen = (st.st_mtime_ns, st.st_size)
@@ -417,7 +515,8 @@ class Contents:
         done: Future[None] = Future()
         content.busy = done
         try:
-            await self.room(size)
+            if not await self.room(size):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             target = self._tier.create()
             try:
                 await self._copy(content.tier_id, target, size)

@@ -21,6 +21,7 @@ from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
@@ -64,6 +65,7 @@ class Files:
         view: LowerView,
         changes: Changes,
         contents: Contents,
+        overflow: Overflow,
         tier: Tier,
         log: OperationLog,
     ) -> None:
@@ -74,6 +76,7 @@ class Files:
         self._view = view
         self._changes = changes
         self._contents = contents
+        self._overflow = overflow
         self._tier = tier
         self._log = log
         self._handles: dict[HandleId, Handle] = {}
@@ -238,7 +241,7 @@ class Files:
         """Wait until all that was logged about the node is persisted."""
         op = self._log.last_of(node.ino)
         if op is not None:
-            await wait(self._log.when_done(op.seq))
+            await wait(self._log.when_done(op.seq, node.ino))
 
     async def release(self, number: HandleId) -> None:
         """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which may be missing after an I/O error."""
@@ -268,7 +271,11 @@ class Files:
             if path is None:
                 raise fail(errno.ESTALE)
             wanted = node.size if size is None else min(size, node.size)
-            await self._contents.room(wanted)
+            if not await self._contents.room(wanted):
+                content = await self._overflow.from_lower(path, wanted)
+                node.size = wanted
+                self._contents.adopt_overflow(node, content)
+                return
             tier_id = self._tier.create()
             try:
                 st = await self._view.read_up(path, tier_id, wanted)
@@ -314,13 +321,23 @@ class Files:
             self._changes.freeze(node)
 
     async def _truncate(self, node: Node, size: int) -> None:
-        if node.content is None:
-            if size == 0:
-                self._contents.create(node)
-                node.touch()
-                return
-            await self._bring_up(node, size)
+        if size == 0 and node.content is None:
+            self._contents.create(node)
+            node.touch()
+            return
+        if size:
+            await self._make_changeable(node, size)
         await self._contents.truncate(node, size)
+
+    async def _make_changeable(self, node: Node, size: int | None = None) -> None:
+        """Have the content, or its first `size` bytes, where it can be changed."""
+        while True:
+            if node.content is None:
+                await self._bring_up(node, size)
+            elif node.content.sealed:
+                await self.persisted(node)  # larger than RAM, and on its way to the backing directory
+            else:
+                return
 
     # -- bytes
 
@@ -339,8 +356,7 @@ class Files:
         """
         handle = self.handle(number)
         node = handle.node
-        if node.content is None:
-            await self._bring_up(node)
+        await self._make_changeable(node)
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
         done = await self._contents.write(node, offset, data)
@@ -352,15 +368,14 @@ class Files:
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         handle = self.handle(number)
-        if handle.node.content is None:
-            await self._bring_up(handle.node)
+        await self._make_changeable(handle.node)
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         handle.wrote = True
 
     async def lseek(self, number: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
         node = self.handle(number).node
-        if node.content is not None:
+        if node.content is not None and not node.content.overflow:
             return os.lseek(self._contents.opened(node.content), offset, whence)
         if offset >= node.size:
             raise fail(errno.ENXIO)

@@ -14,7 +14,7 @@ from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerStat, SpaceInfo
-from acpfs.config import FsyncMode, Settings, WhenFull
+from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents, ContentStatistics
@@ -24,6 +24,7 @@ from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile
 from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.steps import Steps, wait
@@ -45,6 +46,8 @@ class FileSystemStatistics:
     open_files: int
     interrupted_files: int
     waiting_writers: int
+    overflowed_files: int
+    """Files that did not fit into the RAM tier and were written straight to the backing directory."""
     tier: TierStatistics
     content: ContentStatistics
     lower_view: LowerViewStatistics
@@ -74,13 +77,25 @@ class FileSystem:
         self._lower = lower
         self._calls = calls
         self._table = NodeTable(state)
-        self._contents = Contents(tier, log, self._table, copies, wait_when_full=settings.when_full is WhenFull.WAIT)
+        self._overflow = Overflow(lower, calls, tier)
+        self._contents = Contents(tier, log, self._table, copies, self._overflow, settings.when_full)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps)
         self._names = Names(self._table, self._view, self.changes, self._contents)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
-        self._files = Files(self._table, self.lanes, self._names, self._attributes, self._view, self.changes, self._contents, tier, log)
+        self._files = Files(
+            self._table,
+            self.lanes,
+            self._names,
+            self._attributes,
+            self._view,
+            self.changes,
+            self._contents,
+            self._overflow,
+            tier,
+            log,
+        )
         self._directories = Directories(self._table, self._names, self._attributes, self._view)
         self._reports = Reports(self._table, log, self._contents, self._files)
         self._space: SpaceInfo | None = None
@@ -261,7 +276,7 @@ class FileSystem:
         """fsync of a directory: the order is fixed already; in durable mode, wait until all that was logged is persisted."""
         node = self._directories.node(handle)
         if await self._attributes.fsync_mode_in(node) is FsyncMode.DURABLE and self._log.pending_in(node.ino):
-            await wait(self._log.when_done(self._log.last_seq))
+            await wait(self._log.when_done(self._log.last_seq, node.ino))
 
     # -- the whole
 
@@ -279,6 +294,12 @@ class FileSystem:
             self._space_asked = False
             if space is not None:
                 self._space, self._space_at = space, time.monotonic()
+
+    def freeze_all(self) -> int:
+        """Fix the content of every open file as of now; under the lock; returns how many."""
+        frozen = self._files.freeze_older_than(0.0)
+        self._state.commit()
+        return frozen
 
     def freeze_old(self) -> int:
         """Commit long-open files as of now (promise 13); under the lock; returns how many."""
@@ -330,6 +351,7 @@ class FileSystem:
             open_files=len(self._files),
             interrupted_files=len(self._reports.interrupted(b"")),
             waiting_writers=self._tier.waiting(),
+            overflowed_files=self._overflow.files,
             tier=self._tier.statistics(),
             content=self._contents.statistics(),
             lower_view=self._view.statistics(),

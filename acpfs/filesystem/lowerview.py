@@ -191,7 +191,16 @@ class LowerView:
         child.checked_at = time.monotonic()
         return node if st is not None else None
 
+    def _is_needed(self, node: Node) -> bool:
+        """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
+        if self.held(node):
+            return True
+        below = node.dir.children.values() if node.is_dir else ()
+        return any(child.ino and self._is_needed(self._table[child.ino]) for child in below)
+
     def _lost(self, parent: Node, name: bytes, node: Node | None) -> None:
+        if node is not None and self._is_needed(node):
+            return
         self._tree.remove(parent.ino, name)
         self._table.set_child(parent.ino, name, NO_INO)
         if node is not None and not self.held(node):
@@ -317,10 +326,20 @@ class LowerView:
 
     async def open_lower(self, node: Node) -> int:
         """A descriptor of the node's file on the backing directory."""
-        path = self._tree.path(node.ino)
-        if path is None:
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-        return await self.call("open", self.lower.open_read, path)
+        while True:
+            epoch, path = self._tree.epoch, self._tree.path(node.ino)
+            if path is None:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            fd = await self.call("open", self.lower.open_read, path)
+            if not self._overtaken(epoch) and os.fstat(fd).st_ino == node.lower_ino:
+                return fd
+            self.close_later(fd)
+            if self._overtaken(epoch):
+                continue
+            if node.content is not None or self.held(node):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            node.checked_at = 0.0
+            await self.renew(node)  # another file lies there by now: ESTALE, and the kernel looks the name up again
 
     def close_later(self, fd: int) -> None:
         """Close a descriptor of the backing directory; close may hang too."""

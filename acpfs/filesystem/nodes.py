@@ -24,7 +24,7 @@ DDL = """
 CREATE TABLE IF NOT EXISTS node (
   ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER, size INTEGER, blocks INTEGER,
   atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT, unlogged INTEGER,
-  target BLOB, xattrs TEXT, tier_id INTEGER, modified INTEGER);
+  target BLOB, xattrs TEXT, tier_id INTEGER, modified INTEGER, overflow TEXT);
 CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
@@ -328,7 +328,7 @@ class NodeTable:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
 
 
-_INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def _node_row(node: Node) -> tuple[object, ...]:
@@ -353,6 +353,7 @@ def _node_row(node: Node) -> tuple[object, ...]:
         xattrs,
         content.tier_id if content else 0,
         content.modified if content else False,
+        content.overflow if content else "",
     )
 
 
@@ -381,6 +382,7 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
         xattrs,
         tier_id,
         modified,
+        overflow,
     ) = row
     node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime)  # type: ignore[arg-type]
     node.lower_ino = int(lower_ino) % (1 << 64)  # type: ignore[call-overload]
@@ -389,6 +391,6 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
     node.target = target  # type: ignore[assignment]
     if xattrs is not None:
         node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
-    if tier_id:
-        node.content = Content(TierId(int(tier_id)), modified=bool(modified))  # type: ignore[call-overload]
+    if tier_id or overflow:
+        node.content = Content(TierId(int(tier_id)), overflow=str(overflow), modified=bool(modified))  # type: ignore[call-overload]
     return node

@@ -48,12 +48,18 @@ class Reports:
             path=path,
             size=node.size,
             lane=self._files.lane_of(node),
-            tier="ram" if node.identity is None else "ram+backing" if node.content is not None else "backing",
+            tier=self._tier(node),
             state=self._state(node, op),
             checksum=op.version.digest if op is not None and op.version is not None else "",
             error=errno_name(op.last_error) if op is not None and op.last_error else "",
             age_s=max(0.0, time.time() - (op.logged_at if op is not None else node.mtime_ns / 1e9)),
         )
+
+    @staticmethod
+    def _tier(node: Node) -> str:
+        if node.content is None or node.content.overflow:
+            return "backing"
+        return "ram" if node.identity is None else "ram+backing"
 
     @staticmethod
     def _state(node: Node, op: Op | None) -> str:

@@ -244,8 +244,7 @@ class Worker:
             self._drain_deadline = trio.current_time() + self._settings.drain_timeout_s
         if not self._serving.cancelled_caught:
             with self._parts.fs.lock:
-                self._settings.max_dirty_age_s = math.ulp(0.0)
-                self._parts.fs.freeze_old()
+                self._parts.fs.freeze_all()
         await self._drain()
         self._left = self._subject.everything_left()
         for entry in self._left[:LEFT_LOGGED_MAX]:

@@ -152,9 +152,12 @@ class Engine:
     def _clean_up(self) -> None:
         """What an earlier worker left in the staging directory and no operation needs."""
         self._manifest.manifest.load()
+        found = self._lower.list_staging()
         with self._lock:
             needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.state in _STAGED}
-        for name in self._lower.list_staging():
+            needed |= {op.version.staging_name for op in self._ops if op.version is not None and not op.version.tier_id}
+            needed |= self._listener.staging_in_use()
+        for name in found:
             if name not in needed and name != _EXCHANGE_ASIDE:
                 self._lower.remove_staging(name)
 

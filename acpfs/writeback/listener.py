@@ -46,6 +46,10 @@ class Listener(Protocol):
         """
         ...
 
+    def staging_in_use(self) -> set[str]:
+        """Names of staging files that hold the content of files that did not fit into RAM."""
+        ...
+
     def idle_s(self) -> float:
         """Seconds since the last request of an application."""
         ...

@@ -116,10 +116,10 @@ class OperationLog:
         self.on_append()
         return op
 
-    def new_version(self, ino: Ino, tier_id: TierId, size: int) -> Version:
-        """Freeze a content; the caller appends the STORE."""
+    def new_version(self, ino: Ino, tier_id: TierId, size: int, staging_name: str = "") -> Version:
+        """Freeze a content; the caller appends the STORE. With `staging_name` the bytes are in that staging file, and not in RAM."""
         self._last_vid += 1
-        version = Version(VersionId(self._last_vid), ino, tier_id, size)
+        version = Version(VersionId(self._last_vid), ino, tier_id, size, staging_name=staging_name)
         self.save_version(version)
         self._state.change("INSERT OR REPLACE INTO counter VALUES ('vid', ?)", (self._last_vid,))
         return version

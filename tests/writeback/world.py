@@ -75,6 +75,9 @@ class ListenerDouble:
         if op.version is not None:
             self._world.unuse(op.version)
 
+    def staging_in_use(self) -> set[str]:
+        return set()
+
     def idle_s(self) -> float:
         return math.inf
 

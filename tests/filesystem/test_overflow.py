@@ -1,0 +1,128 @@
+"""Files that do not fit into the RAM tier complete all the same: in a staging file, at the backing directory's speed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import trio
+
+from acpfs.filesystem.records import AttributeChange
+from tests.filesystem.test_versions import run
+from tests.filesystem.world import CALLER, World, world
+
+MIB = 1 << 20
+BUDGET = 4 * MIB
+
+
+def block(number: int) -> bytes:
+    return bytes([number]) * MIB
+
+
+async def write_blocks(w: World, name: bytes, count: int) -> int:
+    opened, attributes = await w.create(name)
+    for i in range(count):
+        await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+    await w.close(opened)
+    return attributes.ino
+
+
+def test_a_file_larger_than_the_budget(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 10)
+        assert w.tier.used_bytes <= BUDGET
+        assert w.fs.statistics().overflowed_files == 1
+        expected = b"".join(map(block, range(10)))
+        assert await w.read(ino, 16 * MIB) == expected  # before it is persisted
+        assert not (w.backing / "big").exists()
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == expected
+        assert await w.read(ino, 16 * MIB) == expected  # and after
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+def test_several_writers_that_do_not_fit_together(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(write_blocks, w, b"shard%d" % number, 3)
+        await w.drained()
+        for number in range(4):
+            assert (w.backing / f"shard{number}").read_bytes() == b"".join(map(block, range(3)))
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, hold=False)
+
+
+def test_order_is_kept(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"first", b"1")  # held, so that waiting for room would be for ever
+        await write_blocks(w, b"big", 6)
+        await w.write(b"tracker", b"2")
+        assert [op.name for op in w.log] == [b"first", b"big", b"tracker"]
+        await w.drained()
+        assert (w.backing / "tracker").exists()
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="native")
+
+
+def test_rewriting_and_truncating_what_overflowed(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 6)
+        w.engine.hold(False)
+        await w.do(w.fs.setattr(ino, AttributeChange(size=5 * MIB + 7), None, CALLER))  # waits until the first version is persisted
+        opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+        await w.do(w.fs.write(opened.handle, 3, b"xyz"))
+        await w.close(opened)
+        await w.drained()
+        content = (w.backing / "big").read_bytes()
+        assert content[:6] == b"\0\0\0xyz"
+        assert len(content) == 5 * MIB + 7
+        await w.write(b"big", b"small again")
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"small again"
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+def test_deleting_what_overflowed_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 6)
+        await w.do(w.fs.unlink(1, b"big"))
+        w.fs.forget([(ino, 10)])
+        await w.drained()
+        w.calls.requests.submit("after the removal", lambda: None).result(10)
+        w.calls.streams.submit("after the removal", lambda: None).result(10)
+        assert w.fs.statistics().nodes == 1
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+def test_a_restart_finds_what_overflowed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            await write_blocks(w, b"big", 6)
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            found = await w.do(w.fs.lookup(1, b"big"))
+            assert await w.read(found.ino, 8 * MIB) == b"".join(map(block, range(6)))
+            await w.drained()
+            assert (w.backing / "big").read_bytes() == b"".join(map(block, range(6)))
+
+    trio.run(main)
+
+
+def test_changing_a_large_file_of_the_backing_directory(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/old").write_bytes(b"o" * (6 * MIB))
+
+    async def scenario(w: World) -> None:
+        found = await w.do(w.fs.lookup(1, b"old"))
+        opened = await w.do(w.fs.open(found.ino, os.O_WRONLY | os.O_APPEND, CALLER))
+        await w.do(w.fs.write(opened.handle, 6 * MIB, b"end"))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "old").read_bytes() == b"o" * (6 * MIB) + b"end"
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
