@@ -31,7 +31,11 @@ class NativeMount:
         for directory in (self.backing, self.tier, *([self.path] if self._fd < 0 else [])):
             directory.mkdir()  # with a descriptor the mount point is there, and must not be touched before it is served
         self._watchdog.start()
-        self.negotiated = self.start_server(*self._options)
+        try:
+            self.negotiated = self.start_server(*self._options)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def start_server(self, *options: str) -> dict[str, Any]:

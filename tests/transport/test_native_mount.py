@@ -243,3 +243,42 @@ def test_mounting_through_fusermount(tmp_path: Path):
         (mounted.path / "f").write_bytes(b"x")
         line = next(line for line in mount_lines() if line.split()[4] == str(mountpoint))
         assert line.split(" - ")[1].startswith("fuse.acpfs a,\\040b ")
+
+
+# -- lanes
+
+
+def lanes_program(mounted: NativeMount, text: str) -> str:
+    """Run statements over a file `p` of 8 KiB of `a`; returns what they print."""
+    prelude = "import mmap, os, sys\np = sys.argv[1]\nopen(p, 'wb').write(b'a' * 8192)\n"
+    code, output = finished(program(prelude + text, mounted.path / "f"))
+    assert code == 0, mounted.log()
+    return output
+
+
+@pytest.mark.parametrize("mask", [(1 << 64) - 1, ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH)], ids=["passthrough", "direct"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        "w = os.open(p, os.O_WRONLY); r = os.open(p, os.O_RDWR); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        "w = os.open(p, os.O_RDWR); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        "r = os.open(p, os.O_RDONLY); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = b'xyz'; print(os.pread(r, 3, 0))",
+        "w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); m[0:3] = b'xyz'; r = os.open(p, os.O_RDONLY); print(os.pread(r, 3, 0))",
+        "r = os.open(p, os.O_RDONLY); m = mmap.mmap(r, 0, prot=1); w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); print(m[:3])",
+        "r = os.open(p, os.O_RDONLY); open(p, 'wb').write(b'xyz'); print(os.pread(r, 9, 0))",
+        "w = os.open(p, os.O_RDWR | os.O_DIRECT); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        "w = os.open(p, os.O_WRONLY | os.O_APPEND); r = os.open(p, os.O_RDONLY); os.write(w, b'xyz'); print(os.pread(r, 9, 8192))",
+        "w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); os.ftruncate(w, 3); print(open(p, 'rb').read())",
+    ],
+)
+def test_one_file_opened_in_several_ways(tmp_path: Path, text: str, mask: int):
+    with NativeMount(tmp_path, "--mask", str(mask)) as mounted:
+        assert lanes_program(mounted, text) == "b'xyz'\n"
+
+
+def test_size_is_exact_after_passthrough_writes(tmp_path: Path):
+    text = "w = os.open(p, os.O_WRONLY); [os.write(w, b'x' * 5000) for _ in range(9)]; print(os.fstat(w).st_size, os.stat(p).st_size)"
+    with NativeMount(tmp_path) as mounted:
+        assert lanes_program(mounted, text) == "45000 45000\n"

@@ -68,35 +68,50 @@ class Lanes:
     def open_reply(self, ino: Ino, flags: int, file: OpenFile) -> tuple[int, int]:
         """(open flags, backing id) for a file opened with `flags`.
 
+        While an inode is open in the passthrough lane, the kernel takes no open of it without a backing id (EIO). So a daemon's open gets
+        the id too, and DIRECT_IO beside it, which wins for read and write: they come to the daemon, only mappings go to the backing file.
+        """
+        number = self._register(ino, file)
+        if file.lane is Lane.PASSTHROUGH:
+            if number:
+                return _PASSTHROUGH, number
+            self._fs.refuse_passthrough(file.handle)
+        elif number:
+            return _DIRECT | _PASSTHROUGH, number
+        return self._daemon_flags(flags, file), 0
+
+    def _daemon_flags(self, flags: int, file: OpenFile) -> int:
+        """Open flags of the daemon's lane.
+
         Kernels before 6.6 refuse shared mappings of files opened with direct I/O (ENODEV, seen with safetensors): there only
         files that cannot be mapped at all, those opened O_WRONLY, are direct.
         """
-        if file.lane is Lane.PASSTHROUGH:
-            number = self._register(ino, file)
-            if number:
-                return _PASSTHROUGH, number
         if self._direct_mmap or flags & os.O_ACCMODE == os.O_WRONLY:
-            return _DIRECT, 0
-        return (_KEEP_CACHE if file.keep_cache else 0), 0
+            return _DIRECT
+        return _KEEP_CACHE if file.keep_cache else 0
 
     def _register(self, ino: Ino, file: OpenFile) -> int:
-        """The backing id of a node, the same for all who have it open (the kernel insists on that); 0 when the kernel refuses."""
+        """The backing id of a node, the same for all who have it open (the kernel insists on that); 0: none, or the kernel refuses."""
+        if file.lane is not Lane.PASSTHROUGH and ino not in self._by_node:
+            return 0
         with self._lock:
             backing = self._by_node.get(ino)
             if backing is None:
-                try:
-                    backing = Backing(self._device.backing_open(file.backing_fd))
-                except OSError as error:
-                    self.refused += 1
-                    log.warning("the kernel does not take a file for passthrough", error=errno.errorcode.get(error.errno or 0, str(error)))
-                else:
-                    self._by_node[ino] = backing
-            if backing is not None:
-                backing.handles += 1
-                self._by_handle[file.handle] = ino
-                return backing.number
-        self._fs.refuse_passthrough(file.handle)
-        return 0
+                backing = self._new_backing(file) if file.lane is Lane.PASSTHROUGH else None
+                if backing is None:
+                    return 0
+                self._by_node[ino] = backing
+            backing.handles += 1
+            self._by_handle[file.handle] = ino
+            return backing.number
+
+    def _new_backing(self, file: OpenFile) -> Backing | None:
+        try:
+            return Backing(self._device.backing_open(file.backing_fd))
+        except OSError as error:
+            self.refused += 1
+            log.warning("the kernel does not take a file for passthrough", error=errno.errorcode.get(error.errno or 0, str(error)))
+            return None
 
     def released(self, handle: HandleId) -> None:
         """An open file is gone; with the last of its node the kernel's hold on the backing file ends."""
@@ -112,5 +127,5 @@ class Lanes:
         self._device.backing_close(backing.number)
 
     def __len__(self) -> int:
-        """Open files in the passthrough lane."""
+        """Open files that have a backing id."""
         return len(self._by_handle)

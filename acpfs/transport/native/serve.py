@@ -6,6 +6,7 @@ the mount; `serve_kept` serves a session whose descriptor somebody else keeps (a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,22 +24,25 @@ from acpfs.transport.native.reader import reader_count
 from acpfs.transport.native.session import Session
 
 CLOSE_TIMEOUT_S = 5.0
+MASK_VARIABLE = "ACPFS_FUSE_FEATURE_MASK"
+"""For tests and for diagnosis: what an older kernel, or one without passthrough, would be like."""
 
 log = structlog.get_logger(__name__)
 
 
 async def serve(
-    fs: FileSystem, settings: Settings, ready: Callable[[], None], *, feature_mask: int = ALL_FEATURES, readers: int = 0
+    fs: FileSystem, settings: Settings, ready: Callable[[], None], *, feature_mask: int | None = None, readers: int = 0
 ) -> None:
     """Mount, say `ready`, and serve until the mount point is unmounted or the task cancelled.
 
-    `feature_mask`: INIT features whose bit is 0 are treated as not offered by the kernel. `readers`: threads, 0 for as many as the
-    machine is worth.
+    `feature_mask`: INIT features whose bit is 0 are treated as not offered by the kernel (None: $ACPFS_FUSE_FEATURE_MASK).
+    `readers`: threads, 0 for as many as the machine is worth.
 
     Raises:
         MachineError: FUSE is not permitted here, or the kernel is too old.
     """
-    session = await trio.to_thread.run_sync(_begin, fs, settings, feature_mask, readers)
+    mask = int(os.environ.get(MASK_VARIABLE, str(ALL_FEATURES)), 0) if feature_mask is None else feature_mask
+    session = await trio.to_thread.run_sync(_begin, fs, settings, mask, readers)
     session.start()
     try:
         ready()
