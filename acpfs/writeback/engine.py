@@ -183,19 +183,16 @@ class Engine:
         while True:
             with self._section():
                 self._note_new()
-                started = list(self._start_streams())
+                # Asked once for both: a burst that ends between two questions would leave small work neither begun nor looked at again.
+                stand_back_s = self._courtesy.delay_s() if len(self._ops) else 0.0
+                started = list(self._start_streams(small=not stand_back_s))
                 due = math.inf if self._paused else self._queue.next_due()
-            due = min(due, self._stand_back_until())
+            if stand_back_s:
+                due = min(due, trio.current_time() + stand_back_s)
             due = min(due, self._garbage.sweep(trio.current_time()))
             for stream in started:
                 nursery.start_soon(self._stream, stream)
             await self._stream_bell.heard(due)
-
-    def _stand_back_until(self) -> float:
-        """When small work is to be looked at again, on trio's clock; infinity: nothing stands back."""
-        with self._lock:
-            delay_s = self._courtesy.delay_s() if len(self._ops) else 0.0
-        return trio.current_time() + delay_s if delay_s else math.inf
 
     def _note_new(self) -> None:
         new = self._ops.since(self._noted)
@@ -210,14 +207,14 @@ class Engine:
                 if op.ino in touched and self._ops.get(op.seq) is op:
                     self._elide(op)
 
-    def _start_streams(self) -> Iterator[Stream]:
-        while (stream := self._next_stream(trio.current_time())) is not None:
+    def _start_streams(self, *, small: bool) -> Iterator[Stream]:
+        while (stream := self._next_stream(trio.current_time(), small=small)) is not None:
             yield stream
 
-    def _next_stream(self, now: float) -> Stream | None:
+    def _next_stream(self, now: float, *, small: bool) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        while (op := self._queue.next(now, small=not self._courtesy.delay_s())) is not None:
+        while (op := self._queue.next(now, small=small)) is not None:
             if not self._elide(op):
                 self._due.pop(op.seq, None)
                 return self._queue.start(op)
@@ -244,7 +241,7 @@ class Engine:
             self._streamer.run(job[0])
             with self._section():
                 self._ended(job.pop(), None)
-                following = self._next_stream(-math.inf)
+                following = self._next_stream(-math.inf, small=not self._courtesy.delay_s())
                 if following is not None:
                     job.append(following)
             self._commit_bell.ring()
