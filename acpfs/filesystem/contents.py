@@ -75,7 +75,7 @@ class Contents:
         self._guards: dict[VersionId, Guard] = {}
         self._clean: OrderedDict[Ino, None] = OrderedDict()
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
-        tier.make_room = self._evict_bytes
+        tier.make_room = self.evict_bytes
         self._take_over()
 
     def _take_over(self) -> None:
@@ -251,7 +251,8 @@ class Contents:
         node.blocks = -(-node.size // BLOCK_BYTES)
         self._table.changed(node)
 
-    def _evict_bytes(self, wanted: int) -> None:
+    def evict_bytes(self, wanted: int) -> None:
+        """Let clean contents go, least recently used first, until so many bytes are free."""
         freed = 0
         while freed < wanted and self._clean:
             ino = next(iter(self._clean))
@@ -455,6 +456,13 @@ class Contents:
             content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
             self._table.changed(node)
         return True
+
+    def assume_changed(self, node: Node) -> None:
+        """The kernel may have written through a mapping, which leaves no trace."""
+        content = node.content
+        if content is not None and not content.modified:
+            content.modified, content.modified_since = True, time.monotonic()
+            self._table.changed(node)
 
     def set_times(self, node: Node) -> None:
         """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""

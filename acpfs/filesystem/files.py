@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerStat
 from acpfs.config import FsyncMode
+from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
@@ -41,12 +42,21 @@ class Handle:
     lower_fd: int = -1
     """Descriptor on the backing directory while the content is only there; opened at the first read."""
     lane: Lane = Lane.LIBFUSE
+    pid: int = 0
+    """Who opened it."""
+    unseen: bool = False
+    """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
     wrote: bool = False
     """It changed the content since the last FLUSH."""
 
     @property
     def writable(self) -> bool:
         return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def may_map(self) -> bool:
+        """Whether the file can be mapped through it."""
+        return self.flags & os.O_ACCMODE != os.O_WRONLY
 
     @property
     def synchronous(self) -> bool:
@@ -66,6 +76,7 @@ class Files:
         changes: Changes,
         contents: Contents,
         overflow: Overflow,
+        admission: Admission,
         tier: Tier,
         log: OperationLog,
     ) -> None:
@@ -77,6 +88,7 @@ class Files:
         self._changes = changes
         self._contents = contents
         self._overflow = overflow
+        self._admission = admission
         self._tier = tier
         self._log = log
         self._handles: dict[HandleId, Handle] = {}
@@ -108,7 +120,7 @@ class Files:
 
     # -- opening and closing
 
-    async def open(self, ino: Ino, flags: int) -> OpenFile:
+    async def open(self, ino: Ino, flags: int, pid: int) -> OpenFile:
         """Open an existing regular file; close-to-open: its attributes are renewed first."""
         node = self._names.node(ino)
         await self._view.renew(node)
@@ -121,11 +133,11 @@ class Files:
         except BaseException:
             self._closed(node)
             raise
-        return await self._opened(node, flags, wrote=bool(flags & os.O_TRUNC))
+        return await self._opened(node, flags, pid, wrote=bool(flags & os.O_TRUNC))
 
-    async def _opened(self, node: Node, flags: int, *, wrote: bool) -> OpenFile:
+    async def _opened(self, node: Node, flags: int, pid: int, *, wrote: bool) -> OpenFile:
         self._last_handle += 1
-        handle = Handle(HandleId(self._last_handle), node, flags, wrote=wrote)
+        handle = Handle(HandleId(self._last_handle), node, flags, pid=pid, wrote=wrote)
         try:
             backing_fd = await self._take_lane(handle)
         except BaseException:
@@ -144,13 +156,17 @@ class Files:
         if handle.writable and not handle.flags & os.O_APPEND and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX:
             lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
         else:
-            lane = self._lanes.choose(node, handle.flags)
+            lane = self._choose(handle)
         if lane is Lane.PASSTHROUGH and node.content is None:
             handle.lower_fd = await self._view.open_lower(node)
-            lane = self._lanes.choose(node, handle.flags)  # much may have happened meanwhile
+            lane = self._choose(handle)  # much may have happened meanwhile
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
-            node.daemon_writers += handle.flags & os.O_ACCMODE == os.O_RDWR
+            node.daemon_mappers += handle.may_map
+            handle.unseen = handle.writable and handle.may_map and node.kernel_handles > 0 and node.content is not None
+            if handle.unseen:
+                await self._contents.protect(node, 0)
+                node.kernel_writers += 1
             return -1
         if handle.writable:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
@@ -159,38 +175,49 @@ class Files:
         node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
         return self._contents.opened(node.content) if node.content is not None else handle.lower_fd
 
+    def _choose(self, handle: Handle) -> Lane:
+        return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle.node, handle.pid))
+
     def refuse_passthrough(self, number: HandleId) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
         handle = self.handle(number)
         self._leave_lane(handle)
         handle.lane = self._lanes.daemon_lane
-        handle.node.daemon_writers += handle.flags & os.O_ACCMODE == os.O_RDWR
+        handle.node.daemon_mappers += handle.may_map
 
     def _leave_lane(self, handle: Handle) -> None:
         node = handle.node
         if handle.lane is not Lane.PASSTHROUGH:
-            node.daemon_writers -= handle.flags & os.O_ACCMODE == os.O_RDWR
-            return
-        node.kernel_handles -= 1
-        if handle.writable:
-            handle.wrote = self._contents.look(node) or handle.wrote
+            node.daemon_mappers -= handle.may_map
+        else:
+            node.kernel_handles -= 1
+        if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
+            self._look(handle)
             node.kernel_writers -= 1
             if not node.kernel_writers:
+                self._admission.settle(node)
                 self._contents.unguard(node)
+
+    def _look(self, handle: Handle) -> None:
+        """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
+        handle.wrote = self._contents.look(handle.node) or handle.wrote
+        if handle.unseen:
+            handle.wrote = True
+            self._contents.assume_changed(handle.node)
 
     async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """Make and open a regular file; one that exists is opened, unless O_EXCL."""
         parent = self._names.node(parent_ino)
         ino = await self._view.child(parent, name)
         if ino and not flags & os.O_EXCL:
-            opened = await self.open(ino, flags)
+            opened = await self.open(ino, flags, caller.pid)
             node = self._table[ino]
         else:
             parent = await self._names.vacant(parent_ino, name)
             node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
             self._names.give_birth(parent, name, node)
             node.handles += 1
-            opened = await self._opened(node, flags, wrote=True)
+            opened = await self._opened(node, flags, caller.pid, wrote=True)
         node.lookups += 1
         return opened, node
 
@@ -202,7 +229,7 @@ class Files:
         self._contents.create(node)
         node.handles += 1
         node.lookups += 1
-        return await self._opened(node, flags, wrote=True), node
+        return await self._opened(node, flags, caller.pid, wrote=True), node
 
     async def flush(self, number: HandleId) -> None:
         """close(2) of one descriptor: what it wrote is complete. Tells writers what the backing directory refused for good.
@@ -215,8 +242,10 @@ class Files:
             self._report_refusal(handle.node)
 
     def _complete(self, handle: Handle) -> None:
-        if handle.lane is Lane.PASSTHROUGH and handle.writable:
-            handle.wrote = self._contents.look(handle.node) or handle.wrote
+        if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
+            self._look(handle)
+        if handle.wrote:
+            self._admission.learn(handle.node)
         if handle.wrote and not handle.node.interrupted:
             self._changes.freeze(handle.node)
         handle.wrote = False

@@ -15,10 +15,12 @@ from threading import RLock
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerStat, SpaceInfo
 from acpfs.config import FsyncMode, Settings
+from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents, ContentStatistics
 from acpfs.filesystem.directories import Directories
+from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
@@ -93,6 +95,7 @@ class FileSystem:
             self.changes,
             self._contents,
             self._overflow,
+            Admission(self._table, self._contents, tier, Expectations(state)),
             tier,
             log,
         )
@@ -213,7 +216,7 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-        return await self._files.open(ino, flags)
+        return await self._files.open(ino, flags, caller.pid)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Callable
 
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
@@ -37,9 +38,11 @@ class Lanes:
         """Lanes that files may take on this mount."""
         return ([Lane.PASSTHROUGH.value] if self._passthrough else []) + [self._daemon_lane.value]
 
-    def choose(self, node: Node, flags: int) -> Lane:
-        """The lane of one open; the choice for a whole node does not change while it matters (the kernel takes one file per node)."""
+    def choose(self, node: Node, flags: int, refuse: Callable[[], str]) -> Lane:
+        """The lane of one open. `refuse`: says why there is no room for a writer in the passthrough lane."""
         reason = self._against(node, flags)
+        if not reason and flags & os.O_ACCMODE == os.O_WRONLY:
+            reason = refuse()
         self.reasons[reason or Lane.PASSTHROUGH.value] += 1
         return self._daemon_lane if reason else Lane.PASSTHROUGH
 
@@ -54,8 +57,8 @@ class Lanes:
             return "open in the passthrough lane on an earlier content"
         if access == os.O_RDWR:
             return "may be mapped writable: the daemon must see those writes"
-        if node.daemon_writers:
-            return "open read-write in the daemon's lane"
+        if node.daemon_mappers:
+            return "open in the daemon's lane, perhaps mapped"
         if flags & os.O_DSYNC:
             return "opened with O_SYNC or O_DSYNC"
         if node.mode & (stat.S_ISUID | stat.S_ISGID):

@@ -95,8 +95,8 @@ class Node:
     names: list[tuple[Ino, bytes]] = field(default_factory=list)
     lookups: int = 0
     handles: int = 0
-    daemon_writers: int = 0
-    """Handles open read-write in the daemon's lane: they may have writable mappings."""
+    daemon_mappers: int = 0
+    """Handles in the daemon's lane that may have mappings (any but O_WRONLY): the kernel takes no passthrough open beside these."""
     kernel_handles: int = 0
     """Handles in the passthrough lane; all of them on the same file, `kernel_target`."""
     kernel_target: TierId | None = None

@@ -40,6 +40,35 @@ def read_memory(proc: Path = Path("/proc")) -> Memory:
     return Memory(machine, limit, name)
 
 
+def headroom_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+    """How much more memory a process may charge to its control group, by the tightest one around it; None: there is no limit."""
+    rooms = []
+    for directory, limit in _cgroup_limits(proc, str(pid)):
+        if limit < UNLIMITED_BYTES:
+            rooms.append(limit - _charged_bytes(Path(directory)))
+    return max(0, min(rooms)) if rooms else None
+
+
+def _charged_bytes(group: Path) -> int:
+    """What is charged to a group and could not be given back: its use, less its inactive page cache."""
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        try:
+            used = int((group / name).read_text())
+        except (OSError, ValueError):
+            continue
+        return max(0, used - _inactive_file_bytes(group / "memory.stat"))
+    return 0
+
+
+def _inactive_file_bytes(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(" ", 1) for line in lines if " " in line)
+    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
+
+
 def budget_bytes(wanted: int | str, memory: Memory) -> int:
     """The RAM tier's budget for a setting such as `25%` or a number of bytes.
 
@@ -67,12 +96,12 @@ def _machine_bytes(meminfo: Path) -> int:
     raise MachineError(f"{meminfo} names no MemTotal")
 
 
-def _cgroup_limits(proc: Path) -> list[tuple[str, int]]:
-    """(group, limit) of this process's memory group and of all groups around it, v1 and v2."""
+def _cgroup_limits(proc: Path, process: str = "self") -> list[tuple[str, int]]:
+    """(group, limit) of a process's memory group and of all groups around it, v1 and v2."""
     mounts = _cgroup_mounts(proc / "self" / "mountinfo")
     found: list[tuple[str, int]] = []
     try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
+        lines = (proc / process / "cgroup").read_text().splitlines()
     except OSError:
         return []
     for line in lines:

@@ -1,0 +1,75 @@
+"""Which files may be written in the passthrough lane: those for which there is room, because nobody can hold the writer back there.
+
+Room is asked for by the size that is expected, with a margin, beside what others that write in this lane are still to need;
+and the pages are charged to the writer's memory control group, so there must be room in that one too. Who is not admitted takes
+the daemon's lane, which can wait for room and overflow. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.expectations import Expectations
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.ram.memory import headroom_bytes
+from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.types import Ino
+
+MARGIN = 1.25
+"""Checkpoints of one job differ by a few percent (optimizer state that is made lazily, logs that grow)."""
+MARGIN_BYTES = 16 << 20
+
+
+class Admission:
+    """Promises room to writers that the daemon cannot stop."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        contents: Contents,
+        tier: Tier,
+        expectations: Expectations,
+        headroom: Callable[[int], int | None] = headroom_bytes,
+    ) -> None:
+        """`headroom`: bytes that a process may still charge to its memory control group, by pid; None: no limit."""
+        self._table = table
+        self._contents = contents
+        self._tier = tier
+        self._expectations = expectations
+        self._headroom = headroom
+        self._promised: dict[Ino, int] = {}
+
+    def refuse(self, node: Node, pid: int) -> str:
+        """Why not, or "": then the room is promised until `settle`."""
+        expected = self._expectations.expect(self._table.path(node.ino))
+        if expected is None:
+            return "its size is not known from an earlier file"
+        wanted = int(expected * MARGIN) + MARGIN_BYTES
+        missing = wanted - (self._tier.free_bytes() - self._outstanding())
+        if missing > 0:
+            self._contents.evict_bytes(missing)
+        if wanted > self._tier.free_bytes() - self._outstanding() or self._tier.waiting():
+            return "RAM is short"
+        headroom = self._headroom(pid)
+        if headroom is not None and wanted > headroom:
+            return "the writer's memory control group has no room for it"
+        self._promised[node.ino] = wanted
+        return ""
+
+    def _outstanding(self) -> int:
+        """What was promised and not written yet."""
+        total = 0
+        for ino, wanted in self._promised.items():
+            node = self._table.get(ino)
+            if node is not None and node.kernel_writers:
+                total += max(0, wanted - node.blocks * BLOCK_BYTES)
+        return total
+
+    def settle(self, node: Node) -> None:
+        """Nobody writes to the file in this lane any more."""
+        self._promised.pop(node.ino, None)
+
+    def learn(self, node: Node) -> None:
+        """The file is complete."""
+        self._expectations.learn(self._table.path(node.ino), node.size)

@@ -1,0 +1,45 @@
+"""How large a file that is about to be written will probably be: as large as the largest one with the same name pattern.
+
+Checkpoints repeat: `iter_0001000/mp_rank_00/model.pt` will be as large as `iter_0000500/mp_rank_00/model.pt`. A pattern is the
+path with each run of digits replaced by `#`. Kept in the state database. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import re
+
+from acpfs.ram.state import StateDatabase
+
+PATTERNS_MAX = 10_000
+"""More than this are no repeating checkpoints; the oldest go first."""
+WORTH_LEARNING_BYTES = 1 << 20
+"""Smaller files fit anyway."""
+
+_DIGITS = re.compile(rb"\d+")
+DDL = "CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;"
+
+
+class Expectations:
+    """Sizes by pattern."""
+
+    def __init__(self, state: StateDatabase) -> None:
+        """Load what earlier mounts learned."""
+        self._state = state
+        state.create(DDL)
+        self._sizes: dict[bytes, int] = dict(state.rows("SELECT pattern, size FROM expectation"))
+
+    def expect(self, path: bytes) -> int | None:
+        """Bytes that a file will probably have; None: nothing like it was seen."""
+        return self._sizes.get(_DIGITS.sub(b"#", path))
+
+    def learn(self, path: bytes, size: int) -> None:
+        """A file is complete and has that size."""
+        pattern = _DIGITS.sub(b"#", path)
+        if size < WORTH_LEARNING_BYTES or self._sizes.get(pattern, 0) >= size:
+            return
+        self._sizes[pattern] = size
+        self._state.change("INSERT OR REPLACE INTO expectation VALUES (?, ?)", (pattern, size))
+        if len(self._sizes) > PATTERNS_MAX:
+            oldest = next(iter(self._sizes))
+            del self._sizes[oldest]
+            self._state.change("DELETE FROM expectation WHERE pattern = ?", (oldest,))
