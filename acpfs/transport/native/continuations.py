@@ -16,13 +16,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from acpfs.filesystem.steps import Call, Steps
+from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.request import Request
-
-if TYPE_CHECKING:
-    from acpfs.transport.native.dispatch import Operation
 
 DYING_CHECK_INTERVAL_S = 0.5
 SIGKILL_BIT = 1 << 8
@@ -39,7 +37,7 @@ class Waiting:
     future: Future[Any]
 
 
-Finish = Callable[["Operation", Request, Any], None]
+Finish = Callable[[Operation, Request, Any], None]
 Fail = Callable[[Request, BaseException], None]
 
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.steps import Call
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
+from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
@@ -28,15 +28,6 @@ log = structlog.get_logger(__name__)
 
 GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ECONNABORTED})
 """Answers of the kernel to a reply that nobody waits for any more."""
-
-
-class Operation(NamedTuple):
-    """How one opcode is handled."""
-
-    decode: Callable[[Request], Call[Any]]
-    encode: Callable[[Request, Any], bytes | memoryview]
-    undo: Callable[[Any], None] | None = None
-    """Gives back what the call took, when the kernel did not get the reply."""
 
 
 class Dispatch:
