@@ -197,8 +197,8 @@ def _copy(done: Future[T], result: Future[T], timer: _Timer) -> None:
     timer.stop()
     with contextlib.suppress(InvalidStateError):
         if done.cancelled():
-            result.cancel()
-            result.set_running_or_notify_cancel()
+            if result.cancel():  # not when patience has ended, which is what cancelled the call
+                result.set_running_or_notify_cancel()
             return
         error = done.exception()
         if error is not None:
