@@ -1,7 +1,8 @@
 """A burst of 2,000 files of 16 KiB: how fast the mount drains it, against a serial copy + fsync + rename to the same backing file system.
 
-Usage: python -m bench.drain_small [--backing gluster|latency|DIRECTORY] [--rounds N]. `gluster` is a real GlusterFS volume, replica 3, on
-this machine; `latency` is a pass-through file system whose fsync takes 5 ms, any number at a time; default: gluster where installed.
+Usage: python -m bench.drain_small [--backing latency|gluster|DIRECTORY] [--rounds N]. `latency` (default) is a pass-through file system
+whose fsync takes 5 ms, any number at a time, as over a network. `gluster` is a real GlusterFS volume, replica 3, with all its servers on
+this machine: there processors are the limit and not the wait, which the table's third line shows: the loop with 16 threads.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench import gluster, places
 from bench.record import Report, median, spread
-from tests.rig.faultfs import FaultFs
 
 FILES = 2000
 BYTES = 16 * 1024
 FASTER = 5.0
 FSYNC_S = 0.005
+THREADS = 16
 
 
 @contextlib.contextmanager
@@ -31,8 +33,8 @@ def backing_of(kind: str, scratch: Path) -> Iterator[tuple[Path, str]]:
         with gluster.volume(scratch / "gluster") as path:
             yield path, "GlusterFS, replica 3, on this machine"
     elif kind == "latency":
-        with FaultFs(scratch / "source", scratch / "slow", fsync_s=FSYNC_S, watchdog_s=1800) as slow:
-            yield slow.path, f"a pass-through file system whose fsync takes {FSYNC_S * 1000:g} ms"
+        with places.served("bench.slow_storage", scratch / "source", scratch / "slow", str(FSYNC_S)) as slow:
+            yield slow, f"a pass-through file system whose fsync takes {FSYNC_S * 1000:g} ms"
     else:
         yield Path(kind), kind
 
@@ -46,11 +48,11 @@ def burst(directory: Path) -> None:
             file.write(content)
 
 
-def serial(source: Path, target: Path) -> float:
-    """Seconds for a careful copy, one file after the other."""
+def copied(source: Path, target: Path, threads: int) -> float:
+    """Seconds for a careful copy; with one thread: one file after the other."""
     target.mkdir()
-    start = time.perf_counter()
-    for name in sorted(os.listdir(source)):
+
+    def copy(name: str) -> None:
         content = (source / name).read_bytes()
         part = target / f".{name}.part"
         with open(part, "wb") as file:
@@ -58,6 +60,10 @@ def serial(source: Path, target: Path) -> float:
             file.flush()
             os.fsync(file.fileno())
         part.rename(target / name)
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(copy, sorted(os.listdir(source))))
     return time.perf_counter() - start
 
 
@@ -65,6 +71,7 @@ def measure(kind: str, rounds: int) -> Report:
     """Rounds in turn; the first warms up."""
     report = Report("drain_small", "", ["what", "seconds", "files/s"])
     loop: list[float] = []
+    threads: list[float] = []
     drain: list[float] = []
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
@@ -73,26 +80,33 @@ def measure(kind: str, rounds: int) -> Report:
         mount = stack.enter_context(places.acpfs(backing / "acpfs", scratch / "mount"))
         for number in range(rounds + 1):
             burst(tmp / f"burst-{number}")
-            seconds = serial(tmp / f"burst-{number}", backing / f"serial-{number}")
+            seconds = copied(tmp / f"burst-{number}", backing / f"serial-{number}", 1)
+            at_best = copied(tmp / f"burst-{number}", backing / f"parallel-{number}", THREADS)
             start = time.perf_counter()
             burst(mount.path / f"burst-{number}")
             mount.flush(timeout_s=places.DRAIN_TIMEOUT_S)
             if number:
                 loop.append(seconds)
+                threads.append(at_best)
                 drain.append(time.perf_counter() - start)
     report.title = f"Burst of {FILES:,} files of 16 KiB to {what}"
-    for name, values in (("serial copy + fsync + rename", loop), ("acpfs: first write until the last is persisted", drain)):
+    rows = {
+        "serial copy + fsync + rename": loop,
+        "acpfs: first write until the last is persisted": drain,
+        f"for comparison: {THREADS} threads of copy + fsync + rename": threads,
+    }
+    for name, values in rows.items():
         report.row(name, spread(values, "s"), f"{FILES / median(values):,.0f}")
-    report.samples = {"serial_s": loop, "drain_s": drain}
+    report.samples = {"serial_s": loop, "drain_s": drain, "threads_s": threads}
     ratio = median(loop) / median(drain)
     report.bar(f"drains at least {FASTER:g} times as fast as the serial loop", f"{ratio:.1f} times", met=ratio >= FASTER)
-    report.notes.append("the serial loop does not flush the directory; the drain flushes directories too, and writes a manifest")
+    report.notes.append("the loops flush no directory and keep no order; the drain does both, and writes checksums and a manifest")
     return report
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--backing", default="gluster" if gluster.available() else "latency")
+    parser.add_argument("--backing", default="latency")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     sys.exit(measure(arguments.backing, arguments.rounds).finish())

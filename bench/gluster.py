@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import time
@@ -16,11 +15,6 @@ from pathlib import Path
 
 START_TIMEOUT_S = 60.0
 BRICKS = 3
-
-
-def available() -> bool:
-    """Whether the programs are there."""
-    return all(shutil.which(name) for name in ("gluster", "glusterd", "glusterfs")) and os.geteuid() == 0
 
 
 def _order(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -47,17 +47,17 @@ def tmpfs(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def passthrough_example(source: Path, path: Path) -> Iterator[Path]:
-    """The yardstick's mount of a source directory."""
+def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[Path]:
+    """A source directory as one of the file systems here shows it: `bench.passthrough_example` or `bench.slow_storage`."""
     source.mkdir(exist_ok=True)
     path.mkdir()
-    command = [sys.executable, "-m", "bench.passthrough_example", str(source), str(path)]
+    command = [sys.executable, "-m", program, str(source), str(path), *arguments]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[1])
     try:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not is_mounted(path):
             if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the example did not mount")
+                raise RuntimeError(f"{program} did not mount")
             time.sleep(0.02)
         yield path
     finally:

@@ -41,7 +41,7 @@ def measure(rounds: int, source: Path | None) -> Report:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())
         base = source or stack.enter_context(places.tmpfs(scratch / "tmpfs"))
-        example = stack.enter_context(places.passthrough_example(base / "mirrored", scratch / "example"))
+        example = stack.enter_context(places.served("bench.passthrough_example", base / "mirrored", scratch / "example"))
         mount = stack.enter_context(places.acpfs(base / "backing", scratch / "mount"))
         for number in range(rounds + 1):
             for name, where in zip(names, (example, mount.path, base), strict=True):
