@@ -99,6 +99,10 @@ class Status:
     counters: dict[str, int]
     """Fall-backs and other events since the daemon started."""
     warnings: list[str] = field(default_factory=list)
+    transport_reason: str = ""
+    """Why this transport."""
+    lane_choices: dict[str, int] = field(default_factory=dict)
+    """Why opens took the lane they took → how many, since the daemon started."""
 
     def to_json(self) -> Json:
         return asdict(self)

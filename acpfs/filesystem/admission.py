@@ -31,18 +31,25 @@ class Admission:
         tier: Tier,
         expectations: Expectations,
         headroom: Callable[[int], int | None] = headroom_bytes,
+        unknown_bytes: int | None = None,
     ) -> None:
-        """`headroom`: bytes that a process may still charge to its memory control group, by pid; None: no limit."""
+        """`headroom`: bytes that a process may still charge to its memory control group, by pid; None: no limit.
+
+        `unknown_bytes`: what to expect of a file like which none was seen; None: it is not admitted.
+        """
         self._table = table
         self._contents = contents
         self._tier = tier
         self._expectations = expectations
         self._headroom = headroom
+        self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
 
     def refuse(self, node: Node, pid: int) -> str:
         """Why not, or "": then the room is promised until `settle`."""
         expected = self._expectations.expect(self._table.path(node.ino))
+        if expected is None:
+            expected = self._unknown_bytes
         if expected is None:
             return "its size is not known from an earlier file"
         wanted = int(expected * MARGIN) + MARGIN_BYTES

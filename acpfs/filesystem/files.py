@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 import time
+from collections import Counter
 from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerStat
@@ -114,6 +115,11 @@ class Files:
         if node.kernel_handles:
             return Lane.PASSTHROUGH.value
         return self._lanes.daemon_lane.value if node.handles else "-"
+
+    def open_lanes(self) -> dict[str, int]:
+        """Lane → open files that use it."""
+        used = Counter(handle.lane.value for handle in self._handles.values())
+        return {lane: used[lane] for lane in {*self._lanes.offered(), *used}}
 
     def __len__(self) -> int:
         return len(self._handles)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from threading import RLock
 
@@ -30,6 +30,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile
 from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.steps import Steps, wait
+from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
@@ -50,6 +51,10 @@ class FileSystemStatistics:
     waiting_writers: int
     overflowed_files: int
     """Files that did not fit into the RAM tier and were written straight to the backing directory."""
+    open_lanes: dict[str, int]
+    """Lane → open files that use it; every lane of this mount is there."""
+    lane_choices: dict[str, int]
+    """Why opens went the way they went → how many."""
     tier: TierStatistics
     content: ContentStatistics
     lower_view: LowerViewStatistics
@@ -68,8 +73,14 @@ class FileSystem:
         lower: Lower,
         calls: CallPool,
         copies: CallPool,
+        *,
+        headroom: Callable[[int], int | None] = headroom_bytes,
+        unknown_bytes: int | None = None,
     ) -> None:
-        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier."""
+        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
+
+        `headroom` and `unknown_bytes`: as `Admission` has them.
+        """
         self.settings = settings
         self.lock = RLock()
         self.steps = Steps(self.lock, state.commit)
@@ -95,7 +106,7 @@ class FileSystem:
             self.changes,
             self._contents,
             self._overflow,
-            Admission(self._table, self._contents, tier, Expectations(state)),
+            Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes),
             tier,
             log,
         )
@@ -355,6 +366,8 @@ class FileSystem:
             interrupted_files=len(self._reports.interrupted(b"")),
             waiting_writers=self._tier.waiting(),
             overflowed_files=self._overflow.files,
+            open_lanes=self._files.open_lanes(),
+            lane_choices=dict(self.lanes.reasons),
             tier=self._tier.statistics(),
             content=self._contents.statistics(),
             lower_view=self._view.statistics(),

@@ -54,6 +54,8 @@ class Life(Protocol):
     @property
     def transport(self) -> str: ...
     @property
+    def transport_reason(self) -> str: ...
+    @property
     def stopping(self) -> bool: ...
     async def unmount(self, *, leave: bool) -> None: ...
     async def finished(self) -> list[QueueEntry]: ...
@@ -81,7 +83,9 @@ class WorkerSubject:
             node=parts.identity.node_id,
             volume=parts.identity.volume_id,
             transport=self._life.transport,
-            lanes={self._life.transport: fs.open_files},
+            transport_reason=self._life.transport_reason,
+            lanes=fs.open_lanes,
+            lane_choices=fs.lane_choices,
             fsync=parts.settings.fsync.value,
             worker=WorkerReport(os.getpid(), parts.started_at, __version__),
             ram=_ram(parts, fs.tier.used_bytes, fs.tier.reserved_bytes, fs.tier.files, fs.content.dirty_bytes, fs.waiting_writers),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from acpfs.config import Settings, Transport
@@ -15,9 +16,19 @@ class Serve(Protocol):
     def __call__(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> Awaitable[None]: ...
 
 
-def choose(wanted: Transport) -> Transport:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport and why it is the one."""
+
+    transport: Transport
+    reason: str
+
+
+def choose(wanted: Transport) -> Choice:
     """The transport to use. `auto` is libfuse as long as the native one has not passed every suite."""
-    return Transport.LIBFUSE if wanted is Transport.AUTO else wanted
+    if wanted is not Transport.AUTO:
+        return Choice(wanted, "asked for")
+    return Choice(Transport.LIBFUSE, "the default")
 
 
 def load(transport: Transport) -> Serve:

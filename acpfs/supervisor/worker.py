@@ -107,7 +107,12 @@ class Worker:
     @property
     def transport(self) -> str:
         """Name of the transport in use."""
-        return self._transport.value
+        return self._transport.transport.value
+
+    @property
+    def transport_reason(self) -> str:
+        """Why this transport."""
+        return self._transport.reason
 
     @property
     def stopping(self) -> bool:
@@ -143,7 +148,7 @@ class Worker:
 
     async def _serve(self) -> None:
         with self._serving:
-            await transports.load(self._transport)(self._parts.fs, self._settings, self._mounted)
+            await transports.load(self._transport.transport)(self._parts.fs, self._settings, self._mounted)
         log.info("unmounted", mount=self._mountpoint)
 
     def _mounted(self) -> None:

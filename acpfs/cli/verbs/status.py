@@ -65,10 +65,17 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
             "daemon",
             f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files",
         ),
+        ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}"),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
         ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
     ]
+
+
+def _lanes(status: show.Json) -> str:
+    now = ", ".join(f"{lane} {count}" for lane, count in status["lanes"].items())
+    why = "; ".join(f"{reason}: {count}" for reason, count in status["lane_choices"].items())
+    return f"{now} open now" + (f"; opens so far: {why}" if why else "")
 
 
 def unsafe_lines(status: show.Json) -> list[str]:
