@@ -205,6 +205,9 @@ class FileSystem:
             await self._files.truncate(node, change.size, handle)
         if any(v is not None for v in (change.mode, change.uid, change.gid, change.atime_ns, change.mtime_ns)):
             await self._attributes.setattr(node, change)
+        elif change.size is None:
+            await self._view.renew(node)
+            node.ctime_ns = time.time_ns()  # chown(-1, -1) changes nothing else
         return self._attributes.of(node)
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:

@@ -102,6 +102,16 @@ def test_chmod_and_link_change_ctime_only(d):
 
 
 @clause("S41")
+def test_chown_to_nobody_changes_ctime(d):
+    (d / "f").touch()
+    before = (d / "f").stat().st_ctime_ns
+    while time.time_ns() - before < 20_000_000:  # file systems take the time from a clock of coarse ticks
+        os.sched_yield()
+    os.chown(d / "f", -1, -1)
+    assert (d / "f").stat().st_ctime_ns > before
+
+
+@clause("S41")
 def test_times_set_while_open_survive_close(d):
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.write(fd, b"x")
