@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,9 @@ pytestmark = [
 ]
 
 
+LOOK_AGAIN_S = 0.01
+
+
 def program(text: str, *arguments: object) -> subprocess.Popen[str]:
     """A Python program that runs beside the test; its output is a pipe."""
     return subprocess.Popen([sys.executable, "-c", text, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
@@ -39,13 +43,16 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 20) -> tuple[int
 def wait_for_request(mounted: NativeMount) -> None:
     """Until the kernel has a request under way that the server has not answered."""
     device = os.minor(int(next(line.split()[2].split(":")[1] for line in mount_lines() if line.split()[4] == str(mounted.path))))
-    waiting = Path(f"/sys/fs/fuse/connections/{device}/waiting")
-    deadline = time.monotonic() + 10
-    while waiting.exists() and int(waiting.read_text()) == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    if not waiting.exists():
-        time.sleep(0.5)  # fusectl is not mounted here: there is no other way to know
+    control = mounted.base / "control"
+    control.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "fusectl", "fusectl", str(control)], check=True, timeout=20)
+    try:
+        deadline = time.monotonic() + 10
+        while int((control / str(device) / "waiting").read_text()) == 0:
+            assert time.monotonic() < deadline
+            threading.Event().wait(LOOK_AGAIN_S)  # nobody announces it
+    finally:
+        subprocess.run(["umount", str(control)], check=True, timeout=20)
 
 
 def mount_lines() -> list[str]:
