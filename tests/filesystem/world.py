@@ -6,7 +6,7 @@ Everything is real (directories, SQLite, threads) but the kernel: handles and re
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,8 +97,18 @@ def settings_for(base: Path, **changes: Any) -> Settings:
 
 
 @asynccontextmanager
-async def world(base: Path, *, hold: bool = True, budget_bytes: int = BUDGET_BYTES, **changes: Any) -> AsyncIterator[World]:
-    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base takes over from the first."""
+async def world(
+    base: Path,
+    *,
+    hold: bool = True,
+    budget_bytes: int = BUDGET_BYTES,
+    headroom: Callable[[int], int | None] = lambda _pid: None,
+    **changes: Any,
+) -> AsyncIterator[World]:
+    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base takes over from the first.
+
+    `headroom`: bytes that a process may still charge to its memory control group.
+    """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
@@ -107,7 +117,7 @@ async def world(base: Path, *, hold: bool = True, budget_bytes: int = BUDGET_BYT
     log, tree = OperationLog(state), LowerTree(state)
     lower = BackingDirectory(settings.backing, "test")
     calls = CallPools.make()
-    fs = FileSystem(settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
+    fs = FileSystem(settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2), headroom=headroom)
     manifest = Manifest(state, lower, fs.lock, "test")
     engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings)
     engine.hold(hold)

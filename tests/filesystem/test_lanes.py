@@ -1,0 +1,240 @@
+"""Which open gets which lane, and that what the kernel writes unseen is neither lost nor taken for something else.
+
+The test is the kernel: it writes to the descriptor that an open in the passthrough lane hands out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
+
+MIB = 1 << 20
+
+
+def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
+    async def main() -> None:
+        async with world(base, **changes) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            await scenario(w)
+
+    trio.run(main)
+
+
+async def opened(w: World, ino: Ino, flags: int) -> OpenFile:
+    return await w.do(w.fs.open(ino, flags, CALLER))
+
+
+async def lane_of_new(w: World, name: bytes) -> Lane:
+    """The lane that the writer of a new file gets."""
+    file, _attributes = await w.create(name)
+    await w.close(file)
+    return file.lane
+
+
+def reasons(w: World) -> set[str]:
+    return set(w.fs.statistics().lane_choices)
+
+
+def persisted(w: World, name: str) -> bytes:
+    return (w.backing / name).read_bytes()
+
+
+# -- who is admitted
+
+
+def test_the_first_file_of_a_kind_goes_through_the_daemon_and_teaches_its_size(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        assert await lane_of_new(w, b"iter_100.pt") is Lane.DIRECT
+        assert "its size is not known from an earlier file" in reasons(w)
+        await w.write(b"iter_200.pt", b"x" * 2 * MIB)
+        assert await lane_of_new(w, b"iter_300.pt") is Lane.PASSTHROUGH
+        assert await lane_of_new(w, b"another.pt") is Lane.DIRECT
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
+    async def learn(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+
+    async def use(w: World) -> None:
+        assert await lane_of_new(w, b"iter_2.pt") is Lane.PASSTHROUGH
+
+    run(tmp_path, learn)
+    run(tmp_path, use)
+
+
+def test_a_small_file_teaches_nothing(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.json", b"{}")
+        assert await lane_of_new(w, b"iter_2.json") is Lane.DIRECT
+
+    run(tmp_path, scenario)
+
+
+def test_where_ram_is_short_the_daemon_s_lane_is_taken(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 8 * MIB)  # held: stays dirty
+        assert await lane_of_new(w, b"iter_2.pt") is Lane.DIRECT  # 8 × 1.25 + 16 MiB beside 8 of 32
+        assert "RAM is short" in reasons(w)
+
+    run(tmp_path, scenario, budget_bytes=32 * MIB)
+
+
+def test_clean_files_make_room_for_an_admission(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 8 * MIB)
+        await w.drained()
+        assert await lane_of_new(w, b"iter_2.pt") is Lane.PASSTHROUGH
+        assert w.fs.statistics().content.evicted_files == 1
+
+    run(tmp_path, scenario, budget_bytes=32 * MIB)
+
+
+def test_what_is_promised_to_one_writer_is_not_promised_to_the_next(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+        await w.drained()
+        first, _attributes = await w.create(b"iter_2.pt")
+        second, _attributes = await w.create(b"iter_3.pt")
+        assert (first.lane, second.lane) == (Lane.PASSTHROUGH, Lane.DIRECT)
+        await w.close(first)
+        assert await lane_of_new(w, b"iter_4.pt") is Lane.PASSTHROUGH
+        await w.close(second)
+
+    run(tmp_path, scenario, budget_bytes=32 * MIB)
+
+
+@pytest.mark.parametrize(("room", "lane"), [(64 * MIB, Lane.PASSTHROUGH), (4 * MIB, Lane.DIRECT), (None, Lane.PASSTHROUGH)])
+def test_the_writer_s_memory_control_group_must_have_room(tmp_path: Path, room: int | None, lane: Lane) -> None:
+    asked = []
+
+    def headroom(pid: int) -> int | None:
+        asked.append(pid)
+        return room
+
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+        assert await lane_of_new(w, b"iter_2.pt") is lane
+        assert asked == [CALLER.pid]
+
+    run(tmp_path, scenario, headroom=headroom)
+
+
+# -- what the kernel writes
+
+
+async def admitted(w: World) -> tuple[Ino, OpenFile]:
+    """A file of 2 MiB, persisted, and a writer of it in the passthrough lane."""
+    ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
+    await w.drained()
+    writer = await opened(w, ino, os.O_WRONLY)
+    assert writer.lane is Lane.PASSTHROUGH
+    return ino, writer
+
+
+def test_what_the_kernel_wrote_is_a_version_at_close(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino, writer = await admitted(w)
+        os.pwrite(writer.backing_fd, b"kernel", 3 * MIB)
+        assert (await w.do(w.fs.getattr(ino))).size == 3 * MIB + 6
+        await w.close(writer)
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[3 * MIB :] == b"kernel"
+        assert w.fs.statistics().open_lanes == {"passthrough": 0, "direct": 0}
+
+    run(tmp_path, scenario)
+
+
+def test_a_writer_that_wrote_nothing_logs_nothing(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        _ino, writer = await admitted(w)
+        await w.close(writer)
+        assert len(w.log) == 0
+
+    run(tmp_path, scenario)
+
+
+def test_a_persisted_version_is_not_touched_by_the_next_writer(tmp_path: Path) -> None:
+    """The version of the first close is copied aside before the kernel gets the file."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
+        writer = await opened(w, ino, os.O_WRONLY)
+        assert writer.lane is Lane.PASSTHROUGH
+        os.pwrite(writer.backing_fd, b"b" * MIB, 0)
+        versions = [op.version for op in w.log if op.version is not None]
+        fd = w.tier.open(versions[0].tier_id)
+        assert os.pread(fd, 2 * MIB, 0) == b"a" * 2 * MIB
+        os.close(fd)
+        await w.close(writer)
+        await w.drained()
+        assert persisted(w, "iter_1.pt") == b"b" * MIB + b"a" * MIB
+
+    run(tmp_path, scenario)
+
+
+def test_a_reader_in_the_daemon_s_lane_keeps_later_opens_out_of_passthrough(tmp_path: Path) -> None:
+    """The kernel refuses passthrough (EIO) to a file that it has cached through the daemon: the lane must not be handed out at all."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
+        w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+        early = await opened(w, ino, os.O_RDONLY)
+        w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+        for flags in (os.O_RDONLY, os.O_WRONLY):
+            late = await opened(w, ino, flags)
+            assert late.lane is Lane.DIRECT
+            await w.close(late)
+        assert "open in the daemon's lane, perhaps mapped" in reasons(w)
+        await w.close(early)
+        late = await opened(w, ino, os.O_RDONLY)
+        assert late.lane is Lane.PASSTHROUGH
+        await w.close(late)
+
+    run(tmp_path, scenario)
+
+
+def test_a_mapping_beside_a_passthrough_reader_is_persisted(tmp_path: Path) -> None:
+    """Mapped pages of such a file are the tier file's: what is written through them leaves no trace, not even a new mtime."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
+        await w.drained()
+        reader = await opened(w, ino, os.O_RDONLY)
+        assert reader.lane is Lane.PASSTHROUGH
+        mapper = await opened(w, ino, os.O_RDWR)
+        assert mapper.lane is Lane.DIRECT
+        before = os.fstat(reader.backing_fd)
+        os.pwrite(reader.backing_fd, b"mapped", 5)
+        os.utime(reader.backing_fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+        await w.close(mapper)
+        await w.close(reader)
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[:12] == b"aaaaamappeda"
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/old").write_bytes(b"cold")
+
+    async def scenario(w: World) -> None:
+        ino = (await w.do(w.fs.lookup(ROOT, b"old"))).ino
+        reader = await opened(w, ino, os.O_RDONLY)
+        assert reader.lane is Lane.PASSTHROUGH
+        assert os.pread(reader.backing_fd, 9, 0) == b"cold"
+        assert w.tier.used_bytes == 0
+        await w.close(reader)
+
+    run(tmp_path, scenario)
