@@ -278,6 +278,16 @@ def lanes_program(mounted: NativeMount, text: str) -> str:
         "w = os.open(p, os.O_RDWR | os.O_DIRECT); r = os.open(p, os.O_RDONLY); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
         "w = os.open(p, os.O_WRONLY | os.O_APPEND); r = os.open(p, os.O_RDONLY); os.write(w, b'xyz'); print(os.pread(r, 9, 8192))",
         "w = os.open(p, os.O_WRONLY); os.pwrite(w, b'xyz', 0); os.ftruncate(w, 3); print(open(p, 'rb').read())",
+        # a reader that began in the daemon's lane, and later opens that could have passthrough but for it
+        "w = os.open(p, os.O_RDWR); r = os.open(p, 0); os.close(w); w = os.open(p, 1); os.pwrite(w, b'xyz', 0); print(os.pread(r, 3, 0))",
+        (
+            "w = os.open(p, os.O_RDWR); r = os.open(p, 0); m = mmap.mmap(r, 0, prot=1); os.pwrite(w, b'xyz', 0); os.close(w); os.close(r); "
+            "r = os.open(p, 0); assert os.pread(r, 3, 0) == b'xyz'; print(m[:3])"
+        ),
+        (
+            "r = os.open(p, 0); w = os.open(p, os.O_RDWR); m = mmap.mmap(w, 0); os.close(r); os.close(w); m[:3] = b'xyz'; m.close(); "
+            "print(open(p, 'rb').read(3))"
+        ),
     ],
 )
 def test_one_file_opened_in_several_ways(tmp_path: Path, text: str, mask: int):
