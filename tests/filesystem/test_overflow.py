@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 import trio
 
 from acpfs.filesystem.records import AttributeChange
 from tests.filesystem.test_versions import run
 from tests.filesystem.world import CALLER, World, world
+
+pytestmark = pytest.mark.clause("S53")
 
 MIB = 1 << 20
 BUDGET = 4 * MIB
