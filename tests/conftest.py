@@ -1,6 +1,7 @@
 """Options, markers and fixtures that all tests share.
 
-`--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native` (acpfs by transport), or a path.
+`--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native`, `native-direct`,
+`native-passthrough` (acpfs by transport and lane), or a path.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DEFAULT_TARGETS = "plain,tmpfs,libfuse"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS", DEFAULT_TARGETS), help="plain,tmpfs,libfuse,native or a directory")
+    parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS", DEFAULT_TARGETS), help="see above")
     parser.addoption("--seed", type=int, default=None, help="seed of the random tests; printed when they fail")
     parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests")
 

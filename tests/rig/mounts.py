@@ -28,6 +28,13 @@ MOUNT_TIMEOUT_S = 60.0
 WATCHDOG_S = 300.0
 UNMOUNT_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.02
+ENVIRONMENTS = {
+    "libfuse": {},
+    "native": {},
+    "native-direct": {"ACPFS_FUSE_FEATURE_MASK": hex(((1 << 64) - 1) & ~(1 << 37))},
+    "native-passthrough": {"ACPFS_EXPECTED_BYTES": "0"},
+}
+"""What a mount is tested on: a transport as users get it, or one held to a lane (a kernel without passthrough; all writers admitted)."""
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -90,7 +97,7 @@ class AcpfsMount:
         self.path.mkdir(parents=True, exist_ok=True)
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self._watch()
-        words = [str(self.backing), str(self.path), "--transport", self.transport]
+        words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]
         for name, value in self.options.items():
             option = "--" + name.replace("_", "-")
             words += [option] if value is True else [option, str(value)]
@@ -197,7 +204,8 @@ class AcpfsMount:
     def run(self, command: str, *words: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
         program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
-        env = {**os.environ, "ACPFS_RUNTIME_DIR": str(self.runtime_dir), "PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+        env = {**os.environ, **ENVIRONMENTS[self.transport], "ACPFS_RUNTIME_DIR": str(self.runtime_dir)}
+        env |= {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
         with open(self.log, "a+", encoding="utf-8") as err, open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out:
             err_start = err.seek(0, os.SEEK_END)
             arguments = [sys.executable, "-X", "faulthandler", "-c", program, *words]

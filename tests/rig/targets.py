@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import ENVIRONMENTS, AcpfsMount
 
-TRANSPORTS = ("libfuse", "native")
+TRANSPORTS = tuple(ENVIRONMENTS)
 CANNOT = {
     "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "100k"}),
     "libfuse": frozenset({"tmpfile", "fallocate", "seek_hole", "whiteout", "chattr", "acl", "dots"}),
-    "native": frozenset({"whiteout", "chattr", "acl"}),
+    **{name: frozenset({"whiteout", "chattr", "acl"}) for name in ENVIRONMENTS if name.startswith("native")},
 }
 """Exceptions X1… of docs/SEMANTICS.md."""
 
