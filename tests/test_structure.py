@@ -67,7 +67,9 @@ def test_imports_point_downwards(layer):
     allowed -= MAY_NOT.get(layer, set())
     wrong = []
     for path in sorted((PACKAGE / layer).rglob("*.py")):
-        wrong += [f"{named(path)}:{line} imports {name}" for name, line in imported_layers(path) if name not in allowed and name != "__version__"]
+        wrong += [
+            f"{named(path)}:{line} imports {name}" for name, line in imported_layers(path) if name not in allowed and name != "__version__"
+        ]
     assert wrong == []
 
 

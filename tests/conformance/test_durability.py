@@ -80,8 +80,7 @@ def test_a_save_makes_no_backing_call_before_close_returns(transport, make_mount
     try:
         fault_fs.set(trace=True)
         with open(mount.path / "run" / "model.pt", "wb", buffering=0) as file:
-            for _ in range(20):
-                file.write(bytes(100_000))
+            file.writelines(bytes(100_000) for _ in range(20))
             calls = fault_fs.state()["calls"]
         assert [call for call in calls if "run" in call or ".acpfs" in call] == [], "calls before close"
     finally:

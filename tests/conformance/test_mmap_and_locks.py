@@ -42,12 +42,11 @@ def test_private_mapping_changes_nothing(d):
 @clause("S44")
 def test_shared_mapping_writes_the_file(d):
     (d / "f").write_bytes(b"a" * 20_000)
-    with open(d / "f", "r+b") as file:
-        with mmap.mmap(file.fileno(), 0) as mapping:
-            mapping[10_000:10_005] = b"xxxxx"
-            mapping.flush()
-            assert os.pread(file.fileno(), 7, 9_999) == b"axxxxxa"
-            mapping[0] = ord("y")
+    with open(d / "f", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+        mapping[10_000:10_005] = b"xxxxx"
+        mapping.flush()
+        assert os.pread(file.fileno(), 7, 9_999) == b"axxxxxa"
+        mapping[0] = ord("y")
     content = (d / "f").read_bytes()
     assert (content[0:2], content[9_999:10_006], len(content)) == (b"ya", b"axxxxxa", 20_000)
 

@@ -109,10 +109,10 @@ class Generator:
 
 
 WEIGHTS = {
-    "open": 18, "close": 8, "write": 12, "pwrite": 10, "read": 5, "pread": 6, "seek": 2, "dup": 2, "ftruncate": 3, "fsync": 2, "fstat": 3,
-    "map_write": 2, "truncate": 3, "save": 8, "load": 8, "rename": 9, "rename_directory": 5, "link": 4, "unlink": 7, "mkdir": 8, "rmdir": 4, "symlink": 3,
-    "readlink": 2, "chmod": 3, "chown": 2, "utimens": 3, "setxattr": 3, "getxattr": 2, "removexattr": 1, "listxattr": 1, "stat": 8, "listdir": 6,
-    "fchmod": 1, "futimens": 1,
+    "open": 18, "close": 8, "write": 12, "pwrite": 10, "read": 5, "pread": 6, "seek": 2, "dup": 2, "ftruncate": 3, "fsync": 2,
+    "fstat": 3, "map_write": 2, "truncate": 3, "save": 8, "load": 8, "rename": 9, "rename_directory": 5, "link": 4, "unlink": 7,
+    "mkdir": 8, "rmdir": 4, "symlink": 3, "readlink": 2, "chmod": 3, "chown": 2, "utimens": 3, "setxattr": 3, "getxattr": 2,
+    "removexattr": 1, "listxattr": 1, "stat": 8, "listdir": 6, "fchmod": 1, "futimens": 1,
 }  # fmt: skip
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     "open": ("slot", "path", "flags", "mode"), "close": ("slot",), "write": ("slot", "data"), "pwrite": ("slot", "data", "offset"),

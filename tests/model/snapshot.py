@@ -52,8 +52,5 @@ def _content(path: str, st: os.stat_result) -> Any:
 
 def differences(left: Snapshot, right: Snapshot) -> list[str]:
     """One line per path that differs."""
-    lines = []
-    for path in sorted(left.keys() | right.keys()):
-        if left.get(path) != right.get(path):
-            lines.append(f"{path}: {left.get(path)} ≠ {right.get(path)}")
-    return lines
+    paths = sorted(left.keys() | right.keys())
+    return [f"{path}: {left.get(path)} ≠ {right.get(path)}" for path in paths if left.get(path) != right.get(path)]

@@ -1,7 +1,7 @@
 """The reference-model test: random operations on two file systems side by side, compared after every step.
 
-One side is a plain directory. The backing directory is compared too, after drains. A failure prints the seed and the operations before it; with
-`--seed` the same operations run again, `--ops` says how many.
+One side is a plain directory. The backing directory is compared too, after drains. A failure prints the seed and the operations
+before it; with `--seed` the same operations run again, `--ops` says how many.
 """
 
 from __future__ import annotations

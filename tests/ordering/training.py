@@ -74,7 +74,17 @@ class TrainingRun:
             app.rename("latest.tmp", "latest")
 
     def _incidents(self) -> list:
-        return [self._log, self._rewrite, self._passing_file, self._best, self._symlink, self._exchange, self._log, self._patch, self._passing_directory]
+        return [
+            self._log,
+            self._rewrite,
+            self._passing_file,
+            self._best,
+            self._symlink,
+            self._exchange,
+            self._log,
+            self._patch,
+            self._passing_directory,
+        ]
 
     def _log(self) -> None:
         self.application.append("train.log", b"step %d\n" % self._iteration * 50)

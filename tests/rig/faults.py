@@ -16,9 +16,7 @@ from typing import Any
 
 import trio
 
-CHANGING = frozenset(
-    "setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir setxattr removexattr".split()
-)
+CHANGING = frozenset("setattr mknod mkdir unlink rmdir symlink rename link create write fsync fsyncdir setxattr removexattr".split())
 """Operations that the word "writes" stands for in a rule."""
 READING = frozenset("lookup getattr readlink open read flush release opendir readdir statfs getxattr listxattr".split())
 """All others; FLUSH is among them because closing a file that was only read sends it too."""

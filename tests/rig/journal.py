@@ -27,7 +27,7 @@ _KINDS = {stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink", stat.S_IFREG: "file", st
 
 def visible(path: str) -> bool:
     """Whether an application that looks at the backing directory may take notice of a path."""
-    return path != "" and path != HIDDEN and not path.startswith(HIDDEN + "/")
+    return path not in ("", HIDDEN) and not path.startswith(HIDDEN + "/")
 
 
 def digest_of(path: str) -> str:
@@ -130,7 +130,7 @@ class VisibleTree:
             self._paste(second, record["to"], path)
         elif op == "content":
             self._contents[record["ino"]] = record["what"]
-        return op != "attr"
+        return bool(op != "attr")
 
     def tree(self) -> Tree:
         """Path → (kind, what) now."""

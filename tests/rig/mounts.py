@@ -245,7 +245,7 @@ class AcpfsMount:
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
     def wait_status(self, condition: Any, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Ask for the status until `condition(status)` holds; """
+        """Ask for the status until `condition(status)` holds;"""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status()

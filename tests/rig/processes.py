@@ -1,4 +1,7 @@
-"""Other processes and other users for tests: run a function in a forked child, perhaps as somebody else, and get what it returned or raised."""
+"""Other processes and other users for tests: run a function in a forked child, perhaps as somebody else.
+
+The parent gets what the function returned or raised.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ class Child:
     def __init__(self, function: Callable[[], Any], uid: int = 0, gid: int = 0, groups: tuple[int, ...] = ()) -> None:
         read_fd, write_fd = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 warns of fork beside threads; the child does little and execs nothing
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # 3.12 warns of fork beside threads; the child does little and execs nothing
             self.pid = os.fork()
         if self.pid == 0:
             os.close(read_fd)
@@ -65,7 +70,7 @@ def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups:
             os.setresgid(gid, gid, gid)
             os.setresuid(uid, uid, uid)
         answer = (True, function())
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 — whatever it was, the parent is to hear of it
         answer = (False, OSError(error.errno, error.strerror) if isinstance(error, OSError) else RuntimeError(repr(error)))
     try:
         with os.fdopen(write_fd, "wb") as stream:
