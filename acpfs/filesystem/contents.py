@@ -255,8 +255,10 @@ class Contents:
         """Let clean contents go, least recently used first, until so many bytes are free."""
         freed = 0
         while freed < wanted and self._clean:
-            ino = next(iter(self._clean))
-            node = self._table[ino]
+            node = self._table[next(iter(self._clean))]
+            if self._log.is_pending(node.ino):
+                del self._clean[node.ino]  # renamed or the like since it was clean; it comes back when that is persisted
+                continue
             freed += self.evict(node)
 
     def evict(self, node: Node) -> int:

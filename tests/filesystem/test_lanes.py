@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -96,6 +96,26 @@ def test_clean_files_make_room_for_an_admission(tmp_path: Path) -> None:
         await w.drained()
         assert await lane_of_new(w, b"iter_2.pt") is Lane.PASSTHROUGH
         assert w.fs.statistics().content.evicted_files == 1
+
+    run(tmp_path, scenario, budget_bytes=32 * MIB)
+
+
+@pytest.mark.parametrize("change", ["rename", "setxattr", "chmod"])
+def test_a_file_whose_name_or_attributes_changed_is_not_evicted_before_that_is_persisted(tmp_path: Path, change: str) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"iter_1.pt", b"x" * 8 * MIB)
+        await w.drained()
+        w.engine.hold(True)
+        if change == "rename":
+            await w.do(w.fs.rename(ROOT, b"iter_1.pt", ROOT, b"iter_0.pt", 0))
+        elif change == "setxattr":
+            await w.do(w.fs.setxattr(ino, b"user.a", b"1", 0))
+        else:
+            await w.do(w.fs.setattr(ino, AttributeChange(mode=0o600), None, CALLER))
+        assert await lane_of_new(w, b"iter_2.pt") is Lane.DIRECT
+        assert w.fs.statistics().content.evicted_files == 0
+        await w.drained()
+        assert await lane_of_new(w, b"iter_3.pt") is Lane.PASSTHROUGH
 
     run(tmp_path, scenario, budget_bytes=32 * MIB)
 
