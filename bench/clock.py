@@ -19,7 +19,7 @@ def torch_python() -> str:
 
 def together(operation: str, paths: list[Path], size: int) -> float:
     """Seconds that all workers needed; one worker per path, `size` bytes each."""
-    python = torch_python() if operation in ("save", "load") else sys.executable
+    python = torch_python() if operation in ("save", "load", "load_mapped") else sys.executable
     command = [python, "-m", "bench.worker", operation]
     workers = [
         subprocess.Popen([*command, str(path), str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)

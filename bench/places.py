@@ -36,10 +36,10 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def tmpfs(path: Path) -> Iterator[Path]:
-    """A tmpfs of its own, as large as the machine's memory permits."""
+def tmpfs(path: Path, huge: str = "never") -> Iterator[Path]:
+    """A tmpfs of its own, with or without huge pages."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "bench", str(path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size=75%,huge={huge}", "bench", str(path)], check=True)
     try:
         yield path
     finally:
@@ -67,10 +67,10 @@ def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[
 
 
 @contextlib.contextmanager
-def acpfs(backing: Path, path: Path) -> Iterator[AcpfsMount]:
-    """acpfs on the libfuse transport with 40 % of memory as its RAM tier, other settings at their defaults."""
+def acpfs(backing: Path, path: Path, transport: str = "libfuse") -> Iterator[AcpfsMount]:
+    """acpfs with 40 % of memory as its RAM tier, other settings at their defaults; transports as `tests.rig.mounts` names them."""
     backing.mkdir(exist_ok=True)
-    with AcpfsMount(backing, path, "libfuse", ram="40%", watchdog_s=WATCHDOG_S) as mount:
+    with AcpfsMount(backing, path, transport, ram="40%", watchdog_s=WATCHDOG_S) as mount:
         yield mount
 
 

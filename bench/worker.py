@@ -1,11 +1,12 @@
 """One measured process: gets ready, says so, waits for the word, does one thing, prints the seconds from start to end.
 
-Usage: python -m bench.worker write|read|save|load PATH BYTES. Imports nothing of acpfs, so that any interpreter can run it.
+Usage: python -m bench.worker OPERATION PATH BYTES, operations as in WORK. Imports nothing of acpfs, so that any interpreter can run it.
 `write` and `read` move 16 MiB a call, `save` and `load` are torch's with a state_dict of 64 MiB tensors. No fsync anywhere.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import sys
 import time
@@ -68,7 +69,49 @@ def load(path: str, _size: int) -> Callable[[], object]:
     return lambda: torch.load(path)
 
 
-WORK = {"write": write, "read": read, "save": save, "load": load}
+def write8(path: str, size: int) -> Callable[[], object]:
+    """Like `write`, 8 MiB a call."""
+    chunk = os.urandom(CHUNK // 2)
+
+    def go() -> None:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        for _ in range(size // len(chunk)):
+            os.write(fd, chunk)
+        os.close(fd)
+
+    return go
+
+
+def read_mapped(path: str, size: int) -> Callable[[], object]:
+    """Map, and copy every byte out: the page faults are part of it."""
+    buffer = bytearray(CHUNK)
+
+    def go() -> None:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping, memoryview(mapping) as view:
+            for start in range(0, size, CHUNK):
+                part = view[start : start + CHUNK]
+                buffer[: len(part)] = part
+                part.release()
+
+    return go
+
+
+def load_mapped(path: str, _size: int) -> Callable[[], object]:
+    """torch.load(mmap=True), and every tensor read once."""
+    import torch
+
+    return lambda: [float(tensor.sum()) for tensor in torch.load(path, mmap=True).values()]
+
+
+WORK = {
+    "write": write,
+    "write8": write8,
+    "read": read,
+    "read_mapped": read_mapped,
+    "save": save,
+    "load": load,
+    "load_mapped": load_mapped,
+}
 
 
 def main(operation: str, path: str, size: int) -> None:
