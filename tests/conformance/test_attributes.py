@@ -112,6 +112,16 @@ def test_chown_to_nobody_changes_ctime(d):
 
 
 @clause("S41")
+@pytest.mark.parametrize("owner", [-1, 1234])
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_chown_takes_set_uid_away(d, owner):
+    (d / "f").touch()
+    (d / "f").chmod(0o4711)
+    os.chown(d / "f", owner, -1)
+    assert stat.S_IMODE((d / "f").stat().st_mode) == 0o711
+
+
+@clause("S41")
 def test_times_set_while_open_survive_close(d):
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.write(fd, b"x")

@@ -309,3 +309,34 @@ def test_what_a_killed_daemon_left_is_shown_and_drained(transport, make_mount, f
     assert not (fault_fs.source / "persisted").exists()
     mount.umount()
     assert mount.leaks() == []
+
+
+@clause("S22")
+def test_a_file_whose_writer_was_lost_waits_for_a_decision(transport, make_mount, fault_fs):
+    mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
+    os.listdir(mount.path)
+
+    def write_and_wait() -> None:
+        fd = os.open(mount.path / "half", os.O_CREAT | os.O_WRONLY, 0o644)
+        os.write(fd, b"half")
+        os.write(told, b"x")
+        os.read(never, 1)
+
+    heard, told = os.pipe()
+    never, end = os.pipe()
+    child = Child(write_and_wait)
+    os.read(heard, 1)
+    mount.kill()
+    os.close(end)
+    for fd in (heard, told, never):
+        os.close(fd)
+    child.kill()
+    mount.start()
+    assert mount.wait_status(lambda s: s["interrupted"] == 1)
+    assert (mount.path / "half").read_bytes() == b"half"
+    (mount.path / "other").write_bytes(b"x")
+    mount.flush("other")
+    assert not (fault_fs.source / "half").exists()
+    mount.run("acpfs-ctl", "retry", str(mount.path / "half"))
+    mount.flush()
+    assert (fault_fs.source / "half").read_bytes() == b"half"

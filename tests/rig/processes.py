@@ -40,6 +40,12 @@ class Child:
         """Whether it still runs after `for_s`; for checks that something blocks."""
         return not select.select([self._fd], [], [], for_s)[0]
 
+    def kill(self) -> None:
+        """End it now, whatever it does."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.close(self._fd)
+        os.waitpid(self.pid, 0)
+
     def result(self, timeout_s: float = CHILD_TIMEOUT_S) -> Any:
         """What the function returned, or raise what it raised."""
         data = b""
