@@ -132,7 +132,9 @@ class Calls:
         )
         handle = HandleId(fh) if valid & _FH else None
         call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))
-        kill = valid & _KILL or (self._kills and valid & (_UID | _GID) and not valid & _MODE)
+        # Nothing to change: that is chown(-1, -1), which takes the bits away as every chown does.
+        given_away = valid & (_UID | _GID) or not valid & (_SIZE | _ATIME | _MTIME)
+        kill = valid & _KILL or (self._kills and given_away and not valid & _MODE)
         return self._and_kill(Ino(request.ino), request, call) if kill else call
 
     def readlink(self, request: Request) -> Call[bytes]:
