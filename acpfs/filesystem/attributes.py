@@ -64,6 +64,8 @@ class AttributeCalls:
     async def setattr(self, node: Node, change: AttributeChange) -> None:
         """Change anything but the size."""
         await self._view.renew(node)
+        if node.kernel_writers:
+            self._contents.look(node)  # what the kernel wrote before is not to be taken for the change of times
         meta = Metadata(uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns)
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)

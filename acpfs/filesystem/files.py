@@ -206,7 +206,9 @@ class Files:
 
     def _look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
-        handle.wrote = self._contents.look(handle.node) or handle.wrote
+        self._contents.look(handle.node)
+        content = handle.node.content  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
+        handle.wrote = handle.wrote or (content is not None and content.modified)
         if handle.unseen:
             handle.wrote = True
             self._contents.assume_changed(handle.node)

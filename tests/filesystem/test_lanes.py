@@ -175,6 +175,25 @@ def test_what_the_kernel_wrote_is_a_version_at_close(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("looked_by", ["chmod", "stat", "stat beside another handle"])
+def test_what_the_kernel_wrote_is_not_forgotten_by_looking(tmp_path: Path, looked_by: str) -> None:
+    async def scenario(w: World) -> None:
+        ino, writer = await admitted(w)
+        reader = await opened(w, ino, os.O_RDONLY)
+        if looked_by != "stat beside another handle":
+            await w.close(reader)
+        os.pwrite(writer.backing_fd, b"kernel", 3 * MIB)
+        if looked_by == "chmod":
+            await w.do(w.fs.setattr(ino, AttributeChange(mode=0o600), None, CALLER))
+        await w.do(w.fs.getattr(ino))
+        await w.do(w.fs.flush(writer.handle))
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[3 * MIB :] == b"kernel"
+        await w.do(w.fs.release(writer.handle))
+
+    run(tmp_path, scenario)
+
+
 def test_a_writer_that_wrote_nothing_logs_nothing(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         _ino, writer = await admitted(w)
