@@ -195,3 +195,12 @@ def test_access_answers_for_the_real_user(d):
     (d / "f").chmod(0o640)
     assert in_child(lambda: (os.access(d / "f", os.R_OK), os.access(d / "f", os.F_OK)), NOBODY, NOBODY) == (False, True)
     assert os.access(d / "f", os.W_OK)
+
+
+@clause("S42")
+@pytest.mark.parametrize("owner", [(-1, -1), (0, -1), (-1, 0), (NOBODY, NOBODY)])
+def test_every_chown_clears_set_uid_even_one_that_changes_nothing(d, owner):
+    write_new(d / "f")
+    (d / "f").chmod(0o4711)
+    os.chown(d / "f", *owner)
+    assert mode_of(d / "f") == 0o711
