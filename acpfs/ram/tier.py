@@ -161,6 +161,8 @@ class Tier:
             size, future = self._waiting[0]
             if self.free_bytes() < size:
                 self.make_room(size - self.free_bytes())
+            if not self._waiting or self._waiting[0][1] is not future:
+                continue  # what left made room, and was woken for, on the way
             if self.free_bytes() < size:
                 return
             self._waiting.pop(0)
