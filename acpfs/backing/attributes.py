@@ -23,10 +23,15 @@ _XATTR_REFUSED = _REFUSED | {errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENOD
 """ENOSPC: ext4 without large xattrs says so for values of 4 KiB. A file system that is full will say so to a write as well."""
 
 
+def signed_ino(ino: int) -> int:
+    """An inode number as SQLite can hold it: GlusterFS and others use all 64 bits, SQLite's integers have a sign."""
+    return ino - (1 << 64) if ino >= 1 << 63 else ino
+
+
 def lower_stat(st: os.stat_result) -> LowerStat:
     """As the layers above know it."""
     return LowerStat(
-        st.st_ino,
+        signed_ino(st.st_ino),
         st.st_mode,
         st.st_nlink,
         st.st_uid,

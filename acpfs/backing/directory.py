@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat
+from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
 from acpfs.backing.health import current_call
 from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
 from acpfs.backing.syscalls import Opener, rename_exchange
@@ -46,6 +46,7 @@ class BackingDirectory:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
         self._opener = Opener(self._root_fd)
         self._staging: LowerPath = (OWN, b"staging", node_id.encode())
+        self._staging_fd = -1
         self._setter = AttributeSetter()
         self._features = Features()
         self._calls: Counter[str] = Counter()
@@ -120,11 +121,28 @@ class BackingDirectory:
         if len(path) == 1:
             yield self._root_fd, path[0]
             return
+        if path[:-1] == self._staging:
+            yield self._staging_directory(), path[-1]
+            return
         fd = self._opener.open_directory(path[:-1])
         try:
             yield fd, path[-1]
         finally:
             os.close(fd)
+
+    def _staging_directory(self) -> int:
+        """Kept open: every stored file passes through it, and three names to look up cost a network file system three questions."""
+        with self._calls_lock:
+            fd = self._staging_fd
+        if fd < 0:
+            fd = self._opener.open_directory(self._staging)
+            with self._calls_lock:
+                if self._staging_fd < 0:
+                    self._staging_fd = fd
+                else:
+                    os.close(fd)
+                fd = self._staging_fd
+        return fd
 
     def _open(self, path: LowerPath, flags: int) -> int:
         self._check(path)
@@ -144,7 +162,7 @@ class BackingDirectory:
         fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.scandir(fd) as entries:
-                found = [LowerEntry(os.fsencode(entry.name), entry.inode(), _type_bits(entry)) for entry in entries]
+                found = [LowerEntry(os.fsencode(entry.name), signed_ino(entry.inode()), _type_bits(entry)) for entry in entries]
         finally:
             os.close(fd)
         return found if path else [entry for entry in found if entry.name != OWN]
@@ -336,6 +354,8 @@ class BackingDirectory:
             return self._create_staging(name.encode())
         except FileNotFoundError:
             self._make_own()  # somebody removed .acpfs or a part of it
+            with self._calls_lock:
+                self._staging_fd = -1  # the old one is left open: another thread may be using it
             return self._create_staging(name.encode())
 
     def _create_staging(self, name: bytes) -> int:

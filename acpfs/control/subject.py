@@ -48,6 +48,10 @@ class Subject(Protocol):
         """Wait until everything up to that number is persisted; False: some of it is parked."""
         ...
 
+    async def recorded(self) -> None:
+        """Wait until the written manifest has what is persisted now, or cannot be written."""
+        ...
+
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Read back from the backing directory and compare with the manifest."""
         ...

@@ -7,6 +7,7 @@ them into an answer. Runs in trio; waits are cancelled when the client goes away
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 
@@ -18,6 +19,8 @@ from acpfs.control.subject import Report, Subject
 from acpfs.errors import AcpfsError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25
+PROGRESS_SHARE = 50.0
+"""Looking at a long log must not hold up its drain: pauses are at least so many times what the look took."""
 BATCH_ITEMS = 500
 GOOD = ("ok", "unknown")
 """A file that was written around the mount has no recorded checksum, and that is no fault."""
@@ -145,6 +148,7 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
             if not await subject.persisted(until):
                 await trio.sleep_forever()  # something is parked; whether that matters here, the watch knows
             nursery.cancel_scope.cancel()
+        await subject.recorded()
     rest = subject.remaining(until, paths)
     if rest.operations == 0:
         return {"operations": start.operations, "bytes": start.size_bytes}
@@ -156,12 +160,14 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
 async def _watch(subject: Subject, until: int, paths: Sequence[bytes], tell: Report, scope: trio.CancelScope) -> None:
     """Tell progress; end the wait when nothing is left that will come by itself."""
     while True:
+        began = time.perf_counter()
         rest = subject.remaining(until, paths)
+        took_s = time.perf_counter() - began
         if rest.operations == 0 or rest.stuck:
             scope.cancel()
             return
         await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
-        await trio.sleep(PROGRESS_INTERVAL_S)
+        await trio.sleep(max(PROGRESS_INTERVAL_S, PROGRESS_SHARE * took_s))
 
 
 async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:

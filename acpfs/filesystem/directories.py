@@ -106,4 +106,4 @@ class Directories:
                 node.lookups += 1
             return DirEntry(name, node.ino, node.mode, next_offset, self._attributes.of(node) if with_attributes else None)
         listed: LowerEntry | None = parent.dir.listing.get(name)
-        return None if listed is None else DirEntry(name, Ino(listed.ino), listed.mode, next_offset, None)
+        return None if listed is None else DirEntry(name, Ino(listed.ino % (1 << 64)), listed.mode, next_offset, None)

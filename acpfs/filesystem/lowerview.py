@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from threading import RLock
 from typing import Any, Protocol, TypeVar
 
+from acpfs.backing.attributes import signed_ino
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat, SpaceInfo
 from acpfs.config import Settings
@@ -331,7 +332,7 @@ class LowerView:
             if path is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             fd = await self.call("open", self.lower.open_read, path)
-            if not self._overtaken(epoch) and os.fstat(fd).st_ino == node.lower_ino:
+            if not self._overtaken(epoch) and signed_ino(os.fstat(fd).st_ino) == node.lower_ino:
                 return fd
             self.close_later(fd)
             if self._overtaken(epoch):

@@ -346,7 +346,7 @@ def _node_row(node: Node) -> tuple[object, ...]:
         node.atime_ns,
         node.mtime_ns,
         node.ctime_ns,
-        _signed(node.lower_ino),
+        node.lower_ino,
         json.dumps(node.identity) if node.identity else None,
         node.unlogged,
         node.target,
@@ -355,11 +355,6 @@ def _node_row(node: Node) -> tuple[object, ...]:
         content.modified if content else False,
         content.overflow if content else "",
     )
-
-
-def _signed(number: int) -> int:
-    """SQLite integers have 64 bits with sign; some file systems use all 64 for inode numbers."""
-    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def _node_from_row(row: tuple[object, ...]) -> Node:
@@ -385,7 +380,7 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
         overflow,
     ) = row
     node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime)  # type: ignore[arg-type]
-    node.lower_ino = int(lower_ino) % (1 << 64)  # type: ignore[call-overload]
+    node.lower_ino = int(lower_ino)  # type: ignore[call-overload]
     node.identity = tuple(json.loads(str(identity))) if identity else None
     node.unlogged = bool(unlogged)
     node.target = target  # type: ignore[assignment]

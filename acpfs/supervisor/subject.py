@@ -173,6 +173,9 @@ class WorkerSubject:
         await settled(future)
         return not future.cancelled() and future.exception() is None
 
+    async def recorded(self) -> None:
+        await self._parts.engine.recorded()
+
     # -- changing
 
     def retry(self, path: bytes) -> int:

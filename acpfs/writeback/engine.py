@@ -436,6 +436,10 @@ class Engine:
         with self._lock:
             return len(self._ops) == 0 and self._manifest.is_settled and self._garbage.is_settled
 
+    async def recorded(self) -> None:
+        """Wait until the written manifest has all that is committed now, or cannot be written."""
+        await self._manifest.written()
+
     def hold(self, paused: bool) -> None:
         """Start nothing new, or go on. Thread-safe."""
         with self._lock:

@@ -133,6 +133,15 @@ class Manifest:
         return len(lines)
 
     @property
+    def changes(self) -> int:
+        """How often the table was changed."""
+        return self._changes
+
+    def is_written_to(self, changes: int) -> bool:
+        """Whether the written form has at least so many of the changes."""
+        return self._written >= changes
+
+    @property
     def is_written(self) -> bool:
         """Whether the written form says what the table says."""
         return self._written == self._changes

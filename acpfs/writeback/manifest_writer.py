@@ -17,6 +17,7 @@ PAUSE_BUSY_S = 1.0
 """Between two writings while the log is being drained."""
 PAUSE_IDLE_S = 0.2
 """Between two writings when the log is empty: somebody may wait for the end."""
+LOOK_INTERVAL_S = 0.02
 SHARE_BUSY = 20.0
 SHARE_IDLE = 5.0
 """Pauses are at least so many times what the last writing took: a manifest of a million lines takes seconds."""
@@ -40,6 +41,12 @@ class ManifestWriter:
     def is_settled(self) -> bool:
         """Written, or it could not be written at the last attempt: nobody should wait for it."""
         return self.manifest.is_written or self._failed or not self._running
+
+    async def written(self) -> None:
+        """Wait until the written form has all that the table has now, or could not be written."""
+        changes = self.manifest.changes
+        while not (self.manifest.is_written_to(changes) or self.is_settled):  # noqa: ASYNC110 - set by another thread
+            await trio.sleep(LOOK_INTERVAL_S)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -92,6 +92,9 @@ class DoubleSubject:
             await self.changed.wait()
         return True
 
+    async def recorded(self) -> None:
+        return
+
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         for verdict in self.verdicts:
             await tell(verdict)
