@@ -52,6 +52,9 @@ class Changes:
     def record(self, kind: OpKind, node: Node, parent: Ino, name: bytes, **fields: Any) -> Op:
         """Log an operation on a name; the upper tree has been changed already."""
         creates = node.unlogged
+        last = self._log.last_of(node.ino)
+        if last is not None:
+            self.confirm(last)
         op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=time.time(), **fields)
         self._pin(op)
         if creates:
@@ -92,6 +95,27 @@ class Changes:
         if first:
             self._unpin_name(parent, name)
         return op
+
+    def confirm(self, op: Op) -> None:
+        """The last close of the descriptor has come, or somebody relies on the first."""
+        if op.tentative:
+            op.tentative = False
+            self._log.on_append()
+
+    def withdraw(self, op: Op) -> None:
+        """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""
+        node = self._table.get(op.ino)
+        if not op.tentative or node is None or node.content is None or op.version is None or self._log.last_of(op.ino) is not op:
+            self.confirm(op)
+            return
+        created = self._log.withdraw(op)
+        if created:
+            node.unlogged = True
+            self._table.set_child(op.parent, op.name, node.ino).pins += 1
+        self._unpin_name(op.parent, op.name)
+        self._contents.finished(op.version)
+        self._contents.assume_changed(node)
+        self._table.changed(node)
 
     def forget_birth(self, parent: Ino, name: bytes) -> None:
         """A never logged file loses its name."""

@@ -29,8 +29,11 @@ from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
 from acpfs.types import HandleId, Ino, TierId
 from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op
 
 FALLOC_KEEP_SIZE = 1
+LAST_CLOSE_WAIT_S = 5.0
+"""A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,10 @@ class Handle:
     """Who opened it."""
     unseen: bool = False
     """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
+    tentative: Op | None = None
+    """The STORE of its latest close, as long as it is not known to be the last one."""
+    tentative_since: float = 0.0
+    """Monotonic time, seconds."""
     wrote: bool = False
     """It changed the content since the last FLUSH."""
 
@@ -240,23 +247,36 @@ class Files:
         return await self._opened(node, flags, caller.pid, wrote=True), node
 
     async def flush(self, number: HandleId) -> None:
-        """close(2) of one descriptor: what it wrote is complete. Tells writers what the backing directory refused for good.
+        """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
 
+        The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background.
+        Tells writers what the backing directory refused for good.
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
         handle = self.handle(number)
-        self._complete(handle)
+        op = self._complete(handle)
+        if op is not None:
+            op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
         if handle.writable:
             self._report_refusal(handle.node)
 
-    def _complete(self, handle: Handle) -> None:
+    def _settle_tentative(self, handle: Handle, *, written: bool) -> None:
+        """The descriptor's first close was followed by a write, or by its last close."""
+        op, handle.tentative = handle.tentative, None
+        if op is not None and written:
+            self._changes.withdraw(op)
+            handle.wrote = True
+        elif op is not None:
+            self._changes.confirm(op)
+
+    def _complete(self, handle: Handle) -> Op | None:
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
             self._look(handle)
         if handle.wrote:
             self._admission.learn(handle.node)
-        if handle.wrote and not handle.node.interrupted:
-            self._changes.freeze(handle.node)
+        op = self._changes.freeze(handle.node) if handle.wrote and not handle.node.interrupted else None
         handle.wrote = False
+        return op
 
     def _report_refusal(self, node: Node) -> None:
         if node.content is not None and node.content.failed:
@@ -286,6 +306,7 @@ class Files:
         if handle is None:
             return
         self._leave_lane(handle)
+        self._settle_tentative(handle, written=handle.wrote)
         if handle.lower_fd >= 0:
             self._view.close_later(handle.lower_fd)
         node = handle.node
@@ -396,6 +417,8 @@ class Files:
         await self._make_changeable(node)
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
+        if handle.tentative is not None:
+            self._settle_tentative(handle, written=True)
         done = await self._contents.write(node, offset, data)
         handle.wrote = True
         if handle.synchronous:
@@ -422,6 +445,10 @@ class Files:
 
     def freeze_older_than(self, age_s: float) -> int:
         """Fix the content of open files whose first unfixed change is older; returns how many."""
+        closed_before = time.monotonic() - min(age_s, LAST_CLOSE_WAIT_S)
+        for handle in self._handles.values():
+            if handle.tentative is not None and handle.tentative_since <= closed_before:
+                self._settle_tentative(handle, written=False)
         due = time.monotonic() - age_s
         for node in self.open_nodes():
             if node.kernel_writers:

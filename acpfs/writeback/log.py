@@ -187,6 +187,12 @@ class OperationLog:
             self.dirty_bytes -= op.version.size
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
 
+    def withdraw(self, op: Op) -> bool:
+        """Take back the newest operation on its node, which nothing was done for yet; returns whether it created the node."""
+        created = op.seq in self._creates
+        self.remove(op)
+        return created
+
     def leave_out(self, ops: list[Op]) -> None:
         """Remove a window that `window_to_elide` found. What its stores knew of their nodes goes to the stores that replace them."""
         for op in ops:

@@ -131,6 +131,8 @@ class Op:
     """Wall clock, seconds; 0 when no retry is scheduled."""
     parked: bool = False
     """The backing directory refused it for good; kept until `retry` or `discard`."""
+    tentative: bool = False
+    """A STORE whose descriptor was closed, but perhaps not for the last time (dup, fork): it waits for that. Not persisted."""
     started: bool = False
     """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
     begun: bool = False

@@ -186,10 +186,9 @@ def test_what_the_kernel_wrote_is_not_forgotten_by_looking(tmp_path: Path, looke
         if looked_by == "chmod":
             await w.do(w.fs.setattr(ino, AttributeChange(mode=0o600), None, CALLER))
         await w.do(w.fs.getattr(ino))
-        await w.do(w.fs.flush(writer.handle))
+        await w.close(writer)
         await w.drained()
         assert persisted(w, "iter_1.pt")[3 * MIB :] == b"kernel"
-        await w.do(w.fs.release(writer.handle))
 
     run(tmp_path, scenario)
 

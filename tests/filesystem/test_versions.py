@@ -146,3 +146,43 @@ def test_gauges_return_to_zero(tmp_path: Path) -> None:
         assert w.tree.path(1) == ()
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S14", "S7")
+def test_a_copy_of_the_descriptor_that_is_closed_does_not_publish_half_a_file(tmp_path: Path) -> None:
+    """A thread starts a program while another one saves: the child's exec closes its copy of the descriptor, which is a FLUSH."""
+
+    async def scenario(w: World) -> None:
+        opened, _ = await w.create(b"model.pt")
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        await w.do(w.fs.flush(opened.handle))
+        await w.write(b"other", b"x")
+        with trio.move_on_after(0.2):
+            await w.drained()
+        assert not (w.backing / "model.pt").exists()
+        await w.do(w.fs.write(opened.handle, 4, b" and half"))
+        await w.drained()
+        assert (w.backing / "other").exists()
+        assert not (w.backing / "model.pt").exists()
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "model.pt").read_bytes() == b"half and half"
+        assert len(w.log) == 0
+
+    run(tmp_path, scenario)
+
+
+def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_only(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened, _ = await w.create(b"log")
+        await w.do(w.fs.write(opened.handle, 0, b"line"))
+        await w.do(w.fs.flush(opened.handle))
+        w.fs.freeze_all()
+        await w.drained()
+        assert (w.backing / "log").read_bytes() == b"line"
+        await w.do(w.fs.write(opened.handle, 4, b" two"))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "log").read_bytes() == b"line two"
+
+    run(tmp_path, scenario)
