@@ -273,6 +273,8 @@ class Files:
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
             self._look(handle)
         if handle.wrote:
+            if handle.tentative is not None:
+                self._settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
         op = self._changes.freeze(handle.node) if handle.wrote and not handle.node.interrupted else None
         handle.wrote = False

@@ -193,6 +193,21 @@ def test_what_the_kernel_wrote_is_not_forgotten_by_looking(tmp_path: Path, looke
     run(tmp_path, scenario)
 
 
+def test_the_first_close_of_a_copied_descriptor_is_withdrawn_when_the_kernel_writes_on(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino, writer = await admitted(w)
+        os.pwrite(writer.backing_fd, b"half", 3 * MIB)
+        await w.do(w.fs.flush(writer.handle))
+        os.pwrite(writer.backing_fd, b" and half", 3 * MIB + 4)
+        await w.close(writer)
+        stores = [op for op in w.log if op.version is not None and op.ino == ino]
+        assert len(stores) == 1
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[3 * MIB :] == b"half and half"
+
+    run(tmp_path, scenario)
+
+
 def test_a_writer_that_wrote_nothing_logs_nothing(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         _ino, writer = await admitted(w)
