@@ -445,12 +445,15 @@ class Files:
 
     # -- files that stay open
 
-    def freeze_older_than(self, age_s: float) -> int:
-        """Fix the content of open files whose first unfixed change is older; returns how many."""
-        closed_before = time.monotonic() - min(age_s, LAST_CLOSE_WAIT_S)
+    def confirm_older_than(self, age_s: float) -> None:
+        """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts."""
+        closed_before = time.monotonic() - age_s
         for handle in self._handles.values():
             if handle.tentative is not None and handle.tentative_since <= closed_before:
                 self._settle_tentative(handle, written=False)
+
+    def freeze_older_than(self, age_s: float) -> int:
+        """Fix the content of open files whose first unfixed change is older; returns how many."""
         due = time.monotonic() - age_s
         for node in self.open_nodes():
             if node.kernel_writers:

@@ -21,7 +21,7 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents, ContentStatistics
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.expectations import Expectations
-from acpfs.filesystem.files import Files
+from acpfs.filesystem.files import LAST_CLOSE_WAIT_S, Files
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.names import Names, fail
@@ -314,12 +314,14 @@ class FileSystem:
 
     def freeze_all(self) -> int:
         """Fix the content of every open file as of now; under the lock; returns how many."""
+        self._files.confirm_older_than(0.0)
         frozen = self._files.freeze_older_than(0.0)
         self._state.commit()
         return frozen
 
     def freeze_old(self) -> int:
         """Commit long-open files as of now (promise 13); under the lock; returns how many."""
+        self._files.confirm_older_than(LAST_CLOSE_WAIT_S)
         frozen = self._files.freeze_older_than(self.settings.max_dirty_age_s) if self.settings.max_dirty_age_s else 0
         self._state.commit()
         return frozen
