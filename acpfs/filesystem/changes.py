@@ -116,6 +116,8 @@ class Changes:
         self._contents.finished(op.version)
         self._contents.assume_changed(node)
         self._table.changed(node)
+        if op.meta.xattrs and not created:  # folded in since; the other attributes go with the next STORE anyway
+            self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
 
     def forget_birth(self, parent: Ino, name: bytes) -> None:
         """A never logged file loses its name."""

@@ -175,11 +175,11 @@ class Files:
             lane = self._choose(handle)  # much may have happened meanwhile
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
-            node.daemon_mappers += handle.may_map
             handle.unseen = handle.writable and handle.may_map and node.kernel_handles > 0 and node.content is not None
             if handle.unseen:
                 await self._contents.protect(node, 0)
                 node.kernel_writers += 1
+            node.daemon_mappers += handle.may_map
             return -1
         if handle.writable:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
@@ -273,8 +273,7 @@ class Files:
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
             self._look(handle)
         if handle.wrote:
-            if handle.tentative is not None:
-                self._settle_tentative(handle, written=True)  # the kernel wrote after the first close
+            self._settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
         op = self._changes.freeze(handle.node) if handle.wrote and not handle.node.interrupted else None
         handle.wrote = False
@@ -376,6 +375,7 @@ class Files:
             self._closed(node)
         handle = self._handles.get(number) if number is not None else None
         if handle is not None:
+            self._settle_tentative(handle, written=True)
             handle.wrote = True
         else:
             self._changes.freeze(node)
@@ -419,8 +419,7 @@ class Files:
         await self._make_changeable(node)
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
-        if handle.tentative is not None:
-            self._settle_tentative(handle, written=True)
+        self._settle_tentative(handle, written=True)
         done = await self._contents.write(node, offset, data)
         handle.wrote = True
         if handle.synchronous:
@@ -431,6 +430,7 @@ class Files:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         handle = self.handle(number)
         await self._make_changeable(handle.node)
+        self._settle_tentative(handle, written=True)
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         handle.wrote = True
 

@@ -186,3 +186,39 @@ def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_o
         assert (w.backing / "log").read_bytes() == b"line two"
 
     run(tmp_path, scenario)
+
+
+def test_an_xattr_set_between_two_closes_survives_the_withdrawal_of_the_first(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"old")
+        await w.drained()
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"one"))
+        await w.do(w.fs.flush(opened.handle))  # a copy of the descriptor is closed
+        await w.do(w.fs.setxattr(ino, b"user.tag", b"kept"))
+        await w.do(w.fs.write(opened.handle, 3, b"two"))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == b"onetwo"
+        assert os.getxattr(w.backing / "f", "user.tag") == b"kept"
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("how", ["truncate", "fallocate"])
+def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(tmp_path: Path, how: str) -> None:
+    async def scenario(w: World) -> None:
+        from acpfs.filesystem.records import AttributeChange
+
+        opened, attributes = await w.create(b"f")
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        await w.do(w.fs.flush(opened.handle))
+        if how == "truncate":
+            await w.do(w.fs.setattr(attributes.ino, AttributeChange(size=2), opened.handle, CALLER))
+        else:
+            await w.do(w.fs.fallocate(opened.handle, 0, 0, 8))
+        assert len(w.log) == 0
+        await w.close(opened)
+        assert len(w.log) == 1
+
+    run(tmp_path, scenario)
