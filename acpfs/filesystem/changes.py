@@ -113,8 +113,7 @@ class Changes:
             node.unlogged = True
             self._table.set_child(op.parent, op.name, node.ino).pins += 1
         self._unpin_name(op.parent, op.name)
-        self._contents.finished(op.version)
-        self._contents.assume_changed(node)
+        self._contents.withdrawn(node, op.version)
         self._table.changed(node)
         if op.meta.xattrs and not created:  # folded in since; the other attributes go with the next STORE anyway
             self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))

@@ -424,6 +424,15 @@ class Contents:
         self._table.changed(node)
         return self._log.new_version(node.ino, NO_TIER, node.size, content.overflow)
 
+    def withdrawn(self, node: Node, version: Version) -> None:
+        """The version was not the end of it: the node's content goes on from there."""
+        assert node.content is not None
+        if node.content.overflow and node.content.overflow == version.staging_name:
+            node.content.sealed = False
+        else:
+            self.finished(version)
+        self.assume_changed(node)
+
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
         self._guards.pop(version.vid, None)

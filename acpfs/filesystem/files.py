@@ -368,14 +368,15 @@ class Files:
         """Change a file's length; through a descriptor it is complete at that descriptor's close, by path at once."""
         if size < 0:
             raise fail(errno.EINVAL)
+        handle = self._handles.get(number) if number is not None else None
+        if handle is not None:
+            self._settle_tentative(handle, written=True)
         node.handles += 1
         try:
             await self._truncate(node, size)
         finally:
             self._closed(node)
-        handle = self._handles.get(number) if number is not None else None
         if handle is not None:
-            self._settle_tentative(handle, written=True)
             handle.wrote = True
         else:
             self._changes.freeze(node)
@@ -416,10 +417,10 @@ class Files:
         """
         handle = self.handle(number)
         node = handle.node
+        self._settle_tentative(handle, written=True)
         await self._make_changeable(node)
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
-        self._settle_tentative(handle, written=True)
         done = await self._contents.write(node, offset, data)
         handle.wrote = True
         if handle.synchronous:
@@ -429,8 +430,8 @@ class Files:
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         handle = self.handle(number)
-        await self._make_changeable(handle.node)
         self._settle_tentative(handle, written=True)
+        await self._make_changeable(handle.node)
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         handle.wrote = True
 

@@ -129,3 +129,19 @@ def test_changing_a_large_file_of_the_backing_directory(tmp_path: Path) -> None:
         assert (w.backing / "old").read_bytes() == b"o" * (6 * MIB) + b"end"
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S14")
+def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_what_overflowed(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        opened, _ = await w.create(b"big")
+        for i in range(6):
+            await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+        await w.do(w.fs.flush(opened.handle))
+        await w.do(w.fs.write(opened.handle, 6 * MIB, block(6)))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"".join(map(block, range(7)))
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, hold=False)
