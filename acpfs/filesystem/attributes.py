@@ -41,7 +41,7 @@ class AttributeCalls:
     def of(self, node: Node) -> Attributes:
         """The node as stat(2) shows it."""
         if node.kernel_writers:
-            self._contents.look(node)
+            self._contents.kernel.look(node)
         return Attributes(
             node.ino,
             node.mode,
@@ -65,7 +65,7 @@ class AttributeCalls:
         """Change anything but the size."""
         await self._view.renew(node)
         if node.kernel_writers:
-            self._contents.look(node)  # what the kernel wrote before is not to be taken for the change of times
+            self._contents.kernel.look(node)  # what the kernel wrote before is not to be taken for the change of times
         meta = Metadata(uid=change.uid, gid=change.gid, atime_ns=change.atime_ns, mtime_ns=change.mtime_ns)
         if change.mode is not None:
             node.mode = stat.S_IFMT(node.mode) | stat.S_IMODE(change.mode)
@@ -75,7 +75,7 @@ class AttributeCalls:
         node.atime_ns = node.atime_ns if change.atime_ns is None else change.atime_ns
         node.mtime_ns = node.mtime_ns if change.mtime_ns is None else change.mtime_ns
         node.ctime_ns = time.time_ns()
-        self._contents.set_times(node)
+        self._contents.kernel.set_times(node)
         self._changes.change_metadata(node, meta)
 
     # -- extended attributes

@@ -187,7 +187,7 @@ class Changes:
 
     def still_frozen(self, version: Version) -> bool:
         """See `Listener`."""
-        return self._contents.still_frozen(version)
+        return self._contents.kernel.still_frozen(version)
 
     def staging_in_use(self) -> set[str]:
         """See `Listener`."""

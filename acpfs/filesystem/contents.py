@@ -21,11 +21,12 @@ from typing import Any, TypeVar
 from acpfs.backing.calls import CallPool
 from acpfs.config import WhenFull
 from acpfs.filesystem.content import Content
+from acpfs.filesystem.kernel_writes import KernelWrites
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.steps import unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, Tier
-from acpfs.types import NO_TIER, Ino, TierId, VersionId
+from acpfs.types import NO_TIER, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
@@ -51,14 +52,6 @@ class ContentStatistics:
     copied_aside_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Guard:
-    """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
-
-    node: Node
-    seen: tuple[int, int]
-
-
 class Contents:
     """All contents; owner of every tier file."""
 
@@ -72,7 +65,7 @@ class Contents:
         self._when_full = when_full
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
-        self._guards: dict[VersionId, Guard] = {}
+        self.kernel = KernelWrites(tier, log, table, self.opened)
         self._clean: OrderedDict[Ino, None] = OrderedDict()
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
         tier.make_room = self.evict_bytes
@@ -87,7 +80,7 @@ class Contents:
             elif node.content is not None:
                 self._users[node.content.tier_id] += 1
                 if node.content.modified:  # written since its row was
-                    self.look(node)
+                    self.kernel.look(node)
                     self._close(node.content)
                 self.settle_state(node)
         for op in self._log:
@@ -414,7 +407,7 @@ class Contents:
         version = self._log.new_version(node.ino, source, node.size)
         self._freeze(version)
         if node.kernel_writers and source == node.content.tier_id:
-            self._guards[version.vid] = Guard(node, node.content.seen)
+            self.kernel.guard(version, node)
         node.content.modified = node.content.interrupted = False
         self._table.changed(node)
         return version
@@ -431,11 +424,11 @@ class Contents:
             node.content.sealed = False
         else:
             self.finished(version)
-        self.assume_changed(node)
+        self.kernel.assume_changed(node)
 
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
-        self._guards.pop(version.vid, None)
+        self.kernel.forget(version)
         if not version.tier_id:
             node = self._table.get(version.ino)
             if node is not None and node.content is not None and node.content.overflow == version.staging_name:
@@ -449,40 +442,6 @@ class Contents:
         if not self._frozen:
             self._tier.fail_waiting(errno.ENOSPC)  # nothing is left that could make room
 
-    # -- what the kernel writes in passthrough
-
-    def look(self, node: Node) -> bool:
-        """Take over what the kernel wrote to the tier file meanwhile; whether it wrote anything."""
-        content = node.content
-        if content is None or content.overflow:
-            return False
-        st = self._tier.settle_fd(content.tier_id, self.opened(content))
-        seen = (st.st_mtime_ns, st.st_size)
-        if seen == content.seen:
-            return False
-        content.seen = seen
-        node.size, node.blocks = st.st_size, st.st_blocks
-        node.mtime_ns = node.ctime_ns = st.st_mtime_ns
-        if not content.modified:
-            content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
-            self._table.changed(node)
-        return True
-
-    def assume_changed(self, node: Node) -> None:
-        """The kernel may have written through a mapping, which leaves no trace."""
-        content = node.content
-        if content is not None and not content.modified:
-            content.modified, content.modified_since = True, time.monotonic()
-            self._table.changed(node)
-
-    def set_times(self, node: Node) -> None:
-        """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
-        if node.content is not None and node.kernel_writers:
-            fd = self.opened(node.content)
-            os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
-            st = os.fstat(fd)
-            node.content.seen = (st.st_mtime_ns, st.st_size)
-
     async def protect(self, node: Node, start: int) -> None:
         """Make bytes from `start` on free for the kernel to write."""
         await self._before_change(node, start)
@@ -491,26 +450,10 @@ class Contents:
         """How many of the first bytes versions still need."""
         return 0 if node.content is None else self._frozen_bytes(node.content)
 
-    def still_frozen(self, version: Version) -> bool:
-        """Whether the version's bytes are what they were. If not, the version is the content as it is now, and has to be streamed anew."""
-        guard = self._guards.get(version.vid)
-        if guard is None:
-            return True
-        st = self._tier.stat(version.tier_id)
-        seen = (st.st_mtime_ns, st.st_size)
-        if seen == guard.seen:
-            return True
-        self._guards[version.vid] = Guard(guard.node, seen)
-        version.size = st.st_size
-        version.renewals += 1
-        self._log.save_version(version)
-        return False
-
     def unguard(self, node: Node) -> None:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""
-        for version in self._frozen.get(node.content.tier_id, ()) if node.content is not None else ():
-            self.still_frozen(version)
-            self._guards.pop(version.vid, None)
+        if node.content is not None:
+            self.kernel.unguard(self._frozen.get(node.content.tier_id, ()))
 
     def _frozen_bytes(self, content: Content) -> int:
         """How many of the first bytes belong to a version and must not change."""

@@ -213,12 +213,12 @@ class Files:
 
     def _look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
-        self._contents.look(handle.node)
+        self._contents.kernel.look(handle.node)
         content = handle.node.content  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
         handle.wrote = handle.wrote or (content is not None and content.modified)
         if handle.unseen:
             handle.wrote = True
-            self._contents.assume_changed(handle.node)
+            self._contents.kernel.assume_changed(handle.node)
 
     async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """Make and open a regular file; one that exists is opened, unless O_EXCL."""
@@ -458,7 +458,7 @@ class Files:
         due = time.monotonic() - age_s
         for node in self.open_nodes():
             if node.kernel_writers:
-                self._contents.look(node)
+                self._contents.kernel.look(node)
         nodes = [
             n
             for n in self.open_nodes()
