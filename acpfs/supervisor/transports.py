@@ -1,13 +1,34 @@
-"""Which transport serves a mount. Imports only the one that is used: the libfuse one needs a library that the native one does not."""
+"""Which transport serves a mount, and why; serving with it. Imports only the one in use: libfuse needs a library that native does not.
+
+`auto` is decided twice: by what the machine offers (`choose`), and, where that was native, by whether its session can really be made
+(`serve`): if not, libfuse gets its chance, and the reason says what went wrong.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import structlog
+
 from acpfs.config import Settings, Transport
+from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.records import Lane
+
+DEV_FUSE = Path("/dev/fuse")
+OWN_STATUS = Path("/proc/self/status")
+SYS_ADMIN_BIT = 1 << 21
+KERNEL_MIN = (5, 4)
+"""FUSE 7.31."""
+HELPER = "fusermount3"
+
+log = structlog.get_logger(__name__)
 
 
 class Serve(Protocol):
@@ -22,13 +43,59 @@ class Choice:
 
     transport: Transport
     reason: str
+    forced: bool = True
+    """No other may take its place."""
 
 
-def choose(wanted: Transport) -> Choice:
-    """The transport to use. `auto` is libfuse as long as the native one has not passed every suite."""
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `choose` looks at; another one in tests."""
+
+    release: str
+    device: Path = DEV_FUSE
+    status: Path = OWN_STATUS
+    is_root: bool = True
+    helper: str | None = None
+    """The set-uid program that mounts for users."""
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The one that this process runs on."""
+        return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER))
+
+
+def choose(wanted: Transport, machine: Machine | None = None) -> Choice:
+    """The transport to use; `auto` is native wherever that can mount."""
     if wanted is not Transport.AUTO:
         return Choice(wanted, "asked for")
-    return Choice(Transport.LIBFUSE, "the default")
+    machine = machine or Machine.this()
+    missing = _missing(machine)
+    if missing:
+        return Choice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
+    how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
+    return Choice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
+
+
+def _missing(machine: Machine) -> str:
+    """What the native transport would need and this machine has not; "" for nothing."""
+    version = re.match(r"(\d+)\.(\d+)", machine.release)
+    if version is None or (int(version[1]), int(version[2])) < KERNEL_MIN:
+        return f"Linux {machine.release} is older than {KERNEL_MIN[0]}.{KERNEL_MIN[1]}"
+    if not os.access(machine.device, os.R_OK | os.W_OK):
+        return f"{machine.device} may not be opened"
+    if not may_mount(machine.status) and (machine.is_root or machine.helper is None):
+        # root without the capability is in a container, where the set-uid helper cannot mount either
+        return f"neither CAP_SYS_ADMIN nor a user's {HELPER}"
+    return ""
+
+
+def may_mount(status: Path = OWN_STATUS) -> bool:
+    """CAP_SYS_ADMIN is effective; root in a container may lack it."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return False
+    return any(int(line.split()[1], 16) & SYS_ADMIN_BIT for line in lines if line.startswith("CapEff:"))
 
 
 def load(transport: Transport) -> Serve:
@@ -40,3 +107,37 @@ def load(transport: Transport) -> Serve:
     from acpfs.transport.libfuse import serve as libfuse
 
     return libfuse
+
+
+async def serve(
+    choice: Choice,
+    fs: FileSystem,
+    settings: Settings,
+    ready: Callable[[Choice], None],
+    *,
+    load: Callable[[Transport], Serve] = load,
+) -> None:
+    """Serve with the chosen transport; with libfuse where native was only `auto`'s choice and its session cannot be made.
+
+    `ready` is told what serves. `load`: for tests.
+
+    Raises:
+        MachineError: it cannot be mounted.
+    """
+    mounted = False
+
+    def tell() -> None:
+        nonlocal mounted
+        mounted = True
+        ready(choice)
+
+    try:
+        await load(choice.transport)(fs, settings, tell)
+        return
+    except (MachineError, OSError) as error:
+        if mounted or choice.forced or choice.transport is not Transport.NATIVE:
+            raise
+        log.warning("the native transport could not be used; libfuse is tried", error=str(error))
+        choice = Choice(Transport.LIBFUSE, f"the native transport failed: {error}")
+    fs.lanes.offer(Lane.LIBFUSE, passthrough=False)
+    await load(choice.transport)(fs, settings, tell)

@@ -29,6 +29,7 @@ from acpfs.supervisor import logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.notify import ServiceManager
 from acpfs.supervisor.subject import WorkerSubject
+from acpfs.supervisor.transports import Choice
 
 FREEZE_INTERVAL_S = 1.0
 METRICS_FILE_INTERVAL_S = 15.0
@@ -148,16 +149,23 @@ class Worker:
 
     async def _serve(self) -> None:
         with self._serving:
-            await transports.load(self._transport.transport)(self._parts.fs, self._settings, self._mounted)
+            await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted)
         log.info("unmounted", mount=self._mountpoint)
 
-    def _mounted(self) -> None:
-        self._was_mounted = True
+    def _mounted(self, transport: Choice) -> None:
+        self._transport, self._was_mounted = transport, True
         registry.write(self._record)
         for warning in self._parts.warnings():
             log.warning(warning)
         log.info(
-            "mounted", mount=self._mountpoint, backing=self._record.backing, node=self._record.node, ram_bytes=self._parts.tier.budget_bytes
+            "mounted",
+            mount=self._mountpoint,
+            backing=self._record.backing,
+            node=self._record.node,
+            ram_bytes=self._parts.tier.budget_bytes,
+            transport=self.transport,
+            because=self.transport_reason,
+            lanes=self._parts.fs.lanes.offered(),
         )
         self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
         self._ready()

@@ -1,0 +1,111 @@
+"""The native transport for somebody without privileges: mounted by fusermount3, which sends the session's descriptor.
+
+In a mount namespace of its own, where /dev/fuse is open to all (as distributions have it) and the interpreter can be reached by all;
+nothing of that is seen outside, and all of it ends with the namespace's last process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+    pytest.mark.skipif(not (shutil.which("fusermount3") and shutil.which("setpriv")), reason="needs fusermount3 and setpriv"),
+]
+
+REPOSITORY = Path(__file__).parents[2]
+USER = 1000
+AS_ROOT = """
+set -eu
+mkdir "$BASE/dev"; mount -t tmpfs -o mode=755,dev none "$BASE/dev"
+mknod "$BASE/dev/fuse" c 10 229; chmod 666 "$BASE/dev/fuse"; mount --bind "$BASE/dev/fuse" /dev/fuse
+number=0
+for closed in $CLOSED; do  # directories that others may not enter, with what lies in them and is needed
+    for wanted in $WANTED; do
+        case $wanted in "$closed"/*) number=$((number + 1)); mkdir "$BASE/$number"; mount --bind "$wanted" "$BASE/$number" ;; esac
+    done
+    mount -t tmpfs -o mode=755 none "$closed"
+    number=0
+    for wanted in $WANTED; do
+        case $wanted in "$closed"/*) number=$((number + 1)); mkdir -p "$wanted"; mount --bind "$BASE/$number" "$wanted" ;; esac
+    done
+done
+exec setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups bash -c "$AS_USER"
+"""
+AS_USER = """
+set -eu
+acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
+ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M --transport "$TRANSPORT"
+trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
+grep " $BASE/mnt " /proc/mounts >&2
+echo hello >"$BASE/mnt/f"
+dd if=/dev/urandom of="$BASE/mnt/g" bs=1M count=5 status=none
+cp "$BASE/mnt/g" "$BASE/mnt/copy"
+cmp "$BASE/mnt/g" "$BASE/mnt/copy"
+ctl "$BASE/mnt" status --json
+acpfs umount "$BASE/mnt" >&2
+"""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory that others can reach."""
+    path = Path(tempfile.mkdtemp(prefix="acpfs-user-"))
+    path.chmod(0o755)
+    for name in ("backing", "mnt", "run", "home"):
+        (path / name).mkdir()
+        os.chown(path / name, USER, USER)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def closed_above(path: Path) -> Path | None:
+    """The topmost directory above a path that others may not enter."""
+    return next((p for p in reversed(path.parents) if not p.stat().st_mode & 0o001), None)
+
+
+@pytest.mark.parametrize("wish", ["auto", "native"])
+def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
+    wanted = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), REPOSITORY}
+    closed = {above for path in wanted if (above := closed_above(path)) is not None}
+    environment = {
+        "PATH": os.environ["PATH"],
+        "BASE": str(base),
+        "CLOSED": " ".join(map(str, closed)),
+        "WANTED": " ".join(map(str, wanted)),
+        "USER_ID": str(USER),
+        "AS_USER": AS_USER,
+        "TRANSPORT": wish,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(REPOSITORY),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(base / "home"),
+        "ACPFS_RUNTIME_DIR": str(base / "run"),
+    }
+    done = subprocess.run(
+        ["unshare", "-m", "--propagation", "private", "bash", "-c", AS_ROOT],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    status = json.loads(done.stdout)
+    assert (status["transport"], list(status["lanes"])) == ("native", ["direct"])
+    assert (wish == "native") == (status["transport_reason"] == "asked for")
+    assert "fuse.acpfs" in done.stderr
+    assert (base / "backing/f").read_text() == "hello\n"
+    assert (base / "backing/g").read_bytes() == (base / "backing/copy").read_bytes()
+    assert (base / "backing/g").stat().st_uid == USER
