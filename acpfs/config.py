@@ -111,7 +111,7 @@ class Settings(BaseModel):
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
     transport: Transport = Transport.AUTO
-    """How the kernel is spoken to; auto takes the fastest that works here."""
+    """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None

@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to")
+    config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
 
 
 def _usable(target: str) -> str | None:
@@ -52,7 +53,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "target" in metafunc.fixturenames:
         metafunc.parametrize("target", [_parameter(t) for t in targets], indirect=True, scope="session")
     if "transport" in metafunc.fixturenames:
-        transports = [t for t in targets if t in TRANSPORTS] or ["libfuse"]
+        named = metafunc.definition.get_closest_marker("transports")
+        transports = [t for t in (named.args if named is not None else targets) if t in TRANSPORTS] or ["libfuse"]
         metafunc.parametrize("transport", [_parameter(t) for t in transports], scope="session")
 
 

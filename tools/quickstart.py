@@ -159,7 +159,7 @@ def demonstrate(base: Path) -> bool:
         straight, backing = shared.path / "straight", shared.path / "checkpoints"
         straight.mkdir()
         backing.mkdir()
-        mount = AcpfsMount(backing, base / "mnt", "libfuse", ram=str(size + size // 4 + 64 * MIB), watchdog_s=1800)
+        mount = AcpfsMount(backing, base / "mnt", "auto", ram=str(size + size // 4 + 64 * MIB), watchdog_s=1800)
         console.print(f"  [dim]$ acpfs mount {backing} {mount.path}[/]")
         with mount:
             outcomes = save_both(states, straight, mount)

@@ -29,6 +29,7 @@ WATCHDOG_S = 300.0
 UNMOUNT_TIMEOUT_S = 60.0
 LOOK_AGAIN_S = 0.02
 ENVIRONMENTS = {
+    "auto": {},
     "libfuse": {},
     "native": {},
     "native-direct": {"ACPFS_FUSE_FEATURE_MASK": hex(((1 << 64) - 1) & ~(1 << 37))},

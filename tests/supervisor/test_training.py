@@ -15,14 +15,15 @@ from tests.rig.mounts import AcpfsMount
 
 pytestmark = [
     pytest.mark.mount,
+    pytest.mark.transports("libfuse", "native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
 
 
 @pytest.fixture
-def mount(tmp_path: Path, make_mount: Callable[..., AcpfsMount], monkeypatch: pytest.MonkeyPatch) -> AcpfsMount:
+def mount(transport: str, tmp_path: Path, make_mount: Callable[..., AcpfsMount], monkeypatch: pytest.MonkeyPatch) -> AcpfsMount:
     (tmp_path / "backing").mkdir()
-    made = make_mount(tmp_path / "backing", "libfuse", bandwidth="1M")
+    made = make_mount(tmp_path / "backing", transport, bandwidth="1M")
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(made.runtime_dir))
     return made
 

@@ -109,3 +109,5 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (base / "backing/f").read_text() == "hello\n"
     assert (base / "backing/g").read_bytes() == (base / "backing/copy").read_bytes()
     assert (base / "backing/g").stat().st_uid == USER
+    assert "half as fast" in " ".join(status["warnings"])
+    assert not list(Path("/dev/shm").glob(f"acpfs-{USER}/*"))
