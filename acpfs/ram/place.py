@@ -22,6 +22,11 @@ from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
 STATE_SLACK_BYTES_MIN = 128 << 20
+DATA = "data"
+"""The bytes have a tmpfs of their own below the state's: writers that the daemon does not see can fill it, and the state must go on."""
+SLACK_BYTES_MIN, SLACK_BYTES_MAX = 256 << 20, 2 << 30
+"""How far the bytes may go beyond the budget for a moment: what writers in the passthrough lane write until they are held.
+At 8 GB/s the smallest is 32 ms of writing, the largest is one write(2), which Linux cuts at 2 GiB."""
 HUGE_CHOICES = ("within_size", "advise", "")
 """Huge pages double the mount's speed (7.8 instead of 3.2 GiB/s for new files); not every kernel is built with them."""
 _META = "meta.json"
@@ -59,6 +64,11 @@ def take(tiers: Path, volume_id: str, node_id: str, backing: Path, budget_bytes:
     return place
 
 
+def slack_bytes(budget_bytes: int) -> int:
+    """How far beyond its budget a RAM tier's tmpfs can be filled."""
+    return min(SLACK_BYTES_MAX, max(SLACK_BYTES_MIN, budget_bytes // 8))
+
+
 def resize(place: Place, budget_bytes: int) -> None:
     """Give the tier's tmpfs another size.
 
@@ -67,7 +77,8 @@ def resize(place: Place, budget_bytes: int) -> None:
     """
     if place.own_tmpfs:
         try:
-            mount_tmpfs(place.directory, _size_option(budget_bytes), remount=True)
+            mount_tmpfs(place.directory / DATA, _data_size(budget_bytes), remount=True)
+            mount_tmpfs(place.directory, _state_size(budget_bytes), remount=True)
         except OSError as error:
             raise MachineError(f"the RAM tier cannot be resized to {budget_bytes} bytes: {error.strerror}") from error
     elif budget_bytes > _capacity_bytes(place.directory):
@@ -106,12 +117,19 @@ def _take_locked(own: Path, shared: Path, budget_bytes: int, lock_fd: int) -> Pl
     if _has_meta(shared):
         return _on_shared_memory(shared, budget_bytes, lock_fd, found=True, reason="what is left of the last mount lies there")
     _private_directory(own)
-    if (entry := mounted_at(str(own))) is not None:
-        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(entry.options), found=_has_meta(own), lock_fd=lock_fd)
+    if mounted_at(str(own)) is not None and not _has_meta(own):
+        unmount(own, detach=True)  # its maker died in the middle
+    if mounted_at(str(own)) is not None:
+        data = mounted_at(str(own / DATA))
+        if data is None:
+            raise MachineError(f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it")
+        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(data.options), found=_has_meta(own), lock_fd=lock_fd)
         return _resized(place, budget_bytes)
     try:
         huge = _mount(own, budget_bytes)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            unmount(own, detach=True)
         own.rmdir()
         return _on_shared_memory(shared, budget_bytes, lock_fd, found=False, reason=f"mounting a tmpfs: {error.strerror}")
     return Place(own, budget_bytes, own_tmpfs=True, huge=huge, found=False, lock_fd=lock_fd)
@@ -126,10 +144,12 @@ def _resized(place: Place, budget_bytes: int) -> Place:
 
 
 def _mount(directory: Path, budget_bytes: int) -> str:
+    mount_tmpfs(directory, f"{_state_size(budget_bytes)},mode=0700")
+    (directory / DATA).mkdir(mode=0o700)
     for huge in HUGE_CHOICES:
-        options = f"{_size_option(budget_bytes)},mode=0700" + (f",huge={huge}" if huge else "")
+        options = f"{_data_size(budget_bytes)},mode=0700" + (f",huge={huge}" if huge else "")
         try:
-            mount_tmpfs(directory, options)
+            mount_tmpfs(directory / DATA, options)
         except OSError as error:
             if error.errno == errno.EINVAL and huge:
                 continue
@@ -138,9 +158,14 @@ def _mount(directory: Path, budget_bytes: int) -> str:
     raise AssertionError("unreachable: the last choice returns or raises")
 
 
-def _size_option(budget_bytes: int) -> str:
-    """Room for the budget and for the state database beside the bytes. nr_inodes=0: small files must not run out of inodes."""
-    return f"size={budget_bytes + max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
+def _data_size(budget_bytes: int) -> str:
+    """nr_inodes=0: small files must not run out of inodes."""
+    return f"size={budget_bytes + slack_bytes(budget_bytes)},nr_inodes=0"
+
+
+def _state_size(budget_bytes: int) -> str:
+    """Room for the state database: a few hundred bytes per file, and its write-ahead log."""
+    return f"size={max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
 
 
 def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:

@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
 @pytest.fixture
 def tiers(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path / "tiers"
-    for entry in mount_table():
+    for entry in reversed(mount_table()):
         if entry.path.startswith(str(tmp_path)):
             unmount(entry.path, detach=True)
 
@@ -44,6 +44,19 @@ def test_a_tier_outlives_its_daemon_and_is_found_again(tiers: Path):
     places.give_up(second)
     assert mounted_at(str(second.directory)) is None
     assert not second.directory.exists()
+
+
+@needs_root
+def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
+    capacity = 2 * MIB + places.slack_bytes(2 * MIB)
+    with open(place.directory / "data/big", "wb", buffering=0) as big:
+        os.posix_fallocate(big.fileno(), 0, capacity)
+        with pytest.raises(OSError, match="No space left"):
+            os.posix_fallocate(big.fileno(), capacity, 4096)
+    (place.directory / "state").write_bytes(bytes(MIB))
+    places.give_up(place)
+    assert mounted_at(str(place.directory / "data")) is None
 
 
 @needs_root
@@ -92,13 +105,13 @@ def test_damaged_meta_is_refused_not_overwritten(tiers: Path):
 
 @needs_root
 def test_a_smaller_budget_than_what_is_left_keeps_what_is_left(tiers: Path):
-    slack = places.STATE_SLACK_BYTES_MIN
+    slack = places.slack_bytes(2 * MIB)
     first = places.take(tiers, "vol", "n1", BACKING, 64 * MIB)
-    (first.directory / "big").write_bytes(bytes(slack + 32 * MIB))
+    (first.directory / "data/big").write_bytes(bytes(slack + 32 * MIB))
     places.let_go(first)
     second = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
     assert "cannot be resized" in second.warnings[0]
-    assert (second.directory / "big").stat().st_size == slack + 32 * MIB
+    assert (second.directory / "data/big").stat().st_size == slack + 32 * MIB
     places.give_up(second)
 
 
