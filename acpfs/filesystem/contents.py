@@ -293,21 +293,28 @@ class Contents:
             raise
 
     async def _write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
+        done = await self.change(node, offset, len(data), os.pwrite, data, offset)
+        if done is not None:
+            return done
+        await self._to_overflow(node)
         content = await self._before_change(node, offset)
-        size = len(data)
-        wanted = size if offset + size > node.size or node.blocks * BLOCK_BYTES < node.size else 0
+        return await (self._write_overflow(node, content, offset, data) if content.overflow else self._write(node, offset, data))
+
+    async def change(self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any) -> int | None:
+        """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file has no (more) room in RAM."""
+        content = await self._before_change(node, offset)
         if content.overflow:
-            return await self._write_overflow(node, content, offset, data)
+            return None
+        wanted = size if offset + size > node.size or node.blocks * BLOCK_BYTES < node.size else 0
         if wanted:
             if not await self.room(wanted):
-                await self._to_overflow(node)
-                return await self._write(node, offset, data)
+                return None
             content = await self._before_change(node, offset)
             if content.overflow:
                 self._tier.release(wanted)
-                return await self._write_overflow(node, content, offset, data)
+                return None
         try:
-            done = await self._unlocked(content, os.pwrite, data, offset)
+            done = await self._unlocked(content, function, *arguments)
         finally:
             self._settle(node, content)
             if wanted:

@@ -32,6 +32,10 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op
 
 FALLOC_KEEP_SIZE = 1
+COPY_RANGE_BYTES_MAX = 128 << 20
+"""One request copies at most this (about 50 ms of a reader thread); the caller asks for the rest."""
+COPY_RANGE_PIECE_BYTES = 8 << 20
+"""Room is asked for in such pieces."""
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
 
@@ -435,6 +439,45 @@ class Files:
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         handle.wrote = True
 
+    async def copy_range(self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int) -> int:
+        """copy_file_range(2) inside the RAM tier: the bytes visit neither the caller nor this process. May copy less than asked for.
+
+        Raises:
+            OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by reading and writing.
+        """
+        source, handle = self.handle(source_number).node.content, self.handle(number)
+        self._settle_tentative(handle, written=True)
+        await self._make_changeable(handle.node)
+        if source is None or source.overflow:
+            raise fail(errno.EOPNOTSUPP)
+        source_fd = os.dup(self._contents.opened(source))  # a truncation meanwhile may give its node another content
+        try:
+            done = await self._copy_pieces(source_fd, source_offset, handle.node, offset, min(size, COPY_RANGE_BYTES_MAX))
+        finally:
+            os.close(source_fd)
+        if done is None:
+            raise fail(errno.EOPNOTSUPP)
+        handle.wrote = True
+        if handle.synchronous:
+            await self.fsync(number)
+        return done
+
+    async def _copy_pieces(self, source_fd: int, source_offset: int, node: Node, offset: int, size: int) -> int | None:
+        """Returns how many bytes; None: not even the first piece has room."""
+        total, done = 0, 1
+        while total < size and done:
+            piece, at = min(COPY_RANGE_PIECE_BYTES, size - total), offset + total
+            try:
+                count = await self._contents.change(node, at, piece, _copy_range, source_fd, source_offset + total, at, piece)
+            except OSError:
+                if not total:
+                    raise
+                return total
+            if count is None:
+                return total or None
+            done, total = count, total + count
+        return total
+
     async def lseek(self, number: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
         node = self.handle(number).node
@@ -465,3 +508,7 @@ class Files:
             if n.content is not None and n.content.modified and not n.content.interrupted and n.content.modified_since <= due
         ]
         return sum(self._changes.freeze(node) is not None for node in nodes)
+
+
+def _copy_range(target_fd: int, source_fd: int, source_offset: int, offset: int, size: int) -> int:
+    return os.copy_file_range(source_fd, target_fd, size, source_offset, offset)

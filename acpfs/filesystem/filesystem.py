@@ -271,6 +271,10 @@ class FileSystem:
         """Allocate or punch, as the system call of that name."""
         await self._files.fallocate(handle, mode, offset, length)
 
+    async def copy_range(self, source: HandleId, source_offset: int, handle: HandleId, offset: int, size: int) -> int:
+        """copy_file_range; returns how many bytes, possibly fewer than asked for."""
+        return await self._files.copy_range(source, source_offset, handle, offset, size)
+
     async def lseek(self, handle: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE."""
         return await self._files.lseek(handle, offset, whence)

@@ -11,17 +11,21 @@ import json
 import pstats
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import trio
 
 from acpfs.filesystem.steps import settled
 from acpfs.transport.native.device import clones
+from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.mount import MountOptions, mount
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.reader import reader_count
+from acpfs.transport.native.request import RequestBuffers
 from acpfs.transport.native.serve import CLOSE_TIMEOUT_S
 from acpfs.transport.native.session import Session
+from acpfs.transport.native.wire import IN_HEADER
 from tests.transport.doubles import file_system
 
 
@@ -36,7 +40,11 @@ def main() -> None:
     parser.add_argument("--negotiated", type=json.loads, help="take the session over: the line that the first server printed")
     parser.add_argument("--hang", default="", help="asking the backing directory about this name hangs for ever")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--count", action="store_true", help="at the end, say on stderr how many requests of each opcode there were")
     arguments = parser.parse_args()
+    counted: Counter[int] = Counter()
+    if arguments.count:
+        count_requests(counted)
     fs = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode())
     if arguments.profile:
         profile_threads()
@@ -50,6 +58,19 @@ def main() -> None:
     print(json.dumps(session.negotiated.to_record()), flush=True)
     trio.run(settled, session.ended)
     session.close(CLOSE_TIMEOUT_S)
+    for opcode, count in sorted(counted.items()):
+        print(f"opcode {opcode} came {count} times", file=sys.stderr)
+
+
+def count_requests(counted: Counter[int]) -> None:
+    """Count every request by its opcode from now on."""
+    handle = Dispatch.handle
+
+    def counting(self: Dispatch, fd: int, buffers: RequestBuffers, length: int) -> bool:
+        counted[IN_HEADER.unpack_from(buffers.header)[1]] += 1
+        return handle(self, fd, buffers, length)
+
+    Dispatch.handle = counting  # type: ignore[method-assign]
 
 
 def profile_threads() -> None:

@@ -20,6 +20,7 @@ from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KIL
 from acpfs.transport.native.request import Request
 from acpfs.transport.native.wire import (
     BATCH_FORGET_IN,
+    COPY_FILE_RANGE_IN,
     CREATE_IN,
     FALLOCATE_IN,
     FLUSH_IN,
@@ -228,6 +229,13 @@ class Calls:
     def lseek(self, request: Request) -> Call[int]:
         handle, offset, whence, _ = LSEEK_IN.unpack_from(request.body())
         return self._fs.lseek(HandleId(handle), offset, whence)
+
+    def copy_file_range(self, request: Request) -> Call[int]:
+        source, source_offset, _, handle, offset, size, flags = COPY_FILE_RANGE_IN.unpack_from(request.body())
+        if flags:
+            message = f"unknown flags {flags:#x}"
+            raise ValueError(message)
+        return self._fs.copy_range(HandleId(source), source_offset, HandleId(handle), offset, size)
 
     async def _and_kill(self, ino: Ino, request: Request, call: Call[Any]) -> Any:
         """With HANDLE_KILLPRIV_V2 the kernel leaves it to us to take set-uid and set-gid away when a file is changed or given away."""

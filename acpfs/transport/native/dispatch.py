@@ -166,6 +166,8 @@ def _operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operati
         Opcode.RELEASE: Operation(calls.release, nothing),
         Opcode.FSYNC: Operation(calls.fsync, nothing),
         Opcode.FALLOCATE: Operation(calls.fallocate, nothing),
+        Opcode.COPY_FILE_RANGE: Operation(calls.copy_file_range, replies.copied),
+        Opcode.COPY_FILE_RANGE_64: Operation(calls.copy_file_range, replies.copied),
         Opcode.LSEEK: Operation(calls.lseek, replies.position),
         Opcode.OPENDIR: Operation(calls.opendir, replies.opened_directory, undo.opened_directory),
         Opcode.READDIR: Operation(calls.readdir, replies.entries),
