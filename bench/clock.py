@@ -19,6 +19,12 @@ def torch_python() -> str:
 
 def together(operation: str, paths: list[Path], size: int) -> float:
     """Seconds that all workers needed; one worker per path, `size` bytes each."""
+    start, end = span(operation, paths, size)
+    return end - start
+
+
+def span(operation: str, paths: list[Path], size: int) -> tuple[float, float]:
+    """When the first worker started and the last one had closed its file, by `time.monotonic`."""
     python = torch_python() if operation in ("save", "load", "load_mapped") else sys.executable
     command = [python, "-m", "bench.worker", operation]
     workers = [
@@ -37,7 +43,7 @@ def together(operation: str, paths: list[Path], size: int) -> float:
         times = [[float(word) for word in worker.communicate(timeout=WORKER_TIMEOUT_S)[0].split()] for worker in workers]
         if any(worker.returncode for worker in workers):
             raise RuntimeError(f"{operation} failed")
-        return max(end for _, end in times) - min(start for start, _ in times)
+        return min(start for start, _ in times), max(end for _, end in times)
     finally:
         for worker in workers:
             worker.kill()

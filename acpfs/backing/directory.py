@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from acpfs.backing import filling
 from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
 from acpfs.backing.health import current_call
 from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
@@ -49,6 +50,7 @@ class BackingDirectory:
         self._staging_fd = -1
         self._setter = AttributeSetter()
         self._features = Features()
+        self._direct = False
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()
         try:
@@ -83,6 +85,7 @@ class BackingDirectory:
     def adapt(self, features: Features) -> None:
         """Take over what `backing.probe` found."""
         self._features = features
+        self._direct = features.direct_io and filling.wants_direct(self._root_fd)
         self._setter.xattrs_work = features.xattrs
 
     def calls(self) -> dict[str, int]:
@@ -393,7 +396,14 @@ class BackingDirectory:
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._count("write")
-        return os.pwrite(fd, data, offset)
+        return filling.write(fd, data, offset)
+
+    def expect_bulk(self, fd: int) -> None:
+        if self._direct:
+            filling.go_direct(fd)
+
+    def begin_write_out(self, fd: int, offset: int, count: int) -> None:
+        filling.begin_write_out(fd, offset, count)
 
     def truncate(self, fd: int, size: int) -> None:
         self._count("truncate")

@@ -13,7 +13,9 @@ from collections.abc import Callable
 BURST_S = 0.1
 """What may be saved up while nothing is written."""
 SLICE_MIN_BYTES = 64 << 10
-SLICE_MAX_BYTES = 8 << 20
+SLICE_MAX_BYTES = 2 << 20
+"""Read, hashed and written at a time: hash and write find what was read in the processor's cache (one pass over memory)."""
+PAGE_BYTES = 4096
 SLICE_S = 0.1
 """One take under a limit is worth about this long, so that a change of the limit is felt at once."""
 
@@ -54,10 +56,10 @@ class TokenBucket:
             self._closed, self._tokens, self._filled_at = False, 0.0, self._clock()
 
     def slice_bytes(self) -> int:
-        """How much to write at a time."""
+        """How much to write at a time: whole pages, as direct writes need them."""
         if not self._rate:
             return SLICE_MAX_BYTES
-        return max(SLICE_MIN_BYTES, min(SLICE_MAX_BYTES, int(self._rate * SLICE_S)))
+        return max(SLICE_MIN_BYTES, min(SLICE_MAX_BYTES, int(self._rate * SLICE_S) // PAGE_BYTES * PAGE_BYTES))
 
     def take_nowait(self, count: int) -> float:
         """Take, and say for how long the taker should not go on."""

@@ -184,6 +184,8 @@ class Streamer:
         hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, 0
         if size:
             with self._buffer(size) as buffer, contextlib.closing(_Source(stream, self._tier, self._lock, buffer)) as source:
+                if size > SMALL_BYTES_MAX:
+                    self._lower.expect_bulk(fd)
                 while position < size:
                     count, is_hole = source.read(position, min(self._bucket.slice_bytes(), size - position, len(buffer)))
                     if is_hole:
@@ -211,6 +213,8 @@ class Streamer:
             if count <= 0:
                 raise OSError(errno.EIO, "the backing directory took no bytes")
             done += count
+        if stream.version.size > SMALL_BYTES_MAX:
+            self._lower.begin_write_out(fd, position, done)
         stream.progress()
         with self._lock:
             self.counters.streamed_bytes += done

@@ -321,6 +321,12 @@ class MemoryLower:
             content[offset : offset + len(data)] = data
         return len(data)
 
+    def expect_bulk(self, fd: int) -> None:
+        """Nothing to prepare."""
+
+    def begin_write_out(self, fd: int, offset: int, count: int) -> None:
+        """Nothing is held back."""
+
     def truncate(self, fd: int, size: int) -> None:
         self._call("truncate")
         content = self.descriptors[fd].content

@@ -8,12 +8,16 @@ import threading
 from pathlib import Path
 
 import pytest
+import trio
 import xxhash
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.manifest import PAGE_ROWS, Manifest
+from acpfs.writeback.manifest_writer import PAUSE_IDLE_S
+from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
+from tests.writeback.world import World
 
 
 @pytest.fixture
@@ -116,3 +120,20 @@ def test_the_stock_program_reads_the_written_form(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"plaiN")
     assert subprocess.run(check, cwd=tmp_path, capture_output=True, check=False).returncode != 0
     directory.disconnect()
+
+
+def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, run: Run) -> None:
+    async def stored_twice() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.engine.run)
+            for data in (b"1", b"2"):  # the second one finds the writer in its pause after the first
+                world.store("f", data)
+                while world.engine.statistics().persisted_ops != int(data):  # noqa: ASYNC110 - counted by a thread
+                    await trio.sleep(0.001)
+                began = trio.current_time()
+                await world.engine.recorded()
+                assert world.manifest.is_written
+                assert trio.current_time() - began < PAUSE_IDLE_S / 2
+            nursery.cancel_scope.cancel()
+
+    run(stored_twice)
