@@ -79,7 +79,7 @@ class Contents:
                 node.content.sealed = node.content.overflow in pending
             elif node.content is not None:
                 self._users[node.content.tier_id] += 1
-                if node.content.modified:  # written since its row was
+                if node.content.modified and not self.kernel.as_recorded(node):  # written since its row was
                     self.kernel.look(node)
                     self._close(node.content)
                 self.settle_state(node)
@@ -456,6 +456,11 @@ class Contents:
     def frozen_bytes(self, node: Node) -> int:
         """How many of the first bytes versions still need."""
         return 0 if node.content is None else self._frozen_bytes(node.content)
+
+    def watch_again(self, node: Node, *, versions_too: bool) -> None:
+        """After a takeover: the kernel has been writing all the time. `versions_too`: not only behind their ends."""
+        if node.content is not None and not node.content.overflow:
+            self.kernel.watch_again(node, self._frozen.get(node.content.tier_id, ()) if versions_too else ())
 
     def unguard(self, node: Node) -> None:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""

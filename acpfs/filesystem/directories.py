@@ -15,6 +15,7 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import DirEntry
+from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino
 
 ENTRIES_PER_CALL = 256
@@ -28,33 +29,57 @@ class OpenDirectory:
     """One open directory."""
 
     node: Node
+    slot: int
+    """Its record in `ram.kept`."""
+    unique: int = 0
+    """Of the request that opened it."""
     names: list[bytes] | None = None
 
 
 class Directories:
     """Calls on open directories."""
 
-    def __init__(self, table: NodeTable, names: Names, attributes: AttributeCalls, view: LowerView) -> None:
+    def __init__(self, table: NodeTable, names: Names, attributes: AttributeCalls, view: LowerView, kept: Kept) -> None:
         self._table = table
         self._names = names
         self._attributes = attributes
         self._view = view
+        self._kept = kept
         self._handles: dict[HandleId, OpenDirectory] = {}
-        self._last_handle = 0
+        self._last_handle = kept.first_number
+        self._unanswered: dict[int, HandleId] = {}
+        """Request → directory that it opened with the last worker; some of these requests come again."""
 
-    def opendir(self, ino: Ino) -> HandleId:
-        """Open a directory."""
+    def restore(self) -> None:
+        """Open directories of the session's last worker go on where they were."""
+        for slot, (number, unique, ino) in self._kept.directories:
+            node = self._table.get(Ino(ino))
+            if node is None or not node.is_dir:
+                self._kept.directories.free(slot)
+                continue
+            node.handles += 1
+            self._handles[HandleId(number)] = OpenDirectory(node, slot, unique, self._kept.read_listing(number))
+            self._unanswered[unique] = HandleId(number)
+
+    def opendir(self, ino: Ino, unique: int = 0) -> HandleId:
+        """Open a directory; `unique`: as `Caller.unique`."""
+        if unique in self._unanswered:
+            return self._unanswered.pop(unique)
         node = self._names.node(ino)
         node.handles += 1
         self._last_handle += 1
         number = HandleId(self._last_handle)
-        self._handles[number] = OpenDirectory(node)
+        self._handles[number] = OpenDirectory(node, self._kept.directories.add(number, unique, ino), unique)
         return number
 
     def releasedir(self, number: HandleId) -> None:
         """Close it."""
         opened = self._handles.pop(number, None)
         if opened is not None:
+            self._unanswered.pop(opened.unique, None)
+            self._kept.directories.free(opened.slot)
+            if opened.names is not None:
+                self._kept.remove_listing(number)
             opened.node.handles -= 1
             self._view.reap(opened.node)
 
@@ -72,6 +97,7 @@ class Directories:
             raise fail(errno.EBADF)
         if opened.names is None or offset == 0:
             opened.names = sorted(await self._view.names(opened.node))
+            self._kept.write_listing(number, opened.names)
         entries = self._dots(opened.node, offset)
         position = max(offset, FIRST_NAME_OFFSET)
         while len(entries) < count and position - FIRST_NAME_OFFSET < len(opened.names):

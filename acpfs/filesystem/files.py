@@ -11,7 +11,6 @@ import os
 import stat
 import time
 from collections import Counter
-from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerStat
 from acpfs.config import FsyncMode
@@ -19,6 +18,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
@@ -26,8 +26,9 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import wait
+from acpfs.ram.kept import Kept
 from acpfs.ram.tier import Tier
-from acpfs.types import HandleId, Ino, TierId
+from acpfs.types import HandleId, Ino, Seq, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op
 
@@ -38,41 +39,6 @@ COPY_RANGE_PIECE_BYTES = 8 << 20
 """Room is asked for in such pieces."""
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
-
-
-@dataclass(slots=True, eq=False)
-class Handle:
-    """One open file."""
-
-    number: HandleId
-    node: Node
-    flags: int
-    lower_fd: int = -1
-    """Descriptor on the backing directory while the content is only there; opened at the first read."""
-    lane: Lane = Lane.LIBFUSE
-    pid: int = 0
-    """Who opened it."""
-    unseen: bool = False
-    """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
-    tentative: Op | None = None
-    """The STORE of its latest close, as long as it is not known to be the last one."""
-    tentative_since: float = 0.0
-    """Monotonic time, seconds."""
-    wrote: bool = False
-    """It changed the content since the last FLUSH."""
-
-    @property
-    def writable(self) -> bool:
-        return self.flags & os.O_ACCMODE != os.O_RDONLY
-
-    @property
-    def may_map(self) -> bool:
-        """Whether the file can be mapped through it."""
-        return self.flags & os.O_ACCMODE != os.O_WRONLY
-
-    @property
-    def synchronous(self) -> bool:
-        return bool(self.flags & os.O_DSYNC)
 
 
 class Files:
@@ -91,6 +57,7 @@ class Files:
         admission: Admission,
         tier: Tier,
         log: OperationLog,
+        kept: Kept,
     ) -> None:
         self._table = table
         self._lanes = lanes
@@ -103,8 +70,11 @@ class Files:
         self._admission = admission
         self._tier = tier
         self._log = log
+        self._kept = KeptHandles(kept)
         self._handles: dict[HandleId, Handle] = {}
-        self._last_handle = 0
+        self._last_handle = kept.first_number
+        self._unanswered: dict[int, Handle] = {}
+        """Request → open file of the last worker that it opened; some of these requests come again."""
 
     def handle(self, number: HandleId) -> Handle:
         """The open file of a number.
@@ -116,6 +86,10 @@ class Files:
         if handle is None:
             raise fail(errno.EBADF)
         return handle
+
+    def is_open(self, number: HandleId) -> bool:
+        """Whether there is an open file of that number."""
+        return number in self._handles
 
     def open_nodes(self) -> set[Node]:
         """Nodes that somebody has open."""
@@ -137,9 +111,11 @@ class Files:
 
     # -- opening and closing
 
-    async def open(self, ino: Ino, flags: int, pid: int) -> OpenFile:
+    async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open an existing regular file; close-to-open: its attributes are renewed first."""
         node = self._names.node(ino)
+        if self._unanswered:
+            self._forget_unanswered(caller.unique)
         await self._view.renew(node)
         node.handles += 1  # from here on its content may not be evicted
         try:
@@ -150,17 +126,18 @@ class Files:
         except BaseException:
             self._closed(node)
             raise
-        return await self._opened(node, flags, pid, wrote=bool(flags & os.O_TRUNC))
+        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC))
 
-    async def _opened(self, node: Node, flags: int, pid: int, *, wrote: bool) -> OpenFile:
+    async def _opened(self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False) -> OpenFile:
         self._last_handle += 1
-        handle = Handle(HandleId(self._last_handle), node, flags, pid=pid, wrote=wrote)
+        handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
         try:
             backing_fd = await self._take_lane(handle)
         except BaseException:
             self._closed(node)
             raise
         self._handles[handle.number] = handle
+        self._kept.opened(handle)
         keep, node.keep_cache = node.keep_cache, True
         self._contents.settle_state(node)
         if handle.writable and node.names:
@@ -201,6 +178,7 @@ class Files:
         self._leave_lane(handle)
         handle.lane = self._lanes.daemon_lane
         handle.node.daemon_mappers += handle.may_map
+        self._kept.changed(handle)
 
     def _leave_lane(self, handle: Handle) -> None:
         node = handle.node
@@ -227,28 +205,34 @@ class Files:
     async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """Make and open a regular file; one that exists is opened, unless O_EXCL."""
         parent = self._names.node(parent_ino)
+        again = self._created_before(caller.unique) if self._unanswered else None
+        if again is not None:
+            return again
         ino = await self._view.child(parent, name)
         if ino and not flags & os.O_EXCL:
-            opened = await self.open(ino, flags, caller.pid)
+            opened = await self.open(ino, flags, caller)
             node = self._table[ino]
         else:
             parent = await self._names.vacant(parent_ino, name)
             node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
             self._names.give_birth(parent, name, node)
             node.handles += 1
-            opened = await self._opened(node, flags, caller.pid, wrote=True)
+            opened = await self._opened(node, flags, caller, wrote=True, created=True)
         node.lookups += 1
         return opened, node
 
     async def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
         """O_TMPFILE: a file without a name, until linkat gives it one."""
         parent = self._names.node(parent_ino)
+        again = self._created_before(caller.unique) if self._unanswered else None
+        if again is not None:
+            return again
         node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
         node.nlink = 0
         self._contents.create(node)
         node.handles += 1
         node.lookups += 1
-        return await self._opened(node, flags, caller.pid, wrote=True), node
+        return await self._opened(node, flags, caller, wrote=True, created=True), node
 
     async def flush(self, number: HandleId) -> None:
         """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
@@ -261,17 +245,21 @@ class Files:
         op = self._complete(handle)
         if op is not None:
             op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+            self._kept.changed(handle)
         if handle.writable:
             self._report_refusal(handle.node)
 
     def _settle_tentative(self, handle: Handle, *, written: bool) -> None:
         """The descriptor's first close was followed by a write, or by its last close."""
         op, handle.tentative = handle.tentative, None
-        if op is not None and written:
+        if op is None:
+            return
+        if written:
             self._changes.withdraw(op)
             handle.wrote = True
-        elif op is not None:
+        else:
             self._changes.confirm(op)
+        self._kept.changed(handle)
 
     def _complete(self, handle: Handle) -> Op | None:
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
@@ -280,7 +268,9 @@ class Files:
             self._settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
         op = self._changes.freeze(handle.node) if handle.wrote and not handle.node.interrupted else None
-        handle.wrote = False
+        if handle.wrote:
+            handle.wrote = False
+            self._kept.changed(handle)
         return op
 
     def _report_refusal(self, node: Node) -> None:
@@ -310,14 +300,61 @@ class Files:
         handle = self._handles.pop(number, None)
         if handle is None:
             return
+        if self._unanswered:
+            self._unanswered.pop(handle.unique, None)
         self._leave_lane(handle)
         self._settle_tentative(handle, written=handle.wrote)
+        self._kept.closed(handle)
         if handle.lower_fd >= 0:
             self._view.close_later(handle.lower_fd)
         node = handle.node
         if handle.wrote or (handle.writable and node.handles == 1 and node.modified and not node.interrupted):
             self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
         self._closed(node)
+
+    # -- after a takeover
+
+    def restore(self) -> None:
+        """Open files of the session's last worker go on; before anything is served or streamed."""
+        for handle, tentative in self._kept.restore(self._table):
+            node = handle.node
+            self._handles[handle.number] = handle
+            self._unanswered[handle.unique] = handle
+            node.handles += 1
+            if handle.lane is not Lane.PASSTHROUGH:
+                node.daemon_mappers += handle.may_map
+            else:
+                node.kernel_handles += 1
+            if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
+                node.kernel_writers += 1
+            op = self._log.get(Seq(tentative))
+            if op is not None and op is self._log.last_of(node.ino) and not op.started:
+                op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+
+    def appending_only(self, node: Node) -> bool:
+        """Whether whoever writes to the file unseen does so behind what it has: then no version of it changes."""
+        unseen = (h for h in self._handles.values() if h.node is node and (h.unseen or (h.lane is Lane.PASSTHROUGH and h.writable)))
+        return all(h.flags & os.O_APPEND and not h.unseen for h in unseen)
+
+    def _created_before(self, unique: int) -> tuple[OpenFile, Node] | None:
+        """The answer to a request that made and opened a file, which the last worker carried out and did not give."""
+        handle = self._unanswered.get(unique)
+        if handle is None or not handle.created:
+            return None
+        del self._unanswered[unique]
+        node = handle.node
+        node.lookups += 1
+        fd = self._contents.opened(node.content) if handle.lane is Lane.PASSTHROUGH and node.content is not None else -1
+        return OpenFile(handle.number, keep_cache=False, lane=handle.lane, backing_fd=fd), node
+
+    def _forget_unanswered(self, unique: int) -> None:
+        """What the last worker opened for a request that comes again is opened anew: the kernel never learned that number."""
+        handle = self._unanswered.pop(unique, None)
+        if handle is not None and self._handles.pop(handle.number, None) is not None:
+            self._leave_lane(handle)
+            self._kept.closed(handle)
+            self._lanes.forgotten(handle.number)
+            handle.node.handles -= 1
 
     def _closed(self, node: Node) -> None:
         node.handles -= 1
@@ -381,7 +418,7 @@ class Files:
         finally:
             self._closed(node)
         if handle is not None:
-            handle.wrote = True
+            self._wrote(handle)
         else:
             self._changes.freeze(node)
 
@@ -426,10 +463,15 @@ class Files:
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
         done = await self._contents.write(node, offset, data)
-        handle.wrote = True
+        self._wrote(handle)
         if handle.synchronous:
             await self.fsync(number)
         return done
+
+    def _wrote(self, handle: Handle) -> None:
+        if not handle.wrote:
+            handle.wrote = True
+            self._kept.changed(handle)
 
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
@@ -437,7 +479,7 @@ class Files:
         self._settle_tentative(handle, written=True)
         await self._make_changeable(handle.node)
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
-        handle.wrote = True
+        self._wrote(handle)
 
     async def copy_range(self, source_number: HandleId, source_offset: int, number: HandleId, offset: int, size: int) -> int:
         """copy_file_range(2) inside the RAM tier: the bytes visit neither the caller nor this process. May copy less than asked for.

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable
+from dataclasses import astuple, dataclass
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -30,6 +30,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile
 from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.steps import Steps, wait
+from acpfs.ram.kept import Kept
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, TierStatistics
@@ -76,10 +77,11 @@ class FileSystem:
         *,
         headroom: Callable[[int], int | None] = headroom_bytes,
         unknown_bytes: int | None = None,
+        kept: Kept | None = None,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
-        `headroom` and `unknown_bytes`: as `Admission` has them.
+        `headroom` and `unknown_bytes`: as `Admission` has them. `kept`: records for, and from, other workers of the kernel session.
         """
         self.settings = settings
         self.lock = RLock()
@@ -87,6 +89,8 @@ class FileSystem:
         self._state = state
         self._tier = tier
         self._log = log
+        self.kept = Kept() if kept is None else kept
+        """What the next worker of the session will need; transports keep theirs here too."""
         self._lower = lower
         self._calls = calls
         self._table = NodeTable(state)
@@ -109,8 +113,9 @@ class FileSystem:
             Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes),
             tier,
             log,
+            self.kept,
         )
-        self._directories = Directories(self._table, self._names, self._attributes, self._view)
+        self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self._reports = Reports(self._table, log, self._contents, self._files)
         self._space: SpaceInfo | None = None
         self._space_at = 0.0
@@ -121,26 +126,46 @@ class FileSystem:
     async def start(self) -> None:
         """Learn the top of the backing directory; sort out what an earlier daemon left. Asks the backing directory twice.
 
+        Over a session that another worker has left: go on where it was, without asking the backing directory, which may hang.
+
         Raises:
             OSError: the backing directory does not answer.
         """
-        top: LowerStat = await self._view.call("lstat top", self._lower.lstat, ())
-        self._space = await self._view.space()
-        self._space_at = time.monotonic()
-        if ROOT not in self._table:
-            self._table.found_root(top)
-        root = self._table[ROOT]
-        root.lookups = 1
-        self._view.compare(root, top)
+        if self.kept.taken_over:
+            self._space = SpaceInfo(*self.kept.fact("space"))
+        else:
+            top: LowerStat = await self._view.call("lstat top", self._lower.lstat, ())
+            self._space = await self._view.space()
+            self._space_at = time.monotonic()
+            if ROOT not in self._table:
+                self._table.found_root(top)
+            self._view.compare(self._table[ROOT], top)
+            self.kept.record("space", astuple(self._space))
+        self._table[ROOT].lookups = 1
+        self._files.restore()
+        self._directories.restore()
+        for _slot, (ino, count) in self.kept.references:
+            node = self._table.get(Ino(ino))
+            if node is not None:
+                node.lookups = max(node.lookups, count)
+        interrupted = set(self.kept.fact("interrupted") or ())
         for node in self._table:
-            self._take_over(node)
+            self._take_over(node, interrupted)
+        self.kept.record("interrupted", [node.ino for node in self._table if node.interrupted])
 
-    def _take_over(self, node: Node) -> None:
-        """A node of an earlier mount: nobody has it open now, and the kernel does not know it."""
+    def _take_over(self, node: Node, interrupted: Container[Ino]) -> None:
+        """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
         if node.nlink == 0 or (node.unlogged and not node.names):
             node.nlink = 0
-        elif node.content is not None and node.content.modified:
-            node.content.interrupted = True
+        elif node.kernel_writers:
+            self._contents.watch_again(node, versions_too=not self._files.appending_only(node))
+        elif node.content is not None and node.content.modified and not node.handles:
+            if self.kept.taken_over and node.ino not in interrupted:
+                self.changes.freeze(node)  # its last RELEASE was under way
+            else:
+                node.content.interrupted = True
+        if node.content is not None:
+            self._contents.settle_state(node)
         self._view.reap(node)
 
     # -- names
@@ -230,7 +255,7 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-        return await self._files.open(ino, flags, caller.pid)
+        return await self._files.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
@@ -241,6 +266,10 @@ class FileSystem:
         """O_TMPFILE; takes a kernel reference."""
         opened, node = await self._files.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
+
+    def is_open(self, handle: HandleId) -> bool:
+        """Whether there is an open file of that number."""
+        return self._files.is_open(handle)
 
     def refuse_passthrough(self, handle: HandleId) -> None:
         """The kernel would not take the descriptor of an open that was answered with the passthrough lane. Takes the lock."""
@@ -281,9 +310,9 @@ class FileSystem:
 
     # -- directories
 
-    async def opendir(self, ino: Ino) -> HandleId:
-        """Open a directory."""
-        return self._directories.opendir(ino)
+    async def opendir(self, ino: Ino, unique: int = 0) -> HandleId:
+        """Open a directory; `unique`: as `Caller.unique`."""
+        return self._directories.opendir(ino, unique)
 
     async def readdir(self, handle: HandleId, offset: int, *, with_attributes: bool) -> list[DirEntry]:
         """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference."""

@@ -68,6 +68,24 @@ class KernelWrites:
             st = os.fstat(fd)
             node.content.seen = (st.st_mtime_ns, st.st_size)
 
+    # -- after the end of a worker
+
+    def as_recorded(self, node: Node) -> bool:
+        """Whether the tier file is as the node's row says: then the row's times are right, also those that were set."""
+        assert node.content is not None
+        st = self._tier.stat(node.content.tier_id)
+        if st.st_mtime_ns > node.ctime_ns or st.st_size != node.size:
+            return False
+        node.content.seen = (st.st_mtime_ns, st.st_size)
+        return True
+
+    def watch_again(self, node: Node, versions: Iterable[Version]) -> None:
+        """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
+        if not self.as_recorded(node):
+            self.look(node)
+        for version in versions:
+            self._guards[version.vid] = Guard(node, (0, 0))
+
     # -- versions that it may still change
 
     def guard(self, version: Version, node: Node) -> None:

@@ -16,6 +16,8 @@ class Caller:
     gid: int
     pid: int
     umask: int = 0
+    unique: int = 0
+    """Number of the kernel's request; the same when it comes again after a takeover. 0: it never does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
 from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.writeback.log import OperationLog
@@ -78,6 +79,7 @@ def file_system(
     calls, copies = CallPool("requests", 4), CallPool("copies", 2)
     lower = PlainLowerDouble(backing, hanging_name)
     # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
-    fs = FileSystem(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0)  # type: ignore[arg-type]
+    kept = Kept(tier_directory / "kept", "the session")
+    fs = FileSystem(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0, kept=kept)  # type: ignore[arg-type]
     fs.steps.run(fs.start())
     return fs

@@ -19,6 +19,7 @@ from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
 from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import HEADER_BYTES, RequestBuffers
 from acpfs.transport.native.undo import Undo
@@ -37,8 +38,9 @@ class Wire:
         negotiated = Negotiated(45, int(WANTED), int(WANTED), PAYLOAD_BYTES)
         self._read_fd, self._write_fd = os.pipe()
         lanes = Lanes(fs, Device([self._write_fd]), negotiated)
-        undo = Undo(fs, lanes)
-        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes), Replies(lanes, undo, 1.0), undo)
+        references = References(fs.kept)
+        undo = Undo(fs, lanes, references)
+        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes), Replies(lanes, undo, references, 1.0), undo)
         self._buffers = RequestBuffers(PAYLOAD_BYTES)
         self._unique = 0
 

@@ -17,7 +17,7 @@ from acpfs.filesystem.steps import Call
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
-from acpfs.transport.native.request import Request
+from acpfs.transport.native.request import Request, plain
 from acpfs.transport.native.wire import (
     BATCH_FORGET_IN,
     COPY_FILE_RANGE_IN,
@@ -84,7 +84,7 @@ def time_ns(seconds: int, nanoseconds: int) -> int:
 
 def caller_of(request: Request, umask: int = 0) -> Caller:
     """Who makes the call."""
-    return Caller(request.uid, request.gid, request.pid, umask)
+    return Caller(request.uid, request.gid, request.pid, umask, plain(request.unique))
 
 
 class Calls:
@@ -252,7 +252,7 @@ class Calls:
     # -- directories
 
     def opendir(self, request: Request) -> Call[HandleId]:
-        return self._fs.opendir(Ino(request.ino))
+        return self._fs.opendir(Ino(request.ino), plain(request.unique))
 
     def readdir(self, request: Request) -> Call[list[DirEntry]]:
         handle, offset, request.argument, _, _, _, _ = READ_IN.unpack_from(request.body())

@@ -17,6 +17,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
+from acpfs.transport.native.once import NOTED, Once
 from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.replies import Replies
@@ -35,6 +36,7 @@ class Dispatch:
 
     def __init__(self, fs: FileSystem, calls: Calls, replies: Replies, undo: Undo) -> None:
         self._step = fs.steps.step
+        self.once = Once(fs)
         self._operations = _operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
         self.continuations = Continuations(fs.steps, self._finish, self._fail)
@@ -55,6 +57,8 @@ class Dispatch:
         except MALFORMED as error:
             self._malformed(request, error)
             return False
+        if request.opcode in NOTED:
+            call = self.once.carried_out(request, call)
         try:
             future = self._step(call, None)
         except StopIteration as stop:

@@ -7,6 +7,7 @@ the daemon's lane. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -48,16 +49,41 @@ class Lanes:
         self._direct_mmap = negotiated.has(InitFlag.DIRECT_IO_ALLOW_MMAP)
         self._lock = threading.Lock()
         self._by_node: dict[Ino, Backing] = {}
-        self._by_handle: dict[HandleId, Ino] = {}
+        self._by_handle: dict[HandleId, tuple[Ino, int]] = {}
+        """Node, and the slot of the record."""
+        self._kept = fs.kept.backings
         self.refused = 0
         """Files that the kernel did not take for passthrough."""
+        self._take_over()
         fs.lanes.offer(Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted())
+
+    def _take_over(self) -> None:
+        """Backing files that the last worker registered: used on as long as their files are open."""
+        for slot, (handle, ino, number) in self._kept:
+            backing = self._by_node.setdefault(Ino(ino), Backing(number))
+            backing.handles += 1
+            self._by_handle[HandleId(handle)] = (Ino(ino), slot)
+        for number in [n for n in self._by_handle if not self._fs.is_open(n)]:
+            self.released(number)
+        self._fs.lanes.forgotten = self.released
+
+    def _close_lost(self, newest: int) -> None:
+        """The backing file that the last worker registered and did not live to record, if there is one.
+
+        There can be only one, because that is done under the lock, and it is the one before ours: the kernel gives ids in turn.
+        """
+        if newest - 1 not in {backing.number for backing in self._by_node.values()}:
+            with contextlib.suppress(OSError):
+                self._device.backing_close(newest - 1)
 
     def _permitted(self) -> bool:
         """Whether this process may register backing files, tried with one (CAP_SYS_ADMIN is needed)."""
         fd = os.memfd_create("acpfs-passthrough-probe", os.MFD_CLOEXEC)
         try:
-            self._device.backing_close(self._device.backing_open(fd))
+            number = self._device.backing_open(fd)
+            self._device.backing_close(number)
+            if self._fs.kept.taken_over:
+                self._close_lost(number)
         except OSError as error:
             log.warning("no passthrough: the kernel refuses backing files", error=str(error))
             return False
@@ -101,8 +127,9 @@ class Lanes:
                 if backing is None:
                     return 0
                 self._by_node[ino] = backing
-            backing.handles += 1
-            self._by_handle[file.handle] = ino
+            if file.handle not in self._by_handle:
+                backing.handles += 1
+                self._by_handle[file.handle] = (ino, self._kept.add(file.handle, ino, backing.number))
             return backing.number
 
     def _new_backing(self, file: OpenFile) -> Backing | None:
@@ -118,13 +145,15 @@ class Lanes:
         if handle not in self._by_handle:
             return
         with self._lock:
-            ino = self._by_handle.pop(handle)
+            ino, slot = self._by_handle.pop(handle)
             backing = self._by_node[ino]
             backing.handles -= 1
-            if backing.handles:
-                return
-            del self._by_node[ino]
-        self._device.backing_close(backing.number)
+            if not backing.handles:
+                del self._by_node[ino]
+        if not backing.handles:
+            with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
+                self._device.backing_close(backing.number)
+        self._kept.free(slot)
 
     def __len__(self) -> int:
         """Open files that have a backing id."""

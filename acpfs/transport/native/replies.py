@@ -13,6 +13,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.protocol import STATX_BASIC_STATS, Opcode
+from acpfs.transport.native.references import References
 from acpfs.transport.native.request import Request
 from acpfs.transport.native.undo import Undo
 from acpfs.transport.native.wire import (
@@ -40,16 +41,24 @@ _COPY_FILE_RANGE_64 = int(Opcode.COPY_FILE_RANGE_64)
 class Replies:
     """From a call's value to bytes."""
 
-    def __init__(self, lanes: Lanes, undo: Undo, attr_timeout_s: float) -> None:
-        """`undo`: takes back entries that did not fit; `attr_timeout_s`: how long the kernel may use names and attributes unasked."""
+    def __init__(self, lanes: Lanes, undo: Undo, references: References, attr_timeout_s: float) -> None:
+        """`undo`: takes back entries that did not fit; `references`: told of those that did.
+
+        `attr_timeout_s`: how long the kernel may use names and attributes unasked.
+        """
         self._lanes = lanes
         self._undo = undo
+        self._given = references.given
         self._valid_s = int(attr_timeout_s)
         self._valid_ns = int((attr_timeout_s - self._valid_s) * NS)
 
     # -- nodes and attributes
 
-    def entry(self, _request: Request | None, a: Attributes) -> bytes:
+    def entry(self, _request: Request, a: Attributes) -> bytes:
+        self._given(a.ino)
+        return self._entry(a)
+
+    def _entry(self, a: Attributes) -> bytes:
         valid, valid_ns = self._valid_s, self._valid_ns
         atime, atime_ns = divmod(a.atime_ns, NS)
         mtime, mtime_ns = divmod(a.mtime_ns, NS)
@@ -158,6 +167,8 @@ class Replies:
             if room < 0:
                 break
             parts.append(record)
+            if plus and entry.attributes is not None:
+                self._given(entry.ino)
         if plus and len(parts) < len(entries):
             self._undo.entries(entries[len(parts) :])
         return b"".join(parts)
@@ -168,4 +179,4 @@ class Replies:
         record += b"\0" * (-len(record) % RECORD_ALIGNMENT)
         if not plus:
             return record
-        return (self.entry(None, entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + record
+        return (self._entry(entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + record

@@ -19,6 +19,15 @@ GATHER_BYTES_MIN = 4096
 _OUT_BYTES = OUT_HEADER.size
 
 
+RESENT = 1 << 63
+"""In the number of a request that a worker before this one had read."""
+
+
+def plain(unique: int) -> int:
+    """The number that the request had at first."""
+    return unique & ~RESENT
+
+
 class RequestBuffers:
     """What one request is read into."""
 

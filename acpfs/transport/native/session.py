@@ -30,6 +30,7 @@ from acpfs.transport.native.negotiate import (
 )
 from acpfs.transport.native.protocol import InitFlag, Opcode
 from acpfs.transport.native.reader import Readers, reader_count
+from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.undo import Undo
@@ -75,10 +76,10 @@ class Session:
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
-        lanes = Lanes(fs, self.device, negotiated)
-        undo = Undo(fs, lanes)
+        lanes, references = Lanes(fs, self.device, negotiated), References(fs.kept)
+        undo = Undo(fs, lanes, references)
         calls = Calls(fs, negotiated, lanes)
-        replies = Replies(lanes, undo, fs.settings.attr_timeout_s)
+        replies = Replies(lanes, undo, references, fs.settings.attr_timeout_s)
         self._dispatch = Dispatch(fs, calls, replies, undo)
         of_readers = [fds[n % len(fds)] for n in range(readers or reader_count())]
         self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))

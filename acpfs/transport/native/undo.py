@@ -6,28 +6,31 @@ Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
 from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.references import References
 from acpfs.types import HandleId, Ino
 
 
 class Undo:
     """The counterparts of lookup, open and opendir."""
 
-    def __init__(self, fs: FileSystem, lanes: Lanes) -> None:
+    def __init__(self, fs: FileSystem, lanes: Lanes, references: References) -> None:
         self._fs = fs
         self._lanes = lanes
+        self._references = references
 
-    def references(self, counts: Iterable[tuple[int, int]]) -> None:
+    def references(self, counts: Sequence[tuple[int, int]]) -> None:
         """Give kernel references back: (node, how many)."""
+        self._references.taken_back(counts)
         self._fs.forget([(Ino(ino), count) for ino, count in counts])
 
     def entries(self, entries: Iterable[DirEntry]) -> None:
-        """Entries of readdirplus that the kernel did not get; those without attributes carry no reference."""
-        self.references((entry.ino, 1) for entry in entries if entry.attributes is not None)
+        """Entries of readdirplus that had no room in the reply; those without attributes carry no reference."""
+        self._fs.forget([(entry.ino, 1) for entry in entries if entry.attributes is not None])
 
     def entry(self, attributes: Attributes) -> None:
         """A LOOKUP, or the like, whose reply was not taken."""

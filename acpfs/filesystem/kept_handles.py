@@ -1,0 +1,120 @@
+"""Open files and directories as they outlive the worker: to records, and from records back to handles.
+
+Owns the meaning of the words in `ram.kept` that describe handles. A record is written in the step that opens, before the kernel learns
+the handle's number, and freed in the step that closes; where a worker dies between record and transaction, the request was not answered
+and comes again. Used under the file system's lock; restoring is part of the start, before anything is served.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.records import Lane
+from acpfs.ram.kept import Kept
+from acpfs.types import HandleId, Ino, TierId
+from acpfs.writeback.ops import Op
+
+NO_SLOT = -1
+_LANES = list(Lane)
+_NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
+_WROTE, _UNSEEN, _CREATED = 1, 2, 4
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """One open file."""
+
+    number: HandleId
+    node: Node
+    flags: int
+    lower_fd: int = -1
+    """Descriptor on the backing directory while the content is only there; opened at the first read."""
+    lane: Lane = Lane.LIBFUSE
+    pid: int = 0
+    """Who opened it."""
+    unseen: bool = False
+    """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
+    tentative: Op | None = None
+    """The STORE of its latest close, as long as it is not known to be the last one."""
+    tentative_since: float = 0.0
+    """Monotonic time, seconds."""
+    wrote: bool = False
+    """It changed the content since the last FLUSH."""
+    unique: int = 0
+    """Of the request that opened it."""
+    created: bool = False
+    """That request made the file."""
+    slot: int = field(default=NO_SLOT)
+    """Its record."""
+
+    @property
+    def writable(self) -> bool:
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
+
+    @property
+    def may_map(self) -> bool:
+        """Whether the file can be mapped through it."""
+        return self.flags & os.O_ACCMODE != os.O_WRONLY
+
+    @property
+    def synchronous(self) -> bool:
+        return bool(self.flags & os.O_DSYNC)
+
+
+class KeptHandles:
+    """Writes and reads the records of open files."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._slots = kept.handles
+
+    def opened(self, handle: Handle) -> None:
+        """A file was opened and has its lane."""
+        target = handle.node.kernel_target
+        handle.slot = self._slots.add(
+            handle.number,
+            handle.unique,
+            handle.node.ino,
+            handle.flags,
+            _LANES.index(handle.lane),
+            handle.pid,
+            0 if target is None else target,
+            self._bits(handle),
+            0,
+        )
+
+    @staticmethod
+    def _bits(handle: Handle) -> int:
+        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created
+
+    def changed(self, handle: Handle) -> None:
+        """Its lane, or whether it wrote, or its tentative close changed."""
+        if handle.slot != NO_SLOT:
+            slots = self._slots
+            slots.set(handle.slot, _LANE, _LANES.index(handle.lane))
+            slots.set(handle.slot, _BITS, self._bits(handle))
+            slots.set(handle.slot, _TENTATIVE, handle.tentative.seq if handle.tentative is not None else 0)
+
+    def closed(self, handle: Handle) -> None:
+        """It is gone."""
+        if handle.slot != NO_SLOT:
+            self._slots.free(handle.slot)
+            handle.slot = NO_SLOT
+
+    def restore(self, table: NodeTable) -> Iterator[tuple[Handle, int]]:
+        """Open files of the last worker, and the number of their tentative STORE (0: none). Records of nodes that never came to be go."""
+        for slot, words in self._slots:
+            node = table.get(Ino(words[_INO]))
+            if node is None or not node.is_file:
+                self._slots.free(slot)
+                continue
+            bits = words[_BITS]
+            handle = Handle(HandleId(words[_NUMBER]), node, words[_FLAGS], lane=_LANES[words[_LANE]], pid=words[_PID])
+            handle.unique, handle.slot = words[_UNIQUE], slot
+            handle.wrote, handle.unseen, handle.created = bool(bits & _WROTE), bool(bits & _UNSEEN), bool(bits & _CREATED)
+            if handle.lane is Lane.PASSTHROUGH:
+                node.kernel_target = TierId(words[_TARGET])
+            yield handle, words[_TENTATIVE]

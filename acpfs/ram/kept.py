@@ -1,0 +1,121 @@
+"""What a worker leaves to the next worker of the same kernel session, beside the state database.
+
+Open files and directories, what the kernel knows, backing ids, calls that were carried out, and a few facts that the kernel or the
+backing directory will not say again.
+
+Owns where these records lie, and when they hold: they belong to one session, named by a token that its first worker makes and the
+supervisor hands to the next one. Under another token they are void. Does not know what the records mean: each layer reads its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from acpfs.errors import RefusedError
+from acpfs.ram.slots import Slots
+
+KEPT_VERSION = 1
+"""Format of the records. A worker takes no session over whose records are newer than itself."""
+GENERATION_BITS = 32
+HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3, 2, 3, 2
+_FACTS = "facts.json"
+
+
+class Kept:
+    """The records of one session."""
+
+    def __init__(self, directory: Path | None = None, session: str = "") -> None:
+        """Take over what lies in `directory` if it is this session's, else begin anew. Without a directory nothing is kept.
+
+        Raises:
+            RefusedError: the records were written by a newer acpfs.
+        """
+        self._directory = directory
+        self._facts: dict[str, Any] = {}
+        self.taken_over = directory is not None and self._found(directory, session)
+        if directory is not None and not self.taken_over:
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(mode=0o700)
+        self.generation = int(self._facts.get("generation", 0)) + 1
+        """Counts the workers of the session from 1."""
+        self.handles = self._slots("handles", HANDLE_WORDS)
+        self.directories = self._slots("directories", DIRECTORY_WORDS)
+        self.references = self._slots("references", REFERENCE_WORDS)
+        self.backings = self._slots("backings", BACKING_WORDS)
+        self.calls = self._slots("calls", CALL_WORDS)
+        self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
+        self._write_facts()
+
+    def _found(self, directory: Path, session: str) -> bool:
+        try:
+            facts = json.loads((directory / _FACTS).read_bytes())
+        except (OSError, ValueError):
+            return False
+        if not session or facts.get("session") != session:
+            return False
+        if facts["version"] > KEPT_VERSION:
+            raise RefusedError(f"the session in {directory} has version {facts['version']}, this acpfs knows {KEPT_VERSION}")
+        self._facts = facts
+        return True
+
+    def _slots(self, name: str, words: int) -> Slots:
+        return Slots(None if self._directory is None else self._directory / f"{name}.slots", words)
+
+    @property
+    def first_number(self) -> int:
+        """Handle numbers of this worker are larger: none that the kernel may still have is given twice."""
+        return self.generation << GENERATION_BITS if self.taken_over else 0
+
+    # -- facts
+
+    def fact(self, name: str) -> Any:
+        """What was recorded under a name; None: nothing."""
+        return self._facts.get(name)
+
+    def record(self, name: str, value: Any) -> None:
+        """Record something that can be written as JSON; the file changes whole or not at all."""
+        if self._facts.get(name) != value:
+            self._facts[name] = value
+            self._write_facts()
+
+    def _write_facts(self) -> None:
+        if self._directory is None:
+            return
+        temporary = self._directory / f".{_FACTS}"
+        temporary.write_text(json.dumps(self._facts))
+        temporary.rename(self._directory / _FACTS)
+
+    # -- listings
+
+    def write_listing(self, number: int, names: list[bytes]) -> None:
+        """Keep the names that an open directory showed."""
+        if self._directory is not None:
+            temporary = self._directory / ".listing"
+            temporary.write_bytes(b"\0".join(names))
+            temporary.rename(self._directory / f"listing-{number}")
+
+    def read_listing(self, number: int) -> list[bytes] | None:
+        """The names that an open directory showed; None: it has not been read yet."""
+        if self._directory is None:
+            return None
+        try:
+            text = (self._directory / f"listing-{number}").read_bytes()
+        except FileNotFoundError:
+            return None
+        return text.split(b"\0") if text else []
+
+    def remove_listing(self, number: int) -> None:
+        """The directory was closed."""
+        if self._directory is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._directory / f"listing-{number}")
+
+    def close(self) -> None:
+        """Let go of the files; the records stay."""
+        for slots in (self.handles, self.directories, self.references, self.backings, self.calls):
+            slots.close()
