@@ -69,9 +69,9 @@ class PlainLowerDouble:
 
 
 def file_system(
-    backing: Path, tier_directory: Path, mountpoint: Path, budget_bytes: int = 4 << 30, hanging_name: bytes = b""
+    backing: Path, tier_directory: Path, mountpoint: Path, budget_bytes: int = 4 << 30, hanging_name: bytes = b"", session: str = ""
 ) -> FileSystem:
-    """The real file system over `PlainLowerDouble`, started."""
+    """The real file system over `PlainLowerDouble`, started. `session`: of the worker whose kernel session it takes over, if one did."""
     settings = Settings(backing=backing, mountpoint=mountpoint)
     state = StateDatabase(tier_directory / "state.db")
     tier = Tier(tier_directory, budget_bytes)
@@ -79,7 +79,7 @@ def file_system(
     calls, copies = CallPool("requests", 4), CallPool("copies", 2)
     lower = PlainLowerDouble(backing, hanging_name)
     # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
-    kept = Kept(tier_directory / "kept", "the session")
+    kept = Kept(tier_directory / "kept", session)
     fs = FileSystem(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0, kept=kept)  # type: ignore[arg-type]
     fs.steps.run(fs.start())
     return fs

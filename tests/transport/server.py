@@ -9,6 +9,7 @@ import argparse
 import cProfile
 import json
 import pstats
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -28,6 +29,8 @@ from acpfs.transport.native.session import Session
 from acpfs.transport.native.wire import IN_HEADER
 from tests.transport.doubles import file_system
 
+SESSION = "the session"
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -45,7 +48,9 @@ def main() -> None:
     counted: Counter[int] = Counter()
     if arguments.count:
         count_requests(counted)
-    fs = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode())
+    if not arguments.negotiated:
+        shutil.rmtree(arguments.tier / "kept", ignore_errors=True)
+    fs = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode(), session=SESSION)
     if arguments.profile:
         profile_threads()
     fd = arguments.fd if arguments.fd >= 0 else mount(arguments.mountpoint, MountOptions("acpfs-test"))
