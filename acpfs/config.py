@@ -87,6 +87,13 @@ class WhenFull(str, Enum):
     ERROR = "error"
 
 
+class OnFailure(str, Enum):
+    """What applications meet when acpfs cannot go on."""
+
+    NATIVE = "native"
+    STOP = "stop"
+
+
 DEFAULT_POINTER_PATTERNS = (
     "latest",
     "latest_*",
@@ -122,6 +129,8 @@ class Settings(BaseModel):
     """Most bytes per second that streams may write together; 0: no limit."""
     when_full: WhenFull = WhenFull.WAIT
     """What a writer meets when the RAM tier is full of dirty bytes."""
+    on_failure: OnFailure = OnFailure.NATIVE
+    """What applications meet when acpfs cannot go on: native (the backing directory itself, at the same path) or stop (errors)."""
     max_dirty_age_s: Seconds = 30.0
     """A file that stays open is committed as of now this often; 0: never."""
     verify_after_write: bool = False

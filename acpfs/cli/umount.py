@@ -12,6 +12,7 @@ from acpfs.cli import show
 from acpfs.cli.target import ask
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
+from acpfs.control.runtime import places_to_look
 from acpfs.errors import AcpfsError, ConfigError, NotMountedError
 
 DAEMON_ENDS_WAIT_S = 30.0
@@ -40,11 +41,22 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
 
 def _clear_away(name: str, record: MountRecord | None) -> None:
     """A mount without a daemon."""
-    from acpfs.supervisor import mountpoint
+    from acpfs.supervisor import fallthrough, mountpoint
 
+    for runtime, beneath in fallthrough.bypassed():
+        if beneath.mountpoint == name:
+            fallthrough.lift(runtime, name)
+            if record is not None:
+                registry.remove(record)
+            click.echo(
+                f"{name}: what lay beneath the bypassed mount is gone too; mounting {beneath.backing} again drains what was kept", err=True
+            )
+            return
     if not mountpoint.is_mounted(name):
         raise NotMountedError(f"no acpfs is mounted on {name}")
     mountpoint.take_away(name, detach=True)
+    for directory in places_to_look():
+        fallthrough.lift(directory, name)
     if record is not None:
         registry.remove(record)
         click.echo(

@@ -93,5 +93,10 @@ def _gauges(status: Status) -> dict[str, tuple[str, float]]:
         "backing_calls_out": ("calls on the backing directory that have not returned", status.backing_health.calls_out),
         "backing_calls_stuck": ("calls on the backing directory that have not returned for long", status.backing_health.calls_stuck),
         "backing_oldest_call_seconds": ("how long the oldest such call has been out", status.backing_health.oldest_call_s),
+        "bypassed": ("1: new opens do not go through acpfs", float(status.bypassed_since is not None)),
+        "conflicts": (
+            "operations that met a native change of the backing directory, and were kept beside or left out",
+            status.conflicts_total,
+        ),
         "worker_start_time_seconds": ("when the daemon started, seconds since the epoch", status.worker.started_at),
     }

@@ -60,6 +60,18 @@ class HealthReport:
 
 
 @dataclass(frozen=True, slots=True)
+class ConflictReport:
+    """One operation that met something on the backing directory that acpfs had not left there."""
+
+    path: str
+    """What is there natively, untouched."""
+    operation: str
+    kept_as: str | None
+    """Where what the mount had went instead; None: the operation (a deletion, a rename) was not carried out."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerReport:
     """The daemon's process."""
 
@@ -73,7 +85,7 @@ class Status:
     """Answer of `status`."""
 
     state: str
-    """serving, or draining (asked to end)."""
+    """serving, bypassed, or draining (asked to end)."""
     mount: str
     backing: str
     node: str
@@ -103,6 +115,15 @@ class Status:
     """Why this transport."""
     lane_choices: dict[str, int] = field(default_factory=dict)
     """Why opens took the lane they took → how many, since the daemon started."""
+    on_failure: str = "stop"
+    """native or stop: what applications meet when acpfs cannot go on. stop also where the backing directory could not be bound beneath."""
+    bypassed_since: float | None = None
+    """New opens are native since then: the mount was taken away from over the backing directory."""
+    bypass_reason: str | None = None
+    conflicts: list[ConflictReport] = field(default_factory=list)
+    """The newest; `conflicts_total` counts all."""
+    conflicts_total: int = 0
+    """What was not drained to its place because somebody had changed that on the backing directory meanwhile."""
 
     def to_json(self) -> Json:
         return asdict(self)

@@ -84,6 +84,14 @@ class Subject(Protocol):
         """
         ...
 
+    async def bypass(self, reason: str) -> None:
+        """Take the mount away from over the backing directory: new opens are native, what is open goes on.
+
+        Raises:
+            RefusedError: nothing lies beneath.
+        """
+        ...
+
     async def finished(self) -> list[QueueEntry]:
         """Wait for the end after `unmount`; what stays in the RAM tier."""
         ...

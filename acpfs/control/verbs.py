@@ -112,6 +112,11 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     return {**done, "left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": len(left)}
 
 
+async def bypass(subject: Subject, request: Request, _tell: Report) -> Json:
+    await subject.bypass(request.text("reason"))
+    return subject.status().to_json()
+
+
 HANDLERS: dict[str, Handler] = {
     "status": status,
     "config": config,
@@ -123,6 +128,7 @@ HANDLERS: dict[str, Handler] = {
     "retry": retry,
     "discard": discard,
     "set": change,
+    "bypass": bypass,
     "unmount": unmount,
 }
 

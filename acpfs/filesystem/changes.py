@@ -189,6 +189,11 @@ class Changes:
         """See `Listener`."""
         return self._contents.kernel.still_frozen(version)
 
+    def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
+        """See `Listener`."""
+        node = self._table.get(ino)
+        return None if node is None else node.identity
+
     def staging_in_use(self) -> set[str]:
         """See `Listener`."""
         return self._contents.staging_in_use()

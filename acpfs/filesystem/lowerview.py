@@ -425,7 +425,7 @@ class LowerView:
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
         if node.ino == ROOT or node.lookups or node.handles or node.content is not None:
             return
-        if self._log.is_pending(node.ino) or (node.unlogged and node.names):
+        if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names):
             return
         if node.is_dir and (self._log.pending_in(node.ino) or any(c.ino or c.pins for c in node.dir.children.values())):
             return

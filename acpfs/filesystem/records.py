@@ -94,3 +94,4 @@ class FileReport:
     checksum: str
     error: str
     age_s: float
+    ino: Ino

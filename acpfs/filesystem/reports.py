@@ -53,6 +53,7 @@ class Reports:
             checksum=op.version.digest if op is not None and op.version is not None else "",
             error=errno_name(op.last_error) if op is not None and op.last_error else "",
             age_s=max(0.0, time.time() - (op.logged_at if op is not None else node.mtime_ns / 1e9)),
+            ino=node.ino,
         )
 
     @staticmethod

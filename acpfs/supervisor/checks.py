@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from acpfs.config import Settings
-from acpfs.control import registry
+from acpfs.control import registry, runtime
 from acpfs.errors import AcpfsError, MachineError
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor.mountpoint import check_apart, check_free
@@ -34,7 +34,7 @@ def check_all(settings: Settings) -> Settings:
     settings = settings.model_copy(update={"backing": Path(os.path.abspath(settings.backing)), "mountpoint": Path(mountpoint)})
     check_fuse()
     budget_bytes(settings.ram, read_memory())
-    check_free(mountpoint)
+    check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
     return _allowed(settings)

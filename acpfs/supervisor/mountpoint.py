@@ -14,6 +14,7 @@ from pathlib import Path
 from acpfs.control import registry
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.mounts import mounted_at, unmount
+from acpfs.supervisor import fallthrough
 
 KIND = "fuse.acpfs"
 FUSERMOUNT = ("fusermount3", "fusermount")
@@ -26,19 +27,24 @@ def is_mounted(mountpoint: str) -> bool:
     return entry is not None and entry.kind == KIND
 
 
-def check_free(mountpoint: str) -> None:
+def check_free(mountpoint: str, runtime: Path) -> None:
     """Refuse a mount point that an acpfs uses; clear away what a dead daemon left there.
 
     Raises:
         RefusedError: an acpfs is mounted there, and its daemon lives.
         MachineError: missing, or not a directory.
     """
+    beneath = fallthrough.beneath(runtime, mountpoint)
+    if beneath is not None and beneath.uncovered:
+        return  # an earlier mount fell through to it; looking into it could hang
     if is_mounted(mountpoint):
         owner = next((record for record in registry.records() if record.mountpoint == mountpoint), None)
         if owner is None or owner.alive:
             who = "" if owner is None else f" (process {owner.pid}, {owner.backing})"
             raise RefusedError(f"mount point {mountpoint} is in use by another acpfs{who}")
         take_away(mountpoint, detach=True)
+        if beneath is not None:
+            return
     try:
         os.stat(mountpoint, follow_symlinks=True)
         os.close(os.open(mountpoint, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))

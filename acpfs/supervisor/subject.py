@@ -16,7 +16,7 @@ from acpfs import __version__
 from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
 from acpfs.control.protocol import Json
-from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Remaining, Status, Verdict, WorkerReport
+from acpfs.control.reports import ConflictReport, FileState, HealthReport, QueueEntry, RamReport, Remaining, Status, Verdict, WorkerReport
 from acpfs.errors import AcpfsError, ConfigError
 from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
@@ -57,7 +57,12 @@ class Life(Protocol):
     def transport_reason(self) -> str: ...
     @property
     def stopping(self) -> bool: ...
+    @property
+    def bypassed(self) -> tuple[float, str] | None: ...
+    @property
+    def beneath(self) -> bool: ...
     async def unmount(self, *, leave: bool) -> None: ...
+    async def bypass(self, reason: str) -> None: ...
     async def finished(self) -> list[QueueEntry]: ...
 
 
@@ -75,9 +80,9 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
-        now = time.time()
+        now, bypassed = time.time(), self._life.bypassed
         return Status(
-            state="draining" if self._life.stopping else "serving",
+            state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
             mount=os.fspath(parts.settings.mountpoint),
             backing=os.fspath(parts.settings.backing),
             node=parts.identity.node_id,
@@ -100,6 +105,11 @@ class WorkerSubject:
             features=asdict(parts.directory.features),
             counters=_counters(fs, engine, parts),
             warnings=parts.warnings(),
+            on_failure="native" if self._life.beneath else "stop",
+            bypassed_since=bypassed[0] if bypassed else None,
+            bypass_reason=bypassed[1] if bypassed else None,
+            conflicts=[_conflict(conflict) for conflict in engine.conflicts],
+            conflicts_total=engine.conflicts_total,
         )
 
     def _health(self) -> HealthReport:
@@ -208,6 +218,9 @@ class WorkerSubject:
     async def unmount(self, *, leave: bool) -> None:
         await self._life.unmount(leave=leave)
 
+    async def bypass(self, reason: str) -> None:
+        await self._life.bypass(reason)
+
     async def finished(self) -> list[QueueEntry]:
         return await self._life.finished()
 
@@ -254,6 +267,10 @@ def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
         next_attempt=entry.next_attempt_at or None,
         streamed_bytes=entry.streamed_bytes,
     )
+
+
+def _conflict(conflict: records.Conflict) -> ConflictReport:
+    return ConflictReport(os.fsdecode(conflict.path), conflict.kind, os.fsdecode(conflict.kept_as) or None, conflict.at)
 
 
 def _lost(report: FileReport) -> QueueEntry:

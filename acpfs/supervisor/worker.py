@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -19,13 +20,14 @@ import structlog
 import trio
 
 from acpfs import __version__
+from acpfs.config import OnFailure
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.steps import settled
-from acpfs.supervisor import logs, mountpoint, transports
+from acpfs.supervisor import fallthrough, logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.notify import ServiceManager
 from acpfs.supervisor.subject import WorkerSubject
@@ -60,6 +62,10 @@ class Worker:
         self._ended = trio.Event()
         self._left: list[QueueEntry] = []
         self._was_mounted = False
+        self.bypassed: tuple[float, str] | None = None
+        """Since when, and why, new opens are native."""
+        self.beneath = False
+        """Whether the backing directory lies beneath the mount."""
 
     def _make_record(self) -> MountRecord:
         parts, pid = self._parts, os.getpid()
@@ -123,6 +129,11 @@ class Worker:
     # -- start
 
     async def _start_file_system(self) -> None:
+        """What an earlier daemon left is drained with care: while nothing was mounted, others could change the backing directory."""
+        if self._parts.place.found:
+            with self._parts.fs.lock:
+                lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
+            self._parts.engine.guard(self._parts.log.last_seq, lost)
         try:
             await self._parts.fs.steps.drive(self._parts.fs.start())
         except OSError as error:
@@ -148,9 +159,33 @@ class Worker:
     # -- while mounted
 
     async def _serve(self) -> None:
-        with self._serving:
-            await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted)
+        await trio.to_thread.run_sync(self._lay_beneath)
+        try:
+            with self._serving:
+                await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted)
+        except BaseException:
+            if self._was_mounted:
+                raise  # a bug ended the transport: what lies beneath is what applications go on with
+            self._lift_beneath()
+            raise
+        if self.bypassed is None:
+            self._lift_beneath()
         log.info("unmounted", mount=self._mountpoint)
+
+    def _lay_beneath(self) -> None:
+        """Before the mount, so that it can fall through."""
+        if self._settings.on_failure is OnFailure.STOP:
+            return
+        reason = fallthrough.lay(self._parts.runtime, self._settings.backing, self._mountpoint)
+        self.beneath = not reason
+        if reason:
+            self._parts.place.warnings.append(
+                f"no fall-through: the backing directory cannot lie beneath the mount ({reason}), so if acpfs fails, the mount point does"
+            )
+
+    def _lift_beneath(self) -> None:
+        if self.beneath:
+            fallthrough.lift(self._parts.runtime, self._mountpoint)
 
     def _mounted(self, transport: Choice) -> None:
         self._transport, self._was_mounted = transport, True
@@ -229,7 +264,39 @@ class Worker:
         Raises:
             RefusedError: it is in use.
         """
+        if self.bypassed is not None:
+            self._end_bypass(leave=leave)
+            return
         await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+        if leave:
+            self._hurry.set()
+
+    async def bypass(self, reason: str) -> None:
+        """See `Subject`. What is dirty is drained on, with the same care for native changes as after a restart."""
+        if not self.beneath:
+            raise RefusedError(
+                f"nothing lies beneath {self._mountpoint} (not root, or on_failure = stop): unmounting it is all that can be done"
+            )
+        if self.bypassed is not None:
+            raise RefusedError("it is bypassed already")
+        statistics = self._parts.engine.statistics()
+        self._parts.engine.guard()
+        self.bypassed = (time.time(), reason)
+        kept = (statistics.queued_ops, statistics.dirty_bytes)
+        try:
+            await trio.to_thread.run_sync(partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept))
+        except OSError as error:
+            self.bypassed = None
+            raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
+
+    def _end_bypass(self, *, leave: bool) -> None:
+        """End what is still served of a bypassed mount."""
+        with self._parts.fs.lock:
+            open_files = self._parts.fs.statistics().open_files
+        if open_files and not leave:
+            raise RefusedError(f"{open_files} files are still open in the bypassed mount; --leave takes them from their users")
+        self._lift_beneath()
+        self._serving.cancel()
         if leave:
             self._hurry.set()
 

@@ -22,11 +22,14 @@ from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
+from acpfs.ram.mounts import mounted_at
 from acpfs.types import HandleId, Ino
 
 WORKERS_MIN, WORKERS_MAX = 8, 256
 """Requests under way at once: one that waits for the backing directory takes a task and nothing else."""
 BLOCK_BYTES = 4096
+KIND = "fuse.acpfs"
+"""What the mount table calls it: fuse and the subtype below."""
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -232,9 +235,10 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
         await pyfuse3.main(min_tasks=WORKERS_MIN, max_tasks=WORKERS_MAX)
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(_close)
+            await trio.to_thread.run_sync(_close, os.fspath(settings.mountpoint))
 
 
-def _close() -> None:
-    """Unmount; in a thread, because others may still touch the mount."""
-    pyfuse3.close(unmount=True)
+def _close(mountpoint: str) -> None:
+    """Unmount, unless it is detached already and something else lies there; in a thread, because others may still touch the mount."""
+    entry = mounted_at(mountpoint)
+    pyfuse3.close(unmount=entry is not None and entry.kind == KIND)

@@ -20,8 +20,9 @@ from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
+from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
 
@@ -68,10 +69,11 @@ class Committer:
         state: StateDatabase,
         lock: RLock,
         applied: dict[int, str],
+        conflicts: Conflicts,
     ) -> None:
         """`applied`: see `Streamer.applied`."""
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
-        self._applied = applied
+        self._applied, self._conflicts = applied, conflicts
         self.repairs = 0
         """How often the backing directory was not as it was left, and was put right or taken as it is."""
         self.stopped = False
@@ -97,7 +99,7 @@ class Committer:
             if self.stopped or not self._begin(op):
                 break
             try:
-                st = self._again(op) if op.committed else self._kinds[op.kind](op)
+                st = self._again(op) if op.committed else self._carry_out(op)
             except StagingLostError:
                 op.started = False
                 outcome.lost = op
@@ -115,6 +117,22 @@ class Committer:
             elif op.kind is OpKind.STORE:
                 outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
         return outcome
+
+    def _carry_out(self, op: Op) -> LowerStat | None:
+        if self._conflicts.covers(op) and not self._conflicts.admit(op):
+            self._leave(op)
+            return None
+        st = self._kinds[op.kind](op)
+        self._conflicts.noted(op, st)
+        return st
+
+    def _leave(self, op: Op) -> None:
+        """What it would change is somebody else's by now: nothing is known about it any more."""
+        with self._settling(op):
+            if op.kind in (OpKind.UNLINK, OpKind.RMDIR, OpKind.RENAME, OpKind.EXCHANGE):
+                self._tree.remove(*self._at(op))
+            if op.kind is OpKind.EXCHANGE:
+                self._tree.remove(*self._to(op))
 
     def _directories_of(self, ino: Ino) -> list[Ino]:
         with self._lock:
@@ -174,6 +192,14 @@ class Committer:
         with self._lock:
             return self._tree.path(ino)
 
+    def _at(self, op: Op) -> Place:
+        """`parent`/`name` of the operation, or where that lies since a conflict."""
+        return self._conflicts.place(op, op.parent, op.name)
+
+    def _to(self, op: Op) -> Place:
+        """The same for `new_parent`/`new_name`."""
+        return self._conflicts.place(op, op.new_parent, op.new_name)
+
     def _path_at(self, parent: Ino, name: bytes) -> LowerPath:
         with self._lock:
             path = self._tree.path_at(parent, name)
@@ -226,7 +252,7 @@ class Committer:
         assert version.staging_name
         with self._lock:
             places = self._tree.places(op.ino)
-            targets = [self._path_at(*place) for place in places] or [self._path_at(op.parent, op.name)]
+            targets = [self._path_at(*place) for place in places] or [self._path_at(*self._at(op))]
         staging, first = self._lower.staging_path(version.staging_name), targets[0]
         self._complete_attributes(op, staging, first if places else None)
         try:
@@ -241,7 +267,7 @@ class Committer:
                 st = self._lower.lstat(first)
         with self._settling(op):
             if not places:
-                self._tree.add(op.ino, op.parent, op.name)
+                self._tree.add(op.ino, *self._at(op))
             for target in targets:
                 self._manifest.put(target, version.digest, version.size)
             version.state = VersionState.COMMITTED
@@ -288,7 +314,7 @@ class Committer:
         return True
 
     def _link(self, op: Op) -> LowerStat | None:
-        source, target = self._path(op.ino), self._path_at(op.parent, op.name)
+        source, target = self._path(op.ino), self._path_at(*self._at(op))
         st = self._lstat(source) if source is not None else None
         if source is None or st is None:
             self._repaired()  # the file was removed from outside: there is nothing to give a name to
@@ -301,22 +327,22 @@ class Committer:
             if self._add_name(op, source, target, st.ino):
                 self._repaired()
         with self._settling(op):
-            self._tree.add(op.ino, op.parent, op.name)
+            self._tree.add(op.ino, *self._at(op))
             self._manifest.copy(source, target)
         return self._lstat(target)
 
     def _unlink(self, op: Op) -> None:
-        path = self._path_at(op.parent, op.name)
+        path = self._path_at(*self._at(op))
         with suppress(FileNotFoundError):
             self._lower.unlink(path)
         with self._settling(op):
-            self._tree.remove(op.parent, op.name)
+            self._tree.remove(*self._at(op))
             self._manifest.remove(path)
 
     # -- directories and special files
 
     def _mkdir(self, op: Op) -> LowerStat:
-        path = self._path_at(op.parent, op.name)
+        path = self._path_at(*self._at(op))
         try:
             self._with_parents(path, lambda: self._lower.mkdir(path))
         except FileExistsError:
@@ -329,21 +355,21 @@ class Committer:
         self._lower.apply(path, op.meta)
         st = self._lower.lstat(path)
         with self._settling(op):
-            self._tree.add(op.ino, op.parent, op.name)
+            self._tree.add(op.ino, *self._at(op))
             if not stat.S_ISDIR(st.mode):
                 self._manifest.remove(path)
         return st
 
     def _rmdir(self, op: Op) -> None:
-        path = self._path_at(op.parent, op.name)
+        path = self._path_at(*self._at(op))
         with self._moving(), suppress(FileNotFoundError):
             self._lower.rmdir(path)
         with self._settling(op, moves=True):
-            self._tree.remove(op.parent, op.name)
+            self._tree.remove(*self._at(op))
             self._manifest.remove(path)
 
     def _symlink(self, op: Op) -> LowerStat:
-        path = self._path_at(op.parent, op.name)
+        path = self._path_at(*self._at(op))
         try:
             self._with_parents(path, lambda: self._lower.symlink(op.payload, path))
         except FileExistsError:
@@ -355,7 +381,7 @@ class Committer:
         return stat.S_ISLNK(self._lower.lstat(path).mode) and self._lower.readlink(path) == target
 
     def _mknod(self, op: Op) -> LowerStat:
-        path, mode = self._path_at(op.parent, op.name), op.meta.mode or 0
+        path, mode = self._path_at(*self._at(op)), op.meta.mode or 0
         try:
             self._with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
         except FileExistsError:
@@ -367,13 +393,13 @@ class Committer:
     # -- names
 
     def _rename(self, op: Op) -> LowerStat | None:
-        source, target = self._path_at(op.parent, op.name), self._path_at(op.new_parent, op.new_name)
+        source, target = self._path_at(*self._at(op)), self._path_at(*self._to(op))
         with self._moving():
             st = self._do_rename(source, target)
         with self._settling(op, moves=True):
-            self._tree.move((op.parent, op.name), (op.new_parent, op.new_name))
+            self._tree.move(self._at(op), self._to(op))
             if st is None:
-                self._tree.remove(op.new_parent, op.new_name)
+                self._tree.remove(*self._to(op))
             self._manifest.move(source, target)
         return st
 
@@ -391,7 +417,7 @@ class Committer:
 
     def _exchange(self, op: Op) -> LowerStat:
         """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
-        a, b = self._path_at(op.parent, op.name), self._path_at(op.new_parent, op.new_name)
+        a, b = self._path_at(*self._at(op)), self._path_at(*self._to(op))
         if not op.payload:
             noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
             with self._lock:
@@ -405,7 +431,7 @@ class Committer:
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
         with self._settling(op, moves=True):
-            self._tree.exchange((op.parent, op.name), (op.new_parent, op.new_name))
+            self._tree.exchange(self._at(op), self._to(op))
             self._manifest.exchange(a, b)
         return st
 

@@ -30,6 +30,7 @@ from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
 from acpfs.writeback.commit import Committer, GroupOutcome
+from acpfs.writeback.conflicts import EVERYTHING, Conflicts
 from acpfs.writeback.courtesy import Courtesy
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
@@ -92,7 +93,8 @@ class Engine:
             still_frozen=listener.still_frozen,
             verify_after_write=settings.verify_after_write,
         )
-        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied)
+        self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
+        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._order = Order(log, tree, settings.pointer_patterns, self._due, self._elide)
@@ -446,6 +448,11 @@ class Engine:
             self._paused = paused
         self.wake()
 
+    def guard(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> None:
+        """Others may have changed the backing directory since the operations up to `until` were logged: overwrite nothing of theirs."""
+        with self._section():
+            self._conflicts.guard(until, inos)
+
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """0: no limit. Takes effect within a tenth of a second. Thread-safe."""
         self._bucket.set_rate(bytes_per_s)
@@ -486,6 +493,8 @@ class Engine:
                 streams_max=self._queue.streams_max,
                 manifest_entries=self._manifest.manifest.entries,
                 manifest_written=self._manifest.manifest.is_written,
+                conflicts=tuple(self._conflicts.told),
+                conflicts_total=self._conflicts.total,
             )
 
 

@@ -46,6 +46,10 @@ class Listener(Protocol):
         """
         ...
 
+    def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
+        """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew it; None: not known."""
+        ...
+
     def staging_in_use(self) -> set[str]:
         """Names of staging files that hold the content of files that did not fit into RAM."""
         ...

@@ -47,6 +47,7 @@ class OperationLog:
         self._state = state
         self._ops: OrderedDict[Seq, Op] = OrderedDict()  # a plain dict slows down when it is emptied from the front
         self._by_node: dict[Ino, list[Op]] = {}
+        self._victims: Counter[Ino] = Counter()
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
         self._last_seq = 0
@@ -100,6 +101,10 @@ class OperationLog:
     def is_pending(self, ino: Ino) -> bool:
         """Whether any operation acts on the node."""
         return ino in self._by_node
+
+    def is_victim(self, ino: Ino) -> bool:
+        """Whether an operation will replace the node."""
+        return self._victims[ino] > 0
 
     def pending_in(self, directory: Ino) -> int:
         """How many names in a directory are mentioned by operations."""
@@ -173,6 +178,9 @@ class OperationLog:
         """The operation is persisted, elided or discarded."""
         del self._ops[op.seq]
         self._creates.discard(op.seq)
+        self._victims[op.victim] -= 1
+        if not self._victims[op.victim]:
+            del self._victims[op.victim]
         self._parked.pop(op.seq, None)
         ops = self._by_node[op.ino]
         ops.remove(op)
@@ -340,6 +348,7 @@ class OperationLog:
     def _index(self, op: Op, creates: bool) -> None:
         self._ops[op.seq] = op
         self._by_node.setdefault(op.ino, []).append(op)
+        self._victims[op.victim] += 1
         if creates:
             self._creates.add(op.seq)
         if op.parked:

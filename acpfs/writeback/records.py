@@ -35,6 +35,18 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Conflict:
+    """An operation that met what somebody had changed on the backing directory while the mount was away."""
+
+    path: bytes
+    """Below the backing directory; what is there was left alone."""
+    kind: str
+    kept_as: bytes
+    """Where the mount's content went instead; b"": the operation was not carried out."""
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """The write-back engine as of now."""
 
@@ -70,6 +82,9 @@ class EngineStatistics:
     manifest_entries: int
     manifest_written: bool
     """Whether the manifest on the backing directory is up to date."""
+    conflicts: tuple[Conflict, ...]
+    """The newest ones."""
+    conflicts_total: int
 
 
 @dataclass(frozen=True, slots=True)

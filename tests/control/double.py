@@ -118,6 +118,9 @@ class DoubleSubject:
             raise RefusedError("/mnt/x is in use")
         self.unmounted.set()
 
+    async def bypass(self, reason: str) -> None:
+        raise RefusedError("nothing lies beneath")
+
     async def finished(self) -> list[QueueEntry]:
         await self.unmounted.wait()
         return self.left(1 << 60)

@@ -264,26 +264,32 @@ class AcpfsMount:
 # -- the kernel's view
 
 
-def _mountinfo() -> Iterator[tuple[str, Path]]:
-    """(device number, mount point) of every mount; asks the table, never a mount."""
+def _mountinfo() -> Iterator[tuple[str, Path, str]]:
+    """(device number, mount point, kind) of every mount; asks the table, never a mount."""
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         fields = line.split()
-        yield fields[2].decode(), Path(os.fsdecode(fields[4].replace(b"\\040", b" ")))
+        kind = fields[fields.index(b"-") + 1].decode()
+        yield fields[2].decode(), Path(os.fsdecode(fields[4].replace(b"\\040", b" "))), kind
 
 
 def is_mounted(path: Path) -> bool:
     """Whether something is mounted at exactly this path."""
-    return any(mounted == path for _device, mounted in _mountinfo())
+    return any(mounted == path for _device, mounted, _kind in _mountinfo())
+
+
+def kinds_at(path: Path) -> list[str]:
+    """File system types of the mounts at a path, the topmost last."""
+    return [kind for _device, mounted, kind in _mountinfo() if mounted == path]
 
 
 def mounts_below(path: Path) -> list[Path]:
     """Mount points at or below a path, innermost first."""
-    return sorted((m for _device, m in _mountinfo() if m == path or path in m.parents), reverse=True)
+    return sorted((m for _device, m, _kind in _mountinfo() if m == path or path in m.parents), reverse=True)
 
 
 def connections_at(path: Path) -> list[int]:
     """Numbers of the FUSE connections mounted at a path."""
-    return [int(device.partition(":")[2]) for device, mounted in _mountinfo() if mounted == path]
+    return [int(device.partition(":")[2]) for device, mounted, kind in _mountinfo() if mounted == path and kind == "fuse.acpfs"]
 
 
 def _alive(pid: int) -> bool:

@@ -75,6 +75,9 @@ class ListenerDouble:
         if op.version is not None:
             self._world.unuse(op.version)
 
+    def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
+        return None
+
     def staging_in_use(self) -> set[str]:
         return set()
 

@@ -9,6 +9,8 @@ import click
 from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
+from acpfs.control.protocol import error_message
+from acpfs.errors import AcpfsError, NotMountedError
 
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
@@ -27,7 +29,11 @@ HEALTH_TEXT = {
 def command(target: Target, as_json: bool, watch: bool) -> None:
     """What is not yet safe, and why; RAM tier, queue, health of the backing directory."""
     while True:
-        status = ask(target.record(), "status", as_json=as_json)
+        try:
+            status = ask(target.record(), "status")
+        except AcpfsError as error:
+            tell_bypassed(target, error, as_json=as_json)
+            return
         if watch and not as_json:
             click.clear()
         if as_json:
@@ -37,6 +43,41 @@ def command(target: Target, as_json: bool, watch: bool) -> None:
         if not watch:
             return
         time.sleep(WATCH_INTERVAL_S)
+
+
+def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
+    """No daemon answers: is it because the mount fell through?
+
+    Raises:
+        AcpfsError: it is not that.
+    """
+    from acpfs.control import registry
+    from acpfs.supervisor import fallthrough
+
+    wanted = None if target.mountpoint is None else registry.normalised(target.mountpoint)
+    found = [beneath for _runtime, beneath in fallthrough.bypassed() if wanted in (None, beneath.mountpoint)]
+    if not isinstance(error, NotMountedError) or len(found) != 1:
+        if as_json:
+            show.print_json(error_message(error))
+        raise error
+    beneath = found[0]
+    if as_json:
+        show.print_json(
+            {
+                "state": "bypassed",
+                "mount": beneath.mountpoint,
+                "backing": beneath.backing,
+                "bypassed_since": beneath.since,
+                "bypass_reason": beneath.reason,
+                "kept_operations": beneath.kept_operations,
+                "kept_bytes": beneath.kept_bytes,
+            }
+        )
+        return
+    age, kept = show.duration(time.time() - beneath.since), f"{beneath.kept_operations} operations ({show.size(beneath.kept_bytes)})"
+    line = f"BYPASSED for {age} ({show.printable(beneath.reason)}), without a daemon: {show.printable(beneath.mountpoint)} is native"
+    show.console().print(line, style="bold red", markup=False)
+    show.console().print(f"{kept} were in the RAM tier then; `acpfs mount` drains what is left of them", style="bold yellow", markup=False)
 
 
 def tell(status: show.Json) -> None:
@@ -81,6 +122,14 @@ def _lanes(status: show.Json) -> str:
 def unsafe_lines(status: show.Json) -> list[str]:
     """What is not yet safe, most urgent first; one line that says `safe` when nothing is."""
     health, lines = status["backing_health"], []
+    if status.get("bypassed_since") is not None:
+        age = show.duration(time.time() - status["bypassed_since"])
+        lines.append(f"BYPASSED for {age} ({show.printable(status['bypass_reason'])}): new opens are native; `acpfs mount` ends that")
+    if status.get("conflicts_total"):
+        first = status["conflicts"][-1]
+        beside = f"kept beside as {show.printable(first['kept_as'])}" if first["kept_as"] else f"{first['operation']} not carried out"
+        where = f"the last: {show.printable(first['path'])}, {beside}"
+        lines.append(f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}")
     if status["parked"]:
         lines.append(f"{status['parked']} operations REFUSED by the backing directory: kept in RAM until `acpfs-ctl retry` or `discard`")
     if status["interrupted"]:

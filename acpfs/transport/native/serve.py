@@ -17,8 +17,9 @@ from acpfs.config import Settings
 from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
+from acpfs.ram.mounts import mounted_at
 from acpfs.transport.native.device import clones
-from acpfs.transport.native.mount import MountOptions, mount, unmount
+from acpfs.transport.native.mount import FSTYPE, MountOptions, mount, unmount
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError
 from acpfs.transport.native.reader import reader_count
 from acpfs.transport.native.session import Session
@@ -85,7 +86,8 @@ def _begin(fs: FileSystem, settings: Settings, feature_mask: int, readers: int) 
 
 def _finish(session: Session, mountpoint: Path) -> None:
     """Unmount; in a thread, because the kernel asks the file system while it unmounts."""
-    if not session.ended.done():
+    entry = mounted_at(os.fspath(mountpoint))
+    if not session.ended.done() and entry is not None and entry.kind == FSTYPE:  # not what lies beneath a mount that was detached
         try:
             unmount(mountpoint)
         except OSError:
