@@ -202,6 +202,10 @@ class Changes:
         """See `Listener`."""
         return time.monotonic() - self._steps.last_at
 
+    def is_writing(self) -> bool:
+        """See `Listener`."""
+        return self._contents.writers > 0
+
     def version_of_open_file(self, version: Version) -> bool:
         """See `Listener`."""
         node = self._table.get(version.ino)

@@ -68,6 +68,8 @@ class Contents:
         self.kernel = KernelWrites(tier, log, table, self.opened)
         self._clean: OrderedDict[Ino, None] = OrderedDict()
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
+        self.writers = 0
+        """Open files that may be written to; kept by `Files`."""
         tier.make_room = self.evict_bytes
         self._take_over()
 

@@ -138,6 +138,7 @@ class Files:
             raise
         self._handles[handle.number] = handle
         self._kept.opened(handle)
+        self._contents.writers += handle.writable
         keep, node.keep_cache = node.keep_cache, True
         self._contents.settle_state(node)
         if handle.writable and node.names:
@@ -302,6 +303,7 @@ class Files:
             return
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
+        self._contents.writers -= handle.writable
         self._leave_lane(handle)
         self._settle_tentative(handle, written=handle.wrote)
         self._kept.closed(handle)
@@ -321,6 +323,7 @@ class Files:
             self._handles[handle.number] = handle
             self._unanswered[handle.unique] = handle
             node.handles += 1
+            self._contents.writers += handle.writable
             if handle.lane is not Lane.PASSTHROUGH:
                 node.daemon_mappers += handle.may_map
             else:
@@ -353,6 +356,7 @@ class Files:
         if handle is not None and self._handles.pop(handle.number, None) is not None:
             self._leave_lane(handle)
             self._kept.closed(handle)
+            self._contents.writers -= handle.writable
             self._lanes.forgotten(handle.number)
             handle.node.handles -= 1
 

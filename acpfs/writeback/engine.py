@@ -34,6 +34,7 @@ from acpfs.writeback.conflicts import EVERYTHING, Conflicts
 from acpfs.writeback.courtesy import Courtesy
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
+from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import CREATING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -51,6 +52,8 @@ _EXCHANGE_ASIDE = "exchange"
 """Staging name of a half-done exchange in three renames: taken up again by the operation itself, never cleaned up."""
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
+SHORT_SHARE = 4
+"""RAM is short when less than a quarter of the budget is free."""
 _STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
 _log = structlog.get_logger(__name__)
@@ -74,6 +77,7 @@ class Engine:
     ) -> None:
         """Starts nothing; `run` does."""
         self._ops, self._tree, self._lower, self._calls = log, tree, lower, calls
+        self._tier = tier
         self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
         self._due: dict[Seq, float] = {}
         self._noted = 0
@@ -91,6 +95,7 @@ class Engine:
             self._bucket,
             self._garbage.remove,
             still_frozen=listener.still_frozen,
+            give_way=GiveWay(listener.is_writing, self._is_pressed),
             verify_after_write=settings.verify_after_write,
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
@@ -120,6 +125,10 @@ class Engine:
                 nursery.start_soon(self._stream_forever, nursery)
         finally:
             self._stop()
+
+    def _is_pressed(self) -> bool:
+        """Whether large streams have no time to stand back. Without the lock: an answer that is a moment old does."""
+        return self._ops.is_awaited() or self._tier.waiting() > 0 or self._tier.free_bytes() * SHORT_SHARE < self._tier.budget_bytes
 
     def _resume(self) -> None:
         """Times of an earlier run mean nothing on this run's clock."""

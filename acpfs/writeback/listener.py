@@ -58,6 +58,10 @@ class Listener(Protocol):
         """Seconds since the last request of an application."""
         ...
 
+    def is_writing(self) -> bool:
+        """Whether some file is open for writing. Asked without the lock."""
+        ...
+
     def version_of_open_file(self, version: Version) -> bool:
         """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
         ...

@@ -25,6 +25,7 @@ from acpfs.backing.lower import Lower
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
+from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, Version, VersionState
 
@@ -82,9 +83,11 @@ class Streamer:
         discard: Callable[[str], None],
         *,
         still_frozen: Callable[[Version], bool],
+        give_way: GiveWay,
         verify_after_write: bool,
     ) -> None:
         """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`."""
+        self._give_way = give_way
         self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
         self._bucket, self._discard = bucket, discard
@@ -187,6 +190,8 @@ class Streamer:
                 if size > SMALL_BYTES_MAX:
                     self._lower.expect_bulk(fd)
                 while position < size:
+                    if size > SMALL_BYTES_MAX:
+                        self._stand_back(stream)
                     count, is_hole = source.read(position, min(self._bucket.slice_bytes(), size - position, len(buffer)))
                     if is_hole:
                         _hash_zeros(hasher, count)
@@ -201,6 +206,12 @@ class Streamer:
         if end < size:
             self._lower.truncate(fd, size)
         return hasher.hexdigest()
+
+    def _stand_back(self, stream: Stream) -> None:
+        if self._give_way.should(stream.op.logged_at):
+            stream.pause()
+            self._give_way.wait(stream.op.logged_at, lambda: stream.abandoned)
+            stream.progress()
 
     def _write(self, stream: Stream, fd: int, data: memoryview, position: int) -> None:
         if self._bucket.bytes_per_s:

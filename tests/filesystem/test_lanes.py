@@ -291,3 +291,22 @@ def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(
         await w.close(reader)
 
     run(tmp_path, scenario)
+
+
+def test_open_writers_are_counted_and_the_count_returns_to_zero(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        changes = w.fs.changes
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+        assert not changes.is_writing()
+        kernel, _attributes = await w.create(b"iter_2.pt")
+        daemon, attributes = await w.create(b"other")
+        assert (kernel.lane, daemon.lane) == (Lane.PASSTHROUGH, Lane.DIRECT)
+        await w.close(kernel)
+        assert changes.is_writing()
+        reader = await opened(w, attributes.ino, os.O_RDONLY)
+        await w.close(daemon)
+        assert not changes.is_writing(), "a reader is no writer"
+        await w.close(reader)
+        assert not changes.is_writing()
+
+    run(tmp_path, scenario)

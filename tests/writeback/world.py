@@ -61,6 +61,7 @@ class ListenerDouble:
         self.dropped_ops: list[Op] = []
         self.times: dict[Ino, tuple[int, int]] = {}
         self.open_versions: set[int] = set()
+        self.writing = False
         self.settled: list[tuple[Ino, LowerStat]] = []
 
     def persisted(self, op: Op, stat: LowerStat | None) -> None:
@@ -95,6 +96,9 @@ class ListenerDouble:
 
     def display_path(self, op: Op) -> bytes:
         return op.name or b"#%d" % op.ino
+
+    def is_writing(self) -> bool:
+        return self.writing
 
     def version_of_open_file(self, version: Version) -> bool:
         return version.vid in self.open_versions
