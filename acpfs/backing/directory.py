@@ -181,6 +181,13 @@ class BackingDirectory:
             raise OSError(number, os.strerror(number))
         return fd
 
+    def open_uncached(self, path: LowerPath) -> int:
+        fd = self.open_read(path)
+        filling.forget_pages(fd)
+        if self._features.direct_io:
+            filling.go_direct(fd)
+        return fd
+
     def readlink(self, path: LowerPath) -> bytes:
         self._count("readlink")
         with self._parent(path) as (dir_fd, name):
@@ -392,7 +399,7 @@ class BackingDirectory:
 
     def read(self, fd: int, buffer: memoryview, offset: int) -> int:
         self._count("read")
-        return os.preadv(fd, [buffer], offset)
+        return filling.read(fd, buffer, offset)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         self._count("write")
@@ -414,8 +421,7 @@ class BackingDirectory:
         os.fsync(fd)
 
     def forget_pages(self, fd: int) -> None:
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        filling.forget_pages(fd)
 
     def stat_fd(self, fd: int) -> LowerStat:
         self._count("fstat")

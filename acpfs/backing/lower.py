@@ -109,6 +109,13 @@ class Lower(Protocol):
         """A read-only descriptor of a regular file (never follows a symlink)."""
         ...
 
+    def open_uncached(self, path: LowerPath) -> int:
+        """`open_read`, and reads come from the backing file system rather than from the page cache, as far as that can be had.
+
+        Buffers and offsets are best multiples of a page.
+        """
+        ...
+
     def readlink(self, path: LowerPath) -> bytes: ...
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
         """All readable xattrs; {} where the backing file system has none. `user.acpfs.*` are left out."""

@@ -19,6 +19,7 @@ VERBS = {
     "wait": ("acpfs.cli.verbs.wait", "Return when these paths are persisted, or verified."),
     "ls": ("acpfs.cli.verbs.ls", "State of each file in the RAM tier or the queue."),
     "verify": ("acpfs.cli.verbs.verify", "Read the backing directory and compare with the recorded checksums."),
+    "repair": ("acpfs.cli.verbs.repair", "Write what `verify` finds bad once more, from RAM where RAM still has it."),
     "retry": ("acpfs.cli.verbs.retry", "Try again what failed, now."),
     "discard": ("acpfs.cli.verbs.discard", "Give up what the backing directory refused for good, with its data."),
     "bypass": ("acpfs.cli.verbs.bypass", "Take the mount away: new opens reach the backing directory itself."),

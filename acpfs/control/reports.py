@@ -163,7 +163,7 @@ class Verdict:
 
     path: str
     status: str
-    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable."""
+    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable; of repair also repaired."""
     size: int = 0
     expected: str | None = None
     found: str | None = None

@@ -56,6 +56,10 @@ class Subject(Protocol):
         """Read back from the backing directory and compare with the manifest."""
         ...
 
+    async def restore(self, verdict: Verdict) -> int | str:
+        """Store what RAM has of a bad file once more, if it has what was recorded; its log number, or in words why not."""
+        ...
+
     def retry(self, path: bytes) -> int:
         """Try failed operations at and below a path again, now, and store interrupted files as they are; how many."""
         ...

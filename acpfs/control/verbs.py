@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import trio
 
-from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request
+from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
 from acpfs.control.subject import Report, Subject
 from acpfs.errors import AcpfsError, ExitCode
@@ -75,6 +75,37 @@ async def verify(subject: Subject, request: Request, tell: Report) -> Json:
     return {"checked": await _check(subject, request.paths(), tell, every=True), "items": []}
 
 
+async def repair(subject: Subject, request: Request, tell: Report) -> Json:
+    """Verify; what is not as it was written is stored once more from RAM, in its order, and verified again. Each bad file is an item."""
+    bad: list[Verdict] = []
+
+    async def judge(verdict: Verdict) -> None:
+        if verdict.status not in GOOD:
+            bad.append(verdict)
+
+    await subject.verify(request.paths(), judge)
+    rewritten: dict[str, Verdict] = {}
+    until = 0
+    for verdict in bad:
+        outcome = await subject.restore(verdict)
+        if isinstance(outcome, str):
+            await tell({"event": "items", "items": [asdict(replace(verdict, error=outcome))]})
+        else:
+            until, rewritten[verdict.path] = max(until, outcome), verdict
+    if rewritten:
+        await drain(subject, until, request.seconds("timeout_s"), tell, [path_from_text(path) for path in rewritten])
+        await subject.verify([path_from_text(path) for path in rewritten], _tell_repaired(tell))
+    return {"items": []}
+
+
+def _tell_repaired(tell: Report) -> Callable[[Verdict], Awaitable[None]]:
+    async def judge(verdict: Verdict) -> None:
+        status = "repaired" if verdict.status == "ok" else verdict.status
+        await tell({"event": "items", "items": [asdict(replace(verdict, status=status))]})
+
+    return judge
+
+
 async def retry(subject: Subject, request: Request, _tell: Report) -> Json:
     return {"operations": subject.retry(_one_path(request))}
 
@@ -125,6 +156,7 @@ HANDLERS: dict[str, Handler] = {
     "flush": flush,
     "wait": wait,
     "verify": verify,
+    "repair": repair,
     "retry": retry,
     "discard": discard,
     "set": change,

@@ -401,6 +401,13 @@ class Contents:
             self._clean.pop(node.ino, None)
             self._table.changed(node)
 
+    def dirtied(self, node: Node) -> None:
+        """The bytes are to be stored once more, as they are."""
+        assert node.content is not None
+        node.content.modified, node.content.modified_since = True, time.monotonic()
+        self._clean.pop(node.ino, None)
+        self._table.changed(node)
+
     # -- versions
 
     def freeze(self, node: Node) -> Version:

@@ -24,6 +24,7 @@ from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import LAST_CLOSE_WAIT_S, Files
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
+from acpfs.filesystem.mending import Mending
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
@@ -116,6 +117,7 @@ class FileSystem:
             self.kept,
         )
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
+        self.mending = Mending(self._table, log, self._contents, self.changes, tier)
         self._reports = Reports(self._table, log, self._contents, self._files)
         self._space: SpaceInfo | None = None
         self._space_at = 0.0

@@ -12,6 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+import structlog
+import xxhash
+
 from acpfs import __version__
 from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
@@ -32,6 +35,7 @@ HELD = ("held", "parked")
 COUNTED_OPS_MAX = 10_000
 """Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""
 STATUS_QUEUE_ENTRIES_MAX = 100
+HASH_BUFFER_BYTES = 4 << 20
 ENGINE_COUNTERS = (
     "persisted_ops",
     "persisted_bytes",
@@ -46,6 +50,9 @@ ENGINE_COUNTERS = (
     "commit_groups",
 )
 UNPERSISTED = ("writing", "complete", "interrupted")
+
+
+log = structlog.get_logger(__name__)
 
 
 class Life(Protocol):
@@ -186,6 +193,25 @@ class WorkerSubject:
     async def recorded(self) -> None:
         await self._parts.engine.recorded()
 
+    async def restore(self, verdict: Verdict) -> int | str:
+        """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be wrong too."""
+        path, parts = os.fsencode(verdict.path), self._parts
+        with parts.fs.lock:
+            held = parts.fs.mending.held(path)
+        if isinstance(held, str):
+            return held
+        future = parts.copies.submit("hash", _digest_and_close, held.fd, held.size)
+        await settled(future)
+        if future.result() != verdict.expected:
+            return "RAM has another content than was recorded: it is not written over the damaged one"
+        with parts.fs.lock:
+            seq = parts.fs.mending.store_again(path, held.tier_id)
+            parts.state.commit()
+        if seq is None:
+            return "it was changed meanwhile: look again"
+        log.warning("repair: stored once more from RAM", path=verdict.path, was=verdict.status)
+        return seq
+
     # -- changing
 
     def retry(self, path: bytes) -> int:
@@ -240,6 +266,18 @@ class WorkerSubject:
                     os.fspath(verdict.path), verdict.status, verdict.size, verdict.expected or None, verdict.found or None, verdict.error
                 )
             )
+
+
+def _digest_and_close(fd: int, size: int) -> str:
+    """Of the first bytes of a tier file."""
+    hasher, buffer, position = xxhash.xxh3_128(), memoryview(bytearray(min(size, HASH_BUFFER_BYTES))), 0
+    try:
+        while position < size and (count := os.preadv(fd, [buffer[: size - position]], position)):
+            hasher.update(buffer[:count])
+            position += count
+    finally:
+        os.close(fd)
+    return hasher.hexdigest()
 
 
 def _beside_parked(ours: Sequence[Op], queue: Sequence[records.QueueEntry], paths: Sequence[bytes]) -> Remaining:

@@ -15,9 +15,12 @@ from collections.abc import Callable
 from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.types import Seq
 from acpfs.writeback.ops import Op
+from acpfs.writeback.verify import MisreadError
 
 PERMANENT_TRIES = 3
-"""Refusals in a row before an operation is parked: a replicated file system in trouble may answer with the wrong errno."""
+"""Refusals in a row before an operation is parked: a replicated file system in trouble may answer with the wrong errno.
+
+Also streams in a row that read back differently: storage that spoils what it is given is not written to for ever."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
 
@@ -49,7 +52,7 @@ class RetryPolicy:
         op.tries += 1
         op.last_error = error.errno or errno.EIO
         self.retries += 1
-        if op.last_error in _REFUSALS:
+        if op.last_error in _REFUSALS or isinstance(error, MisreadError):
             self._refusals[op.seq] += 1
             if self._refusals[op.seq] >= PERMANENT_TRIES:
                 self.forget(op)

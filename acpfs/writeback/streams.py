@@ -28,6 +28,7 @@ from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, Version, VersionState
+from acpfs.writeback.verify import MisreadError, digest_of
 
 SMALL_BYTES_MAX = 1 << 20
 """Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
@@ -257,17 +258,13 @@ class Streamer:
         return meta
 
     def _verify(self, stream: Stream, name: str, digest: str) -> None:
-        fd = self._lower.open_read(self._lower.staging_path(name))
-        try:
-            self._lower.forget_pages(fd)
-            equal = self._hash(stream, fd) == digest
-        finally:
-            self._lower.close(fd)
+        found, _size = digest_of(self._lower, self._lower.staging_path(name), stream.progress)
+        equal = found == digest
         with self._lock:
             self.counters.verified_files += equal
             self.counters.verify_failures += not equal
         if not equal:
-            raise OSError(errno.EIO, "what was written reads back differently")
+            raise MisreadError(errno.EIO, "what was written reads back differently")
 
     def _staged(self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str) -> None:
         with self._lock:

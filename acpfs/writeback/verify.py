@@ -6,9 +6,10 @@ Blocks on the backing directory; run it on a thread. Takes the file system's loc
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
 from threading import RLock
 from typing import Protocol
@@ -27,6 +28,26 @@ class Recorded(Protocol):
 
     def digest(self, path: LowerPath) -> str: ...
     def rows(self, below: LowerPath = ()) -> Iterator[tuple[bytes, str, int]]: ...
+
+
+class MisreadError(OSError):
+    """What was written reads back differently."""
+
+
+def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None) -> tuple[str, int]:
+    """xxh3-128 and size of what the backing file system has, not of what is cached of it."""
+    hasher, position = xxhash.xxh3_128(), 0
+    fd = lower.open_uncached(path)
+    try:
+        pages = lower.stat_fd(fd).size // mmap.PAGESIZE + 1
+        with mmap.mmap(-1, min(BUFFER_BYTES, pages * mmap.PAGESIZE)) as memory, memoryview(memory) as buffer:
+            while count := lower.read(fd, buffer, position):
+                hasher.update(buffer[:count])
+                position += count
+                progress()
+    finally:
+        lower.close(fd)
+    return hasher.hexdigest(), position
 
 
 class Verifier:
@@ -83,7 +104,7 @@ class Verifier:
     def _compare(self, path: LowerPath, expected: str) -> Verification:
         name = PurePosixPath(os.fsdecode(b"/".join(path)))
         try:
-            found, size = self._hash(path)
+            found, size = digest_of(self._lower, path)
             noted = "" if found == expected else self._lower.digest(path)
         except OSError as error:
             status = "missing" if error.errno in _GONE else "unreadable"
@@ -92,18 +113,6 @@ class Verifier:
             return Verification(name, found, found, "ok", size)  # the file's own note is newer where another node stored it later
         expected = expected or noted
         return Verification(name, expected or None, found, "mismatch" if expected else "unknown", size)
-
-    def _hash(self, path: LowerPath) -> tuple[str, int]:
-        fd = self._lower.open_read(path)
-        try:
-            self._lower.forget_pages(fd)
-            hasher, buffer, position = xxhash.xxh3_128(), memoryview(bytearray(BUFFER_BYTES)), 0
-            while count := self._lower.read(fd, buffer, position):
-                hasher.update(buffer[:count])
-                position += count
-        finally:
-            self._lower.close(fd)
-        return hasher.hexdigest(), position
 
 
 def _path(key: bytes) -> LowerPath:

@@ -152,6 +152,9 @@ class MemoryLower:
         with self._lock:
             return self._descriptor(self._find(path))
 
+    def open_uncached(self, path: LowerPath) -> int:
+        return self.open_read(path)
+
     def _descriptor(self, inode: Inode) -> int:
         fd = next(self._fds)
         self.descriptors[fd] = inode
