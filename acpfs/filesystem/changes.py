@@ -100,7 +100,7 @@ class Changes:
         """The last close of the descriptor has come, or somebody relies on the first."""
         if op.tentative:
             op.tentative = False
-            self._log.on_append()
+            self._log.on_append(op)
 
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""

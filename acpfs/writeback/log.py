@@ -54,8 +54,11 @@ class OperationLog:
         self._last_vid = 0
         self._parked: dict[Seq, Op] = {}
         self._waiters = Waiters()
-        self.on_append: Callable[[], None] = lambda: None
-        """Called after each append, under the lock; the engine's wake-up."""
+        self._survivors: tuple[Op, Op] | None = None
+        self.on_append: Callable[[Op], None] = lambda _op: None
+        """Called after each append, and when a tentative operation became final; under the lock; the engine's wake-up."""
+        self.on_awaited: Callable[[], None] = lambda: None
+        """Called, under the lock, when somebody begins to wait."""
         self.elided_ops = 0
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
@@ -78,6 +81,10 @@ class OperationLog:
     def front(self, count: int) -> list[Op]:
         """The oldest `count` operations."""
         return list(itertools.islice(self._ops.values(), count))
+
+    def first(self) -> Op | None:
+        """The oldest operation."""
+        return next(iter(self._ops.values()), None)
 
     def since(self, seq: int) -> list[Op]:
         """Operations with a larger number, oldest first."""
@@ -118,7 +125,7 @@ class OperationLog:
         op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
         self._index(op, creates)
         self._save(op)
-        self.on_append()
+        self.on_append(op)
         return op
 
     def new_version(self, ino: Ino, tier_id: TierId, size: int, staging_name: str = "") -> Version:
@@ -253,6 +260,7 @@ class OperationLog:
         answer = self._judge(waiter)
         if answer is None:
             self._waiters.add(waiter)
+            self.on_awaited()
         else:
             waiter.deliver(answer or None)
         return waiter.future
@@ -301,6 +309,8 @@ class OperationLog:
         A window is left out only where its net effect is nothing or one remaining operation: then going from the state
         before it to the state after it is one atomic step, and every visible state is one that the application had.
         """
+        if self._is_out_of_question(start):
+            return []
         seq, end = int(start.seq), int(start.seq)
         survivor: Op | None = None
         left_out: list[Op] = []
@@ -314,6 +324,7 @@ class OperationLog:
                 left_out.append(op)
                 end = max(end, last)
             elif survivor is not None:
+                self._survivors = (survivor, op)
                 return []
             else:
                 survivor = op
@@ -322,6 +333,19 @@ class OperationLog:
         if survivor is not None and survivor.victim and any(op.ino == survivor.victim for op in left_out):
             return []
         return left_out
+
+    def _is_out_of_question(self, start: Op) -> bool:
+        """Whether the window would hold the same two survivors as the last one that failed.
+
+        Without this a drain looks at n²/2 operations where n files were rewritten before it began: 4,000 files took 16 s.
+        """
+        last = self._cancelled_until(start, start.seq)
+        if last is None:
+            return True
+        return self._survivors is not None and all(
+            start.seq < op.seq <= last and self._ops.get(op.seq) is op and self._cancelled_until(op, start.seq) is None
+            for op in self._survivors
+        )
 
     def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
         """Sequence number by which `op` has no effect any more, or None when it has one."""

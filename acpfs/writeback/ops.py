@@ -139,6 +139,8 @@ class Op:
     """Handed to the backing directory at least once, which may have carried it out even if it said no, or nothing."""
     held: bool = False
     """Waits for a parked one that it has to do with. Not persisted."""
+    is_pointer: bool | None = None
+    """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
     committed: bool = False
     """Visible on the backing directory, but not yet flushed there."""
 

@@ -44,7 +44,12 @@ class Order:
         self._pointers = re.compile("|".join(fnmatch.translate(pattern) for pattern in pointer_patterns) or r"(?!)")
 
     def is_pointer(self, op: Op) -> bool:
-        """Whether the operation makes a file visible that points at others."""
+        """Whether the operation makes a file visible that points at others. Found out once: names of operations do not change."""
+        if op.is_pointer is None:
+            op.is_pointer = self._makes_pointer(op)
+        return op.is_pointer
+
+    def _makes_pointer(self, op: Op) -> bool:
         names: tuple[bytes, ...] = ()
         if op.kind in (OpKind.STORE, OpKind.SYMLINK, OpKind.LINK):
             names = (op.name,)
