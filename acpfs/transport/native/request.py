@@ -33,8 +33,13 @@ class RequestBuffers:
 
     def __init__(self, payload_bytes: int) -> None:
         """`payload_bytes`: the largest WRITE of the session."""
+        self._payload_bytes = payload_bytes
+        self.renew()
+
+    def renew(self) -> None:
+        """New ones: the view of the old payload now belongs to a WRITE that is answered later."""
         self.header = bytearray(HEADER_BYTES)
-        self.payload = memoryview(mmap.mmap(-1, payload_bytes))
+        self.payload = memoryview(mmap.mmap(-1, self._payload_bytes))
         self.vector = (self.header, self.payload)
 
 
