@@ -1,7 +1,7 @@
 """What a request of the native transport costs the daemon: microseconds per opcode, and per file created, written and closed.
 
-Usage: python -m bench.profile_requests [--files N] [--lane passthrough|direct] [--readers N] [--interval S] [--functions N]. The daemon is a real one
-with its write-back engine, in a process of its own, in which `Dispatch.handle` is timed; the files are made by this process. Wall
+Usage: python -m bench.profile_requests [--files N] [--lane passthrough|direct] [--readers N] [--interval S] [--functions N]. The daemon is
+a real one with its write-back engine, in a process of its own, in which `Dispatch.handle` is timed; this process makes the files. Wall
 time of a request includes its system calls, and whatever took the interpreter meanwhile; `--functions` adds cProfile's view, which
 makes everything slower and is only good for proportions.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 from acpfs.config import Settings, Transport
 from acpfs.supervisor import daemon
-from acpfs.transport.native import reader, serve
+from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import RequestBuffers
@@ -93,6 +93,17 @@ def profile_readers(count: int) -> None:
     threading.Thread.run = profiled  # type: ignore[method-assign]
 
 
+def reader_threads(count: int) -> None:
+    """Have sessions begin with so many reader threads."""
+    begin = session.Session.begin.__func__  # type: ignore[attr-defined]
+
+    def begun(cls: type[session.Session], *arguments: Any, **options: Any) -> session.Session:
+        started: session.Session = begin(cls, *arguments, **{**options, "readers": count})
+        return started
+
+    session.Session.begin = classmethod(begun)  # type: ignore[assignment]
+
+
 def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     """Serve until unmounted; then write what was counted."""
     tally = Tally()
@@ -101,7 +112,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     else:
         instrument(tally)
     if arguments.readers:
-        serve.reader_count = reader.reader_count = lambda: arguments.readers
+        reader_threads(arguments.readers)
     if arguments.interval:
         sys.setswitchinterval(arguments.interval)
     settings = Settings(
@@ -128,7 +139,9 @@ def burst(directory: Path, files: int) -> list[float]:
 
 
 def measure(arguments: argparse.Namespace) -> Report:
-    report = Report("profile_requests", f"Requests of {arguments.files:,} files of 4 KiB, {arguments.lane} lane", ["what", "count per file", "µs each"])
+    report = Report(
+        "profile_requests", f"Requests of {arguments.files:,} files of 4 KiB, {arguments.lane} lane", ["what", "count per file", "µs each"]
+    )
     names = ("open", "write", "close", "daemon's CPU until the last close", "daemon's CPU until all is persisted")
     found: dict[str, list[float]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:

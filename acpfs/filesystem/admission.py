@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.expectations import Expectations
+from acpfs.filesystem.expectations import WORTH_LEARNING_BYTES, Expectations
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.tier import BLOCK_BYTES, Tier
@@ -79,4 +79,5 @@ class Admission:
 
     def learn(self, node: Node) -> None:
         """The file is complete."""
-        self._expectations.learn(self._table.path(node.ino), node.size)
+        if node.size >= WORTH_LEARNING_BYTES:
+            self._expectations.learn(self._table.path(node.ino), node.size)

@@ -214,10 +214,10 @@ class Files:
             opened = await self.open(ino, flags, caller)
             node = self._table[ino]
         else:
-            parent = await self._names.vacant(parent_ino, name)
+            self._names.check_vacant(parent, name, ino)
             node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
-            self._names.give_birth(parent, name, node)
             node.handles += 1
+            self._names.give_birth(parent, name, node)
             opened = await self._opened(node, flags, caller, wrote=True, created=True)
         node.lookups += 1
         return opened, node
@@ -230,8 +230,8 @@ class Files:
             return again
         node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
         node.nlink = 0
-        self._contents.create(node)
         node.handles += 1
+        self._contents.create(node)
         node.lookups += 1
         return await self._opened(node, flags, caller, wrote=True, created=True), node
 

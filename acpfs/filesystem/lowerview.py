@@ -282,8 +282,10 @@ class LowerView:
 
     def foresee_xattrs(self, node: Node) -> Future[None] | None:
         """Begin to load a node's extended attributes, if they are not known; None: nothing to wait for."""
+        if node.xattrs is not None:
+            return None
         path = self._tree.path(node.ino)
-        if node.xattrs is not None or path is None:
+        if path is None:
             return None
         future = self._foreseen.get(node.ino)
         if future is None:

@@ -76,15 +76,22 @@ class Names:
             OSError: EEXIST, ENAMETOOLONG, EPERM for `.acpfs`, ENOENT when the directory is deleted.
         """
         parent = self.node(parent_ino)
+        self.check_vacant(parent, name, NO_INO)
+        if await self._view.child(parent, name):
+            raise fail(errno.EEXIST)
+        return parent
+
+    @staticmethod
+    def check_vacant(parent: Node, name: bytes, ino: Ino) -> None:
+        """That a name that leads to `ino` may be made in a directory; raises as `vacant`."""
         if parent.ino == ROOT and name == HIDDEN:
             raise fail(errno.EPERM)
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
         if parent.nlink == 0:
             raise fail(errno.ENOENT)
-        if await self._view.child(parent, name):
+        if ino:
             raise fail(errno.EEXIST)
-        return parent
 
     def new_node(self, parent: Node, mode: int, caller: Caller) -> Node:
         """A node that belongs to the caller, and to the directory's group where that is set-gid."""

@@ -332,7 +332,7 @@ _INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 
 
 def _node_row(node: Node) -> tuple[object, ...]:
-    xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()})
+    xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()}) if node.xattrs else "{}"
     content = node.content
     return (
         node.ino,
@@ -347,7 +347,7 @@ def _node_row(node: Node) -> tuple[object, ...]:
         node.mtime_ns,
         node.ctime_ns,
         node.lower_ino,
-        json.dumps(node.identity) if node.identity else None,
+        str(list(node.identity)) if node.identity else None,
         node.unlogged,
         node.target,
         xattrs,

@@ -1,15 +1,18 @@
-"""What transports hand in and get back. Plain records; the names and units of stat(2)."""
+"""What transports hand in and get back. Plain records; the names and units of stat(2).
+
+Those that are made for nearly every request are named tuples: a frozen dataclass of eleven fields takes 2 us to make, these 0.4.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from acpfs.types import HandleId, Ino
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who makes the call; `umask` has been applied to modes by the kernel already."""
 
     uid: int
@@ -20,8 +23,7 @@ class Caller:
     """Number of the kernel's request; the same when it comes again after a takeover. 0: it never does."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attributes:
+class Attributes(NamedTuple):
     """A node as stat(2) shows it: sizes in bytes, `blocks` of 512 bytes, times in nanoseconds."""
 
     ino: Ino
@@ -57,8 +59,7 @@ class Lane(Enum):
     PASSTHROUGH = "passthrough"
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
+class OpenFile(NamedTuple):
     """Answer to open and create."""
 
     handle: HandleId
@@ -69,8 +70,7 @@ class OpenFile:
     """Passthrough lane: descriptor of the file that the kernel is to read and write; stays open until `release`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DirEntry:
+class DirEntry(NamedTuple):
     """One entry of readdir. `next_offset` resumes behind it; `attributes` only where asked for, with a kernel reference taken."""
 
     name: bytes

@@ -10,9 +10,8 @@ import time
 import types
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import RLock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -29,8 +28,7 @@ def wait(future: Future[T]) -> Generator[Future[T], T, T]:
     return (yield future)
 
 
-@dataclass(frozen=True, slots=True)
-class Unlocked:
+class Unlocked(NamedTuple):
     """Something short to do in the calling thread without the lock."""
 
     function: Callable[..., Any]

@@ -54,12 +54,17 @@ class Tier:
 
     def create(self) -> TierId:
         """A new, empty tier file."""
+        tier_id, fd = self.create_open()
+        os.close(fd)
+        return tier_id
+
+    def create_open(self) -> tuple[TierId, int]:
+        """A new, empty tier file and a read-write descriptor, which the caller closes."""
         self._last_id += 1
         tier_id = TierId(self._last_id)
         fd = os.open(str(tier_id), os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._dir_fd)
-        os.close(fd)
         self._allocated[tier_id] = 0
-        return tier_id
+        return tier_id, fd
 
     def open(self, tier_id: TierId) -> int:
         """A read-write descriptor; the caller closes it. Thread-safe."""

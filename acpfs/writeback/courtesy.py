@@ -1,9 +1,10 @@
 """Applications first: small work of the drain stands back while requests come in.
 
 A small file costs the daemon about as much of its one interpreter to drain as to save, so a drain that begins at once halves the
-speed of the burst that feeds it, and commits one or two files per group. Standing back costs nothing that was promised: what waits is in
-RAM and in order. It ends when requests pause, when somebody waits for the drain or for room, and it is bounded: after the first seconds a
-quarter of the time belongs to the drain, all of it once it lags. Large files never stand back: their bytes are copied without the interpreter.
+speed of the burst that feeds it, and commits one or two files per group. Standing back costs nothing that was promised: what waits is
+in RAM and in order. It ends when requests pause, when somebody waits for the drain or for room, and it is bounded: after the first
+seconds a quarter of the time belongs to the drain, all of it once it lags. Large files never stand back: their bytes are copied without
+the interpreter.
 Used under the file system's lock.
 """
 

@@ -55,6 +55,7 @@ class OperationLog:
         self._parked: dict[Seq, Op] = {}
         self._waiters = Waiters()
         self._survivors: tuple[Op, Op] | None = None
+        self._saved_counters = (0, 0)
         self.on_append: Callable[[Op], None] = lambda _op: None
         """Called after each append, and when a tentative operation became final; under the lock; the engine's wake-up."""
         self.on_awaited: Callable[[], None] = lambda: None
@@ -133,7 +134,6 @@ class OperationLog:
         self._last_vid += 1
         version = Version(VersionId(self._last_vid), ino, tier_id, size, staging_name=staging_name)
         self.save_version(version)
-        self._state.change("INSERT OR REPLACE INTO counter VALUES ('vid', ?)", (self._last_vid,))
         return version
 
     def fold(self, ino: Ino, meta: Metadata) -> bool:
@@ -197,6 +197,7 @@ class OperationLog:
             self._by_directory[directory] -= 1
             if not self._by_directory[directory]:
                 del self._by_directory[directory]
+        self._save_counters()
         self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
         if op.version is not None:
             self.dirty_bytes -= op.version.size
@@ -406,7 +407,13 @@ class OperationLog:
                 _COMMITTED if op.committed else int(op.begun),
             ),
         )
-        self._state.change("INSERT OR REPLACE INTO counter VALUES ('seq', ?)", (self._last_seq,))
+
+    def _save_counters(self) -> None:
+        """The largest numbers are in the rows themselves until those go."""
+        if self._saved_counters != (self._last_seq, self._last_vid):
+            self._saved_counters = (self._last_seq, self._last_vid)
+            rows = [("seq", self._last_seq), ("vid", self._last_vid)]
+            self._state.change_many("INSERT OR REPLACE INTO counter VALUES (?, ?)", rows)
 
     def _load(self) -> None:
         versions: dict[int, Version] = {}
@@ -417,8 +424,9 @@ class OperationLog:
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
             self._index(*_op_from_row(row, versions))
         counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
-        self._last_seq = counters.get("seq", 0)
-        self._last_vid = counters.get("vid", 0)
+        self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
+        self._last_seq = max(self._saved_counters[0], *self._ops) if self._ops else self._saved_counters[0]
+        self._last_vid = max(self._saved_counters[1], *versions) if versions else self._saved_counters[1]
 
 
 def _op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:

@@ -60,7 +60,10 @@ class Metadata:
         self.xattrs.update(later.xattrs)
 
     def to_json(self) -> str:
-        """Compact form for the state database."""
+        """Compact form for the state database. Most have no xattrs, and need no encoder (5 us, several times per small file)."""
+        if not self.xattrs:
+            numbers = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev]
+            return f"[{', '.join(['null' if number is None else str(number) for number in numbers])}, {{}}]"
         xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
         return json.dumps([self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs])
 
