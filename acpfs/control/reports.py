@@ -81,6 +81,16 @@ class WorkerReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A file whose writers wait for room in RAM."""
+
+    path: str
+    reason: str
+    since: float
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Answer of `status`."""
 
@@ -124,6 +134,9 @@ class Status:
     """The newest; `conflicts_total` counts all."""
     conflicts_total: int = 0
     """What was not drained to its place because somebody had changed that on the backing directory meanwhile."""
+
+    held_files: list[HeldFile] = field(default_factory=list)
+    """Files in the passthrough lane whose writers are held back."""
 
     def to_json(self) -> Json:
         return asdict(self)

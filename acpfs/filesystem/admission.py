@@ -1,4 +1,4 @@
-"""Which files may be written in the passthrough lane: those for which there is room, because nobody can hold the writer back there.
+"""Which files may be written in the passthrough lane: those for which there is room, because holding a writer back there is hard.
 
 Room is asked for by the size that is expected, with a margin, beside what others that write in this lane are still to need;
 and the pages are charged to the writer's memory control group, so there must be room in that one too. Who is not admitted takes
@@ -53,10 +53,10 @@ class Admission:
         if expected is None:
             return "its size is not known from an earlier file"
         wanted = int(expected * MARGIN) + MARGIN_BYTES
-        missing = wanted - (self._tier.free_bytes() - self._outstanding())
+        missing = wanted - (self._tier.free_bytes() - self.outstanding())
         if missing > 0:
             self._contents.evict_bytes(missing)
-        if wanted > self._tier.free_bytes() - self._outstanding() or self._tier.waiting():
+        if wanted > self._tier.free_bytes() - self.outstanding() or self._tier.waiting():
             return "RAM is short"
         headroom = self._headroom(pid)
         if headroom is not None and wanted > headroom:
@@ -64,14 +64,14 @@ class Admission:
         self._promised[node.ino] = wanted
         return ""
 
-    def _outstanding(self) -> int:
-        """What was promised and not written yet."""
-        total = 0
-        for ino, wanted in self._promised.items():
-            node = self._table.get(ino)
-            if node is not None and node.kernel_writers:
-                total += max(0, wanted - node.blocks * BLOCK_BYTES)
-        return total
+    def outstanding(self) -> int:
+        """What was promised to all and not written yet."""
+        nodes = (self._table.get(ino) for ino in self._promised)
+        return sum(self.outstanding_of(node) for node in nodes if node is not None and node.kernel_writers)
+
+    def outstanding_of(self, node: Node) -> int:
+        """What was promised to the writers of a file and not written yet."""
+        return max(0, self._promised.get(node.ino, 0) - node.blocks * BLOCK_BYTES)
 
     def settle(self, node: Node) -> None:
         """Nobody writes to the file in this lane any more."""

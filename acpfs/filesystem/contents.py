@@ -218,6 +218,10 @@ class Contents:
             return True
         return False
 
+    def awaits_drain(self) -> bool:
+        """Whether anything is left that makes room when it is persisted."""
+        return bool(self._frozen)
+
     async def _to_overflow(self, node: Node) -> None:
         """Move a content out of the RAM tier; versions keep their tier file."""
         content = node.content

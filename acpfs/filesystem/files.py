@@ -18,6 +18,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
@@ -55,6 +56,7 @@ class Files:
         contents: Contents,
         overflow: Overflow,
         admission: Admission,
+        hold: Hold,
         tier: Tier,
         log: OperationLog,
         kept: Kept,
@@ -68,6 +70,7 @@ class Files:
         self._contents = contents
         self._overflow = overflow
         self._admission = admission
+        self._hold = hold
         self._tier = tier
         self._log = log
         self._kept = KeptHandles(kept)
@@ -166,6 +169,7 @@ class Files:
         if handle.writable:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
             node.kernel_writers += 1
+            self._hold.add(node)
         node.kernel_handles += 1
         node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
         return self._contents.opened(node.content) if node.content is not None else handle.lower_fd
@@ -330,6 +334,7 @@ class Files:
                 node.kernel_handles += 1
             if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
                 node.kernel_writers += 1
+                self._hold.add(node)
             op = self._log.get(Seq(tentative))
             if op is not None and op is self._log.last_of(node.ino) and not op.started:
                 op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()

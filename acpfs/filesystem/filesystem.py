@@ -22,6 +22,7 @@ from acpfs.filesystem.contents import Contents, ContentStatistics
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import LAST_CLOSE_WAIT_S, Files
+from acpfs.filesystem.hold import HeldReport, Hold
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.mending import Mending
@@ -33,6 +34,7 @@ from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import headroom_bytes
+from acpfs.ram.shortage import Shortage, available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
@@ -57,6 +59,8 @@ class FileSystemStatistics:
     """Lane → open files that use it; every lane of this mount is there."""
     lane_choices: dict[str, int]
     """Why opens went the way they went → how many."""
+    held: tuple[HeldReport, ...]
+    """Files whose passthrough writers wait for room."""
     tier: TierStatistics
     content: ContentStatistics
     lower_view: LowerViewStatistics
@@ -78,11 +82,13 @@ class FileSystem:
         *,
         headroom: Callable[[int], int | None] = headroom_bytes,
         unknown_bytes: int | None = None,
+        available: Callable[[], int] = available_bytes,
         kept: Kept | None = None,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
-        `headroom` and `unknown_bytes`: as `Admission` has them. `kept`: records for, and from, other workers of the kernel session.
+        `headroom` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
+        `kept`: records for, and from, other workers of the kernel session.
         """
         self.settings = settings
         self.lock = RLock()
@@ -102,6 +108,8 @@ class FileSystem:
         self._names = Names(self._table, self._view, self.changes, self._contents)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
+        admission = Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes)
+        self.hold = Hold(self._contents, admission, tier, settings.when_full, Shortage(available), self._table.path)
         self._files = Files(
             self._table,
             self.lanes,
@@ -111,7 +119,8 @@ class FileSystem:
             self.changes,
             self._contents,
             self._overflow,
-            Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes),
+            admission,
+            self.hold,
             tier,
             log,
             self.kept,
@@ -306,6 +315,22 @@ class FileSystem:
         """copy_file_range; returns how many bytes, possibly fewer than asked for."""
         return await self._files.copy_range(source, source_offset, handle, offset, size)
 
+    async def hold_taken(self, ino: Ino) -> Attributes:
+        """A file's inode lock is had, by a call that changes nothing; keeps it as long as writers must wait. Always ends with an error.
+
+        Raises:
+            OSError: EAGAIN: take it again at once. ECANCELED: no more.
+        """
+        until = self.hold.taken(ino)
+        if until is None:
+            raise fail(errno.ECANCELED)
+        try:
+            again = await wait(until)
+        except InterruptedError:
+            self.hold.lost(ino, until)
+            raise
+        raise fail(errno.EAGAIN if again else errno.ECANCELED)
+
     async def lseek(self, handle: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE."""
         return await self._files.lseek(handle, offset, whence)
@@ -346,6 +371,13 @@ class FileSystem:
             self._space_asked = False
             if space is not None:
                 self._space, self._space_at = space, time.monotonic()
+
+    def tick(self) -> float:
+        """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""
+        try:
+            return self.hold.tick()
+        finally:
+            self._state.commit()
 
     def freeze_all(self) -> int:
         """Fix the content of every open file as of now; under the lock; returns how many."""
@@ -408,6 +440,7 @@ class FileSystem:
             overflowed_files=self._overflow.files,
             open_lanes=self._files.open_lanes(),
             lane_choices=dict(self.lanes.reasons),
+            held=self.hold.statistics(),
             tier=self._tier.statistics(),
             content=self._contents.statistics(),
             lower_view=self._view.statistics(),

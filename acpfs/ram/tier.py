@@ -38,6 +38,8 @@ class Tier:
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
         self.reserved_bytes = 0
+        self.withheld_bytes = 0
+        """Part of the budget that must not be used now, because the machine has not got it."""
         self._data = directory / "data"
         self._data.mkdir(mode=0o700, exist_ok=True)
         self._dir_fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,7 +109,12 @@ class Tier:
 
     def free_bytes(self) -> int:
         """What the budget still holds."""
-        return self.budget_bytes - self.used_bytes - self.reserved_bytes
+        return self.budget_bytes - self.used_bytes - self.reserved_bytes - self.withheld_bytes
+
+    def space_left_bytes(self) -> int:
+        """What the tmpfs itself still takes: budget and slack, or less where others use it too."""
+        info = os.fstatvfs(self._dir_fd)
+        return info.f_bavail * info.f_frsize
 
     def reserve_nowait(self, size: int) -> bool:
         """Take `size` bytes of the budget before they are written; False when they are not there."""
@@ -162,6 +169,7 @@ class Tier:
         return len(self._waiting)
 
     def _wake(self) -> None:
+        self._waiting = [(size, future) for size, future in self._waiting if not future.cancelled()]
         while self._waiting:
             size, future = self._waiting[0]
             if self.free_bytes() < size:

@@ -19,7 +19,18 @@ from acpfs import __version__
 from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
 from acpfs.control.protocol import Json
-from acpfs.control.reports import ConflictReport, FileState, HealthReport, QueueEntry, RamReport, Remaining, Status, Verdict, WorkerReport
+from acpfs.control.reports import (
+    ConflictReport,
+    FileState,
+    HealthReport,
+    HeldFile,
+    QueueEntry,
+    RamReport,
+    Remaining,
+    Status,
+    Verdict,
+    WorkerReport,
+)
 from acpfs.errors import AcpfsError, ConfigError
 from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
@@ -100,7 +111,14 @@ class WorkerSubject:
             lane_choices=fs.lane_choices,
             fsync=parts.settings.fsync.value,
             worker=WorkerReport(os.getpid(), parts.started_at, __version__),
-            ram=_ram(parts, fs.tier.used_bytes, fs.tier.reserved_bytes, fs.tier.files, fs.content.dirty_bytes, fs.waiting_writers),
+            ram=_ram(
+                parts,
+                fs.tier.used_bytes,
+                fs.tier.reserved_bytes,
+                fs.tier.files,
+                fs.content.dirty_bytes,
+                max(fs.waiting_writers, len(fs.held)),
+            ),
             queue=[_entry(entry, now) for entry in engine.queue[:STATUS_QUEUE_ENTRIES_MAX]],
             queue_length=engine.queued_ops,
             queue_bytes=engine.dirty_bytes,
@@ -117,6 +135,7 @@ class WorkerSubject:
             bypass_reason=bypassed[1] if bypassed else None,
             conflicts=[_conflict(conflict) for conflict in engine.conflicts],
             conflicts_total=engine.conflicts_total,
+            held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
         )
 
     def _health(self) -> HealthReport:

@@ -103,11 +103,14 @@ async def world(
     hold: bool = True,
     budget_bytes: int = BUDGET_BYTES,
     headroom: Callable[[int], int | None] = lambda _pid: None,
+    available: Callable[[], int] = lambda: 1 << 62,
+    unknown_bytes: int | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base takes over from the first.
 
-    `headroom`: bytes that a process may still charge to its memory control group.
+    `headroom`: bytes that a process may still charge to its memory control group; `available`: bytes of memory that the machine has left;
+    `unknown_bytes`: what is expected of a file like which none was seen.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -117,7 +120,19 @@ async def world(
     log, tree = OperationLog(state), LowerTree(state)
     lower = BackingDirectory(settings.backing, "test")
     calls = CallPools.make()
-    fs = FileSystem(settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2), headroom=headroom)
+    fs = FileSystem(
+        settings,
+        state,
+        tier,
+        log,
+        tree,
+        lower,
+        calls.requests,
+        CallPool("copies", 2),
+        headroom=headroom,
+        unknown_bytes=unknown_bytes,
+        available=available,
+    )
     manifest = Manifest(state, lower, fs.lock, "test")
     engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings)
     engine.hold(hold)

@@ -16,6 +16,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
+from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
 from acpfs.transport.native.protocol import Opcode
@@ -40,7 +41,7 @@ class Wire:
         lanes = Lanes(fs, Device([self._write_fd]), negotiated)
         references = References(fs.kept)
         undo = Undo(fs, lanes, references)
-        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes), Replies(lanes, undo, references, 1.0), undo)
+        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes, Holding(fs)), Replies(lanes, undo, references, 1.0), undo)
         self._buffers = RequestBuffers(PAYLOAD_BYTES)
         self._unique = 0
 

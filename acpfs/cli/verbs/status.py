@@ -143,6 +143,9 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old")
     if status["ram"]["waiting_writers"]:
         lines.append(f"{status['ram']['waiting_writers']} writers wait: the RAM tier is full")
+    for held in status.get("held_files", ()):
+        age = show.duration(max(0.0, time.time() - held["since"]))
+        lines.append(f"{show.printable(held['path'])} is held for {age}: {held['reason']}")
     if health["state"] != "ok":
         said = f" ({health['last_error']})" if health["last_error"] else ""
         lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")

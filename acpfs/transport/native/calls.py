@@ -14,6 +14,7 @@ from typing import Any
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
+from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
@@ -90,8 +91,12 @@ def caller_of(request: Request, umask: int = 0) -> Caller:
 class Calls:
     """From request to coroutine."""
 
-    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: Lanes) -> None:
-        """`negotiated` decides how SETXATTR is laid out and who takes set-uid away; `lanes` is told what is released."""
+    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: Lanes, holding: Holding) -> None:
+        """`negotiated` decides how SETXATTR is laid out and who takes set-uid away.
+
+        `lanes` is told what is released; `holding` knows who holds writers.
+        """
+        self._holding = holding
         self._fs = fs
         self._released = lanes.released
         self._kills = negotiated.has(InitFlag.HANDLE_KILLPRIV_V2)
@@ -122,6 +127,8 @@ class Calls:
 
     def setattr(self, request: Request) -> Call[Attributes]:
         valid, _, fh, size, _, atime, mtime, _, atime_ns, mtime_ns, _, mode, _, uid, gid, _ = SETATTR_IN.unpack_from(request.body())
+        if not valid and self._holding.is_ours(request.pid):
+            return self._fs.hold_taken(Ino(request.ino))
         now = time.time_ns() if valid & (_ATIME_NOW | _MTIME_NOW) else 0
         change = AttributeChange(
             mode=mode & 0o7777 if valid & _MODE else None,

@@ -19,6 +19,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
+from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import (
     ALL_FEATURES,
@@ -77,8 +78,9 @@ class Session:
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
         lanes, references = Lanes(fs, self.device, negotiated), References(fs.kept)
+        self._holding = Holding(fs)
         undo = Undo(fs, lanes, references)
-        calls = Calls(fs, negotiated, lanes)
+        calls = Calls(fs, negotiated, lanes, self._holding)
         replies = Replies(lanes, undo, references, fs.settings.attr_timeout_s)
         self._dispatch = Dispatch(fs, calls, replies, undo)
         of_readers = [fds[n % len(fds)] for n in range(readers or reader_count())]
@@ -103,6 +105,8 @@ class Session:
         """Begin to serve."""
         self._dispatch.continuations.start()
         self._readers.start()
+        if self.negotiated.has(InitFlag.PASSTHROUGH):
+            self._holding.start()
 
     def waiting_calls(self) -> int:
         """Calls that wait for the backing directory, for room, or to be persisted."""
@@ -115,6 +119,7 @@ class Session:
         """
         if not self._readers.join(timeout_s):
             return False
+        self._holding.stop()
         self._dispatch.continuations.stop()
         self.device.close()
         return True

@@ -1,0 +1,288 @@
+"""Writers that the daemon does not see, while RAM is short: watched, held back, and let go on when there is room.
+
+Looks at the tier files of all writers in the passthrough lane, the more often the less room is left. One that wrote more than it was
+promised, when there is no more, is held: somebody (`Holder`) takes the file's inode lock in the kernel by a call that is not answered
+before there is room. Held writers stand in the same queue for room as those in the daemon's lane. Where nothing can make room any more, the
+held file itself has to give way (`relieve`). Knows nodes, room and time; not how an inode lock is taken. Under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Protocol
+
+from acpfs.config import WhenFull
+from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.nodes import Node
+from acpfs.ram.shortage import Shortage
+from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.types import Ino
+
+FILL_BYTES_PER_S = 40e9
+"""Faster than any machine's writers together: RAM is looked at again before so much could have been written."""
+INTERVAL_MIN_S, INTERVAL_MAX_S = 0.002, 0.5
+HELD_INTERVAL_S = 0.02
+SLICE_S = 0.25
+"""So long at a time is an inode lock held: who wants to rename, unlink or close the file gets in between."""
+ASK_AGAIN_S = 5.0
+"""A lock that was not had for so long is asked for again: whoever was to take it may have died. One write(2) takes a second at most."""
+GAP_ROOM_BYTES = 64 << 20
+"""No gap between slices when the tmpfs has less than this: one write slips through in it, and must not find it full."""
+MARGIN_BYTES_MAX, GRANT_BYTES_MAX = 64 << 20, 256 << 20
+
+
+class Holder(Protocol):
+    """Takes inode locks."""
+
+    def take(self, ino: Ino) -> None:
+        """Begin to take a file's inode lock; `Hold.taken` is called when it is had. Returns at once."""
+
+    def look_soon(self) -> None:
+        """Something happened: call `Hold.tick` now. Returns at once."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A file whose writers are held, or about to be."""
+
+    node: Node
+    reason: str
+    since: float
+    """Monotonic time, seconds; so are the others."""
+    asked_at: float
+    taken_at: float = 0.0
+    until: Future[bool] | None = None
+    """Set while the inode lock is had; its result ends that: True to take it again at once, False for good."""
+    room: Future[None] | None = None
+    """Its place in the queue for room."""
+    relieving: bool = False
+    """Nothing else can make room: its own bytes are on their way out."""
+    gaps: int = 0
+    """How often others got in between: the file may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReport:
+    """A held file as `status` shows it."""
+
+    ino: Ino
+    path: bytes
+    reason: str
+    since_s: float
+    """How long it has been held."""
+    resident_bytes: int
+
+
+class Hold:
+    """Watches writers, holds them, and lets them go on."""
+
+    def __init__(
+        self, contents: Contents, admission: Admission, tier: Tier, when_full: WhenFull, shortage: Shortage, path: Callable[[Ino], bytes]
+    ) -> None:
+        """`path`: of a node, for reports."""
+        self._path = path
+        self._contents = contents
+        self._admission = admission
+        self._tier = tier
+        self._when_full = when_full
+        self._shortage = shortage
+        self._holder: Holder | None = None
+        self._writers: dict[Ino, Node] = {}
+        self._held: dict[Ino, Held] = {}
+        self._grants: dict[Ino, tuple[int, int]] = {}
+        """Reserved for a writer that was held: (bytes left, tier file's bytes when last looked at)."""
+        self._gap: Ino | None = None
+        self.relieve: Callable[[Held], bool] = lambda _held: False
+        """Called when nothing else can make room, until it returns False: begin to move the file's own bytes out of RAM."""
+        self.holds = 0
+        """How many times a file was held so far."""
+
+    def offer(self, holder: Holder | None) -> None:
+        """Who takes inode locks; None: nobody can."""
+        self._holder = holder
+
+    def add(self, node: Node) -> None:
+        """The node has a writer in the passthrough lane."""
+        self._writers[node.ino] = node
+        if self._holder is not None:
+            self._holder.look_soon()
+
+    # -- looking
+
+    def tick(self) -> float:
+        """Look, and do what is due; returns after how many seconds to look again, infinity when there is nothing to watch."""
+        self._forget_closed()
+        if not self._writers or self._holder is None:
+            return math.inf
+        for node in self._writers.values():
+            self._contents.kernel.look(node)
+            self._use_grant(node)
+        self._watch_memory()
+        missing = 2 * self._margin() - self._unpromised()
+        if missing > 0:
+            self._contents.evict_bytes(missing)
+        for node in self._writers.values():
+            if node.ino not in self._held and self._is_short_for(node):
+                self._begin(node, self._shortage.reason())
+        for held in list(self._held.values()):
+            self._tend(held)
+        return self._interval()
+
+    def _watch_memory(self) -> None:
+        before = self._tier.withheld_bytes
+        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes() + before)
+        if self._tier.withheld_bytes < before:
+            self._tier.room_changed()
+
+    def _forget_closed(self) -> None:
+        for ino in [ino for ino, node in self._writers.items() if not node.kernel_writers]:
+            del self._writers[ino]
+            self._tier.release(self._grants.pop(ino, (0, 0))[0])
+            if ino in self._held:
+                self._end(self._held[ino])
+
+    def _use_grant(self, node: Node) -> None:
+        """What was reserved for the writer has become bytes of its file."""
+        if node.ino in self._grants:
+            left, before = self._grants[node.ino]
+            taken = node.blocks * BLOCK_BYTES
+            used = min(left, max(0, taken - before))
+            self._grants[node.ino] = (left - used, taken)
+            if used == left:
+                del self._grants[node.ino]
+            self._tier.release(used)
+
+    def _margin(self) -> int:
+        """Room at which writers are held: what they write until they are comes out of the slack."""
+        return min(MARGIN_BYTES_MAX, self._tier.budget_bytes // 16)
+
+    def _grant(self) -> int:
+        """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again."""
+        return min(GRANT_BYTES_MAX, self._tier.budget_bytes // 8)
+
+    def _unpromised(self) -> int:
+        """Room that nobody was promised."""
+        return self._tier.free_bytes() - self._admission.outstanding()
+
+    def _is_short_for(self, node: Node) -> bool:
+        if node.ino in self._grants:
+            return False
+        if self._admission.outstanding_of(node):
+            return self._tier.free_bytes() < self._margin()
+        return self._unpromised() < self._margin() or self._tier.waiting() > 0
+
+    def _interval(self) -> float:
+        distance = self._unpromised() - self._margin()
+        interval = min(max(distance / FILL_BYTES_PER_S, INTERVAL_MIN_S), INTERVAL_MAX_S)
+        return min(interval, HELD_INTERVAL_S) if self._held else interval
+
+    # -- holding
+
+    def _begin(self, node: Node, reason: str) -> None:
+        assert self._holder is not None
+        if self._when_full is WhenFull.ERROR:
+            if node.content is not None and not node.content.failed:
+                node.content.failed, node.content.failed_at = errno.ENOSPC, node.size  # told by close: write itself was not asked
+            return
+        now = time.monotonic()
+        self._held[node.ino] = Held(node, reason, now, now)
+        self.holds += 1
+        self._holder.take(node.ino)
+
+    def taken(self, ino: Ino) -> Future[bool] | None:
+        """The inode lock of a file is had: keep it until the future is done. None: it is not needed any more."""
+        held = self._held.get(ino)
+        if held is None or self._holder is None:
+            return None
+        held.until, held.taken_at = Future(), time.monotonic()
+        if self._gap == ino:
+            self._gap = None
+        self._holder.look_soon()
+        return held.until
+
+    def lost(self, ino: Ino, until: Future[bool]) -> None:
+        """Whoever held the lock is dying."""
+        held = self._held.get(ino)
+        if held is not None and held.until is until:
+            held.until, held.asked_at = None, 0.0
+            held.gaps += 1
+
+    def _tend(self, held: Held) -> None:
+        assert self._holder is not None
+        if self._has_room(held):
+            self._grants[held.node.ino] = (self._grant(), held.node.blocks * BLOCK_BYTES)
+            self._end(held)
+            return
+        now = time.monotonic()
+        if held.until is None and now - held.asked_at > ASK_AGAIN_S:
+            held.asked_at = now
+            self._holder.take(held.node.ino)
+        elif held.until is not None and now - held.taken_at > SLICE_S and self._may_open(held):
+            self._gap, held.gaps, held.asked_at = held.node.ino, held.gaps + 1, now
+            _settle(held, again=True)
+
+    def _has_room(self, held: Held) -> bool:
+        """Whether the held writer has got room; what may be done for it is begun here."""
+        if held.room is not None:
+            if not held.room.done():
+                return False
+            room, held.room = held.room, None
+            if room.exception() is None:
+                return True
+        if held.relieving or (_is_spilled(held.node) and self.relieve(held)):
+            return False
+        promised_to_others = self._unpromised() < self._grant() <= self._tier.free_bytes()
+        if not promised_to_others and self._tier.reserve_nowait(self._grant()):
+            return True
+        if self._contents.awaits_drain() and self._when_full is WhenFull.WAIT:
+            if promised_to_others:
+                return False
+            held.room = self._tier.reserve(self._grant())
+            held.room.add_done_callback(lambda _room: self._look_soon())
+        elif held.until is not None:
+            self.relieve(held)
+        return False
+
+    def _look_soon(self) -> None:
+        if self._holder is not None:
+            self._holder.look_soon()
+
+    def _may_open(self, held: Held) -> bool:
+        """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""
+        other = self._held.get(self._gap) if self._gap is not None else None
+        if other is not None and other is not held and other.until is None:
+            return False
+        return self._tier.space_left_bytes() >= GAP_ROOM_BYTES
+
+    def _end(self, held: Held) -> None:
+        del self._held[held.node.ino]
+        if held.room is not None and not held.room.cancel() and held.room.exception() is None:
+            self._tier.release(self._grant())
+        self._tier.room_changed()
+        _settle(held, again=False)
+
+    def statistics(self) -> tuple[HeldReport, ...]:
+        """Who is held now."""
+        now = time.monotonic()
+        return tuple(
+            HeldReport(h.node.ino, self._path(h.node.ino), h.reason, now - h.since, h.node.blocks * BLOCK_BYTES)
+            for h in self._held.values()
+        )
+
+
+def _is_spilled(_node: Node) -> bool:
+    return False
+
+
+def _settle(held: Held, *, again: bool) -> None:
+    until, held.until = held.until, None
+    if until is not None:
+        with contextlib.suppress(InvalidStateError):  # its caller died meanwhile
+            until.set_result(again)

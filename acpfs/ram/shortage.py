@@ -1,0 +1,56 @@
+"""How much of the budget the machine has not got right now: others use memory too.
+
+Reads MemAvailable and the room in this process's memory control group, seldom enough to cost nothing. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from acpfs.ram.memory import headroom_bytes
+
+LOOK_INTERVAL_S = 0.1
+GROUP_INTERVAL_S = 1.0
+"""Control groups are several files to read, 0.3 ms."""
+KEPT_BYTES_MIN = 256 << 20
+KEPT_SHARE = 64
+"""So much memory, or this part of the machine's, is left to others whatever the budget says: the kernel kills when there is none."""
+
+
+class Shortage:
+    """Memory that the budget counts on and that is not there."""
+
+    def __init__(self, available: Callable[[], int] | None = None, headroom: Callable[[int], int | None] = headroom_bytes) -> None:
+        """`available`: bytes that may still be used without hurting others."""
+        self._available = available or available_bytes
+        self._headroom = headroom
+        self._bytes = self._group_bytes = 1 << 62
+        self._looked_at = self._group_at = 0.0
+        self._withheld = 0
+
+    def withheld_bytes(self, free: int) -> int:
+        """How much of `free` bytes of the budget must not be used now."""
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_INTERVAL_S:
+            self._looked_at, self._bytes = now, self._available()
+        if now - self._group_at >= GROUP_INTERVAL_S:
+            headroom = self._headroom(os.getpid())
+            self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
+        self._withheld = max(0, free - max(0, min(self._bytes, self._group_bytes)))
+        return self._withheld
+
+    def reason(self) -> str:
+        """Why writers are held now."""
+        return "the machine is short of memory" if self._withheld else "RAM is full"
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """What may still be used without hurting others; negative when it is too much already."""
+    values = {}
+    for line in meminfo.read_text().splitlines():
+        name, _colon, rest = line.partition(":")
+        values[name] = int(rest.split()[0]) * 1024
+    return values["MemAvailable"] - max(KEPT_BYTES_MIN, values["MemTotal"] // KEPT_SHARE)

@@ -1,0 +1,272 @@
+"""When passthrough writers are held and let go: the test is the kernel, and takes the inode locks.
+
+It writes to the descriptor that an open in the passthrough lane hands out, and calls `tick` where a transport's thread would.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.filesystem import hold
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.ram import shortage
+from acpfs.types import Ino
+from tests.filesystem.world import World, world
+
+pytestmark = pytest.mark.clause("S60")
+
+MIB = 1 << 20
+BUDGET = 64 * MIB
+
+
+class Kernel:
+    """Double of what takes inode locks: at once, and without a kernel."""
+
+    def __init__(self, w: World) -> None:
+        self._w = w
+        self.locks: dict[Ino, Future[bool]] = {}
+        w.fs.hold.offer(self)
+
+    def take(self, ino: Ino) -> None:
+        until = self._w.fs.hold.taken(ino)
+        assert until is not None
+        self.locks[ino] = until
+
+    def look_soon(self) -> None:
+        """The test calls `tick` itself."""
+
+    def is_held(self, ino: Ino) -> bool:
+        return ino in self.locks and not self.locks[ino].done()
+
+
+Scenario = Callable[[World, Kernel], Awaitable[None]]
+
+
+def run(base: Path, scenario: Scenario, **changes: Any) -> None:
+    async def main() -> None:
+        async with world(base, budget_bytes=BUDGET, unknown_bytes=0, **changes) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            await scenario(w, Kernel(w))
+            await w.drained()
+
+    trio.run(main)
+
+
+def tick(w: World) -> float:
+    with w.fs.lock:
+        return w.fs.tick()
+
+
+async def writer(w: World, name: bytes, size: int = 0) -> tuple[Ino, OpenFile]:
+    """A file open in the passthrough lane, to which the kernel has written `size` bytes."""
+    opened, attributes = await w.create(name)
+    assert opened.lane is Lane.PASSTHROUGH
+    os.pwrite(opened.backing_fd, bytes([name[-1]]) * size, 0)
+    return attributes.ino, opened
+
+
+async def dirty(w: World, name: bytes, size: int) -> None:
+    """A file that is complete, and not persisted as long as the engine is held."""
+    w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+    await w.write(name, b"d" * size)
+    w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+
+
+def test_without_passthrough_writers_nothing_is_looked_at(tmp_path: Path) -> None:
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        assert tick(w) == math.inf
+        _ino, opened = await writer(w, b"a")
+        assert tick(w) < 1
+        await w.close(opened)
+        assert tick(w) == math.inf
+
+    run(tmp_path, scenario)
+
+
+def test_it_is_looked_the_more_often_the_less_room_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "FILL_BYTES_PER_S", 1e9)
+
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        _ino, opened = await writer(w, b"a")
+        intervals = [tick(w)]
+        for size in (30, 50, 58):
+            os.pwrite(opened.backing_fd, b"x" * size * MIB, 0)
+            intervals.append(tick(w))
+        assert intervals == sorted(intervals, reverse=True)
+        assert intervals[-1] < intervals[0] / 4
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 20 * MIB)
+        tick(w)
+        assert not kernel.is_held(ino)
+        os.pwrite(opened.backing_fd, b"x" * 12 * MIB, 20 * MIB)
+        tick(w)
+        assert kernel.is_held(ino)
+        (held,) = w.fs.statistics().held
+        assert (held.ino, held.reason, held.resident_bytes) == (ino, "RAM is full", 32 * MIB)
+        assert w.fs.statistics().waiting_writers == 1
+        await w.drained()
+        tick(w)
+        assert kernel.locks[ino].result() is False
+        assert w.fs.statistics().held == ()
+        assert w.tier.reserved_bytes > 0  # its room is kept for it
+        await w.close(opened)
+        tick(w)
+        assert w.tier.reserved_bytes == 0
+
+    run(tmp_path, scenario)
+
+
+def test_clean_files_leave_before_anybody_is_held(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        await w.drained()
+        ino, opened = await writer(w, b"a", 50 * MIB)
+        tick(w)
+        assert not kernel.is_held(ino)
+        assert w.fs.statistics().content.evicted_files == 1
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_promised_is_not_held_back(tmp_path: Path) -> None:
+    """While a file that outgrew its promise is held, another one goes on up to what it was promised."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 24 * MIB)
+        kept, kept_open = await writer(w, b"keeps its word", MIB)  # promised 16 MiB
+        grows, grows_open = await writer(w, b"grows", 21 * MIB)
+        tick(w)
+        assert (kernel.is_held(kept), kernel.is_held(grows)) == (False, True)
+        await w.close(kept_open)
+        await w.close(grows_open)
+
+    run(tmp_path, scenario)
+
+
+def test_held_writers_get_room_in_turn(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 8 * MIB)
+        first, first_open = await writer(w, b"first")
+        second, second_open = await writer(w, b"second")
+        for opened in (first_open, second_open):
+            os.pwrite(opened.backing_fd, b"x" * 27 * MIB, 0)
+        tick(w)
+        assert (kernel.is_held(first), kernel.is_held(second)) == (True, True)
+        await w.drained()  # ten MiB are free then: room for one
+        tick(w)
+        assert (kernel.is_held(first), kernel.is_held(second)) == (False, True)
+        await w.close(first_open)
+        await w.drained()
+        tick(w)
+        assert not kernel.is_held(second)
+        await w.close(second_open)
+
+    run(tmp_path, scenario)
+
+
+def test_others_get_in_between_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hold, "SLICE_S", 0.0)
+    monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 0)
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        assert kernel.locks[ino].result() is True  # again
+        kernel.take(ino)
+        assert kernel.is_held(ino)
+        monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 1 << 60)
+        tick(w)
+        assert kernel.is_held(ino)  # not into a tmpfs that is full
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        first = kernel.locks[ino]
+        w.fs.hold.lost(ino, first)
+        tick(w)
+        assert kernel.locks[ino] is not first
+        assert kernel.is_held(ino)
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_memory_that_others_use_holds_writers_in_both_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "LOOK_INTERVAL_S", 0.0)
+    machine = {"available": 1 << 40}
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 4 * MIB)
+        ino, opened = await writer(w, b"a", 20 * MIB)
+        tick(w)
+        assert not kernel.is_held(ino)
+        machine["available"] = MIB
+        tick(w)
+        assert kernel.is_held(ino)
+        assert w.fs.statistics().held[0].reason == "the machine is short of memory"
+        assert w.tier.free_bytes() <= MIB
+        machine["available"] = 1 << 40
+        tick(w)
+        tick(w)
+        assert not kernel.is_held(ino)
+        await w.close(opened)
+
+    run(tmp_path, scenario, available=lambda: machine["available"])
+
+
+def test_a_budget_that_is_lowered_holds_writers(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 10 * MIB)
+        ino, opened = await writer(w, b"a", 20 * MIB)
+        tick(w)
+        assert not kernel.is_held(ino)
+        w.tier.budget_bytes = 30 * MIB
+        tick(w)
+        assert kernel.is_held(ino)
+        w.tier.budget_bytes = BUDGET
+        w.tier.room_changed()
+        tick(w)
+        assert not kernel.is_held(ino)
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+def test_with_the_policy_error_the_file_is_not_published(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        assert not kernel.is_held(ino)
+        with pytest.raises(OSError) as error:
+            await w.do(w.fs.flush(opened.handle))
+        assert error.value.errno == errno.ENOSPC
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert not (w.backing / "a").exists()
+
+    run(tmp_path, scenario, when_full="error")
