@@ -23,6 +23,7 @@ else:
     import tomli as tomllib
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?$", re.IGNORECASE)
+_NUMA = r"^(default|local|interleave|(interleave|bind):\d+(-\d+)?(,\d+(-\d+)?)*|prefer:\d+)$"
 RAM_BYTES_MIN = 1 << 20
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
@@ -54,12 +55,27 @@ def _parse_ram(value: object) -> int | str:
     return size
 
 
+def share_of(wanted: int | str, whole: int) -> int:
+    """Bytes of a setting that is a number of bytes or a share such as `50%`; never more than the whole."""
+    return min(whole, int(whole * float(wanted.rstrip("%")) / 100) if isinstance(wanted, str) else wanted)
+
+
+def _parse_prefault(value: object) -> int | str:
+    text = str(value).strip()
+    if not text.endswith("%"):
+        return parse_size(value)
+    if not 0 <= float(text[:-1]) <= 100:
+        raise ValueError("a share of the budget must lie between 0% and 100%")
+    return text
+
+
 def _parse_patterns(value: object) -> object:
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 RamSize = Annotated[int | str, BeforeValidator(_parse_ram)]
+PrefaultSize = Annotated[int | str, BeforeValidator(_parse_prefault)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_parse_patterns)]
 Seconds = Annotated[float, Field(ge=0)]
 
@@ -117,6 +133,10 @@ class Settings(BaseModel):
     """Where applications see the file system."""
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
+    numa: Annotated[str, Field(pattern=_NUMA)] = "default"
+    """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or prefer:NODE; NODES as 0-3 or 0,2."""
+    prefault: PrefaultSize = 0
+    """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the budget; 0: none."""
     transport: Transport = Transport.AUTO
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED

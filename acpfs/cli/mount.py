@@ -40,7 +40,15 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "|".join(member.value for member in field.annotation)
     if name.endswith("_s"):
         return "SECONDS"
-    return {"ram": "SIZE", "bandwidth": "SIZE", "log_file": "FILE", "metrics_file": "FILE", "runtime_dir": "DIR"}.get(name, "VALUE")
+    return {
+        "ram": "SIZE",
+        "prefault": "SIZE",
+        "numa": "POLICY",
+        "bandwidth": "SIZE",
+        "log_file": "FILE",
+        "metrics_file": "FILE",
+        "runtime_dir": "DIR",
+    }.get(name, "VALUE")
 
 
 def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> int:

@@ -82,6 +82,7 @@ def _gauges(status: Status) -> dict[str, tuple[str, float]]:
         "ram_dirty_bytes": ("bytes in the RAM tier that the backing directory has not got", ram.dirty_bytes),
         "ram_clean_bytes": ("bytes in the RAM tier that may leave", ram.clean_bytes),
         "ram_reserved_bytes": ("bytes promised to writes under way", ram.reserved_bytes),
+        "ram_prefaulted_bytes": ("bytes made ready for the next save, beside the used ones", ram.prefaulted_bytes),
         "ram_files": ("files in the RAM tier", ram.files),
         "waiting_writers": ("writers that wait for room in the RAM tier", ram.waiting_writers),
         "queue_operations": ("operations that are not persisted", status.queue_length),

@@ -43,6 +43,8 @@ class RamReport:
     directory: str
     own_tmpfs: bool
     huge_pages: str
+    prefaulted_bytes: int = 0
+    """Made ready by `prefault` and not given back yet; not among the used ones."""
 
 
 @dataclass(frozen=True, slots=True)

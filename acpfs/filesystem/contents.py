@@ -73,6 +73,8 @@ class Contents:
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
         self.writers = 0
         """Open files that may be written to; kept by `Files`."""
+        self.on_writer: Callable[[], None] = lambda: None
+        """Called when a file is about to be opened for writing; does not wait."""
         tier.make_room = self.evict_bytes
         self._take_over()
 

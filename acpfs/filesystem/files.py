@@ -134,6 +134,8 @@ class Files:
     async def _opened(self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False) -> OpenFile:
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
+        if handle.writable:
+            self._contents.on_writer()
         try:
             backing_fd = await self._take_lane(handle)
         except BaseException:

@@ -430,6 +430,10 @@ class FileSystem:
         node.identity, node.checked_at = None, 0.0
         self._view.reap(node)
 
+    def before_writers(self, call: Callable[[], None]) -> None:
+        """Have `call` called whenever a file is about to be opened for writing, under the lock; it must not wait."""
+        self._contents.on_writer = call
+
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""
         return FileSystemStatistics(

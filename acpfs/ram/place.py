@@ -19,6 +19,7 @@ from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
+from acpfs.ram.numa import mount_option, policy_of
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
 STATE_SLACK_BYTES_MIN = 128 << 20
@@ -45,17 +46,27 @@ class Place:
     warnings: list[str] = field(default_factory=list)
 
 
-def take(tiers: Path, volume_id: str, node_id: str, backing: Path, budget_bytes: int, *, shared_memory: Path = SHARED_MEMORY) -> Place:
-    """Find or make the tier of this volume and node, below `tiers` (in the runtime directory).
+def take(
+    tiers: Path,
+    volume_id: str,
+    node_id: str,
+    backing: Path,
+    budget_bytes: int,
+    *,
+    numa: str = "default",
+    shared_memory: Path = SHARED_MEMORY,
+) -> Place:
+    """Find or make the tier of this volume and node, below `tiers` (in the runtime directory). `numa`: its memory policy.
 
     Raises:
         RefusedError: another daemon uses it, or it belongs to another backing directory.
-        MachineError: no tmpfs is large enough.
+        MachineError: no tmpfs is large enough, or the memory policy names what this machine has not got.
     """
+    policy = mount_option(numa)
     name = f"{volume_id}-{node_id}"
     lock_fd = _lock(tiers / f"{name}.lock", name)
     try:
-        place = _take_locked(tiers / name, shared_memory / f"acpfs-{os.getuid()}" / name, budget_bytes, lock_fd)
+        place = _take_locked(tiers / name, shared_memory / f"acpfs-{os.getuid()}" / name, budget_bytes, policy, lock_fd)
         _check_owner(place, volume_id, node_id, backing)
     except BaseException:
         os.close(lock_fd)
@@ -113,9 +124,9 @@ def _lock(path: Path, name: str) -> int:
     return fd
 
 
-def _take_locked(own: Path, shared: Path, budget_bytes: int, lock_fd: int) -> Place:
+def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_fd: int) -> Place:
     if _has_meta(shared):
-        return _on_shared_memory(shared, budget_bytes, lock_fd, found=True, reason="what is left of the last mount lies there")
+        return _on_shared_memory(shared, budget_bytes, policy, lock_fd, found=True, reason="what is left of the last mount lies there")
     _private_directory(own)
     if mounted_at(str(own)) is not None and not _has_meta(own):
         unmount(own, detach=True)  # its maker died in the middle
@@ -124,18 +135,25 @@ def _take_locked(own: Path, shared: Path, budget_bytes: int, lock_fd: int) -> Pl
         if data is None:
             raise MachineError(f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it")
         place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(data.options), found=_has_meta(own), lock_fd=lock_fd)
-        return _resized(place, budget_bytes)
+        if not policy and policy_of(data.options) != "default":
+            policy = ",mpol=local"  # what default means, but for a remount, which takes it for nothing said
+        return _resized(place, budget_bytes, policy)
     try:
-        huge = _mount(own, budget_bytes)
+        huge = _mount(own, budget_bytes, policy)
     except OSError as error:
         with contextlib.suppress(OSError):
             unmount(own, detach=True)
         own.rmdir()
-        return _on_shared_memory(shared, budget_bytes, lock_fd, found=False, reason=f"mounting a tmpfs: {error.strerror}")
+        return _on_shared_memory(shared, budget_bytes, policy, lock_fd, found=False, reason=f"mounting a tmpfs: {error.strerror}")
     return Place(own, budget_bytes, own_tmpfs=True, huge=huge, found=False, lock_fd=lock_fd)
 
 
-def _resized(place: Place, budget_bytes: int) -> Place:
+def _resized(place: Place, budget_bytes: int, policy: str) -> Place:
+    if policy:
+        try:
+            mount_tmpfs(place.directory / DATA, policy.removeprefix(","), remount=True)
+        except OSError as error:
+            raise _policy_refused(policy, error) from error
     try:
         resize(place, budget_bytes)
     except MachineError as error:  # smaller than what is left in it: it is drained first, the budget holds for new bytes
@@ -143,19 +161,25 @@ def _resized(place: Place, budget_bytes: int) -> Place:
     return place
 
 
-def _mount(directory: Path, budget_bytes: int) -> str:
+def _mount(directory: Path, budget_bytes: int, policy: str) -> str:
     mount_tmpfs(directory, f"{_state_size(budget_bytes)},mode=0700")
     (directory / DATA).mkdir(mode=0o700)
     for huge in HUGE_CHOICES:
-        options = f"{_data_size(budget_bytes)},mode=0700" + (f",huge={huge}" if huge else "")
+        options = f"{_data_size(budget_bytes)},mode=0700{policy}" + (f",huge={huge}" if huge else "")
         try:
             mount_tmpfs(directory / DATA, options)
         except OSError as error:
             if error.errno == errno.EINVAL and huge:
                 continue
+            if error.errno == errno.EINVAL and policy:
+                raise _policy_refused(policy, error) from error
             raise
         return huge or "never"
     raise AssertionError("unreachable: the last choice returns or raises")
+
+
+def _policy_refused(policy: str, error: OSError) -> MachineError:
+    return MachineError(f"the kernel refuses the memory policy {policy.removeprefix(',')} that `numa` asks for: {error.strerror}")
 
 
 def _data_size(budget_bytes: int) -> str:
@@ -166,6 +190,34 @@ def _data_size(budget_bytes: int) -> str:
 def _state_size(budget_bytes: int) -> str:
     """Room for the state database: a few hundred bytes per file, and its write-ahead log."""
     return f"size={max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
+
+
+def taken_bytes(place: Place) -> int:
+    """Bytes that the tier's own tmpfs holds now, those among them that the kernel has only just written."""
+    info = os.statvfs(place.directory / DATA)
+    return info.f_frsize * (info.f_blocks - info.f_bfree)
+
+
+def spare_tmpfs(place: Place, size_bytes: int) -> int | None:
+    """A file without a name on another tmpfs like the tier's, for memory that is to be given back later; it ends with its descriptor.
+
+    None where the tier has no tmpfs of its own, or the kernel refuses.
+    """
+    if not place.own_tmpfs:
+        return None
+    data = mounted_at(str(place.directory / DATA))
+    policy = policy_of(data.options) if data is not None else "default"
+    options = f"size={size_bytes},mode=0700,huge={place.huge}" + (f",mpol={policy}" if policy != "default" else "")
+    directory = place.directory / "spare"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        mount_tmpfs(directory, options)
+        try:
+            return os.open(directory, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+        finally:
+            unmount(directory, detach=True)
+    except OSError:
+        return None
 
 
 def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
@@ -184,7 +236,7 @@ def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
     return warnings
 
 
-def _on_shared_memory(directory: Path, budget_bytes: int, lock_fd: int, *, found: bool, reason: str) -> Place:
+def _on_shared_memory(directory: Path, budget_bytes: int, policy: str, lock_fd: int, *, found: bool, reason: str) -> Place:
     _private_directory(directory.parent)
     _private_directory(directory)
     capacity = _capacity_bytes(directory)
@@ -194,7 +246,10 @@ def _on_shared_memory(directory: Path, budget_bytes: int, lock_fd: int, *, found
             f"give a smaller ram, or more shared memory"
         )
     warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): about half as fast (small pages), and others can fill it"
-    return Place(directory, budget_bytes, own_tmpfs=False, huge="never", found=found, lock_fd=lock_fd, warnings=[warning])
+    place = Place(directory, budget_bytes, own_tmpfs=False, huge="never", found=found, lock_fd=lock_fd, warnings=[warning])
+    if policy:
+        place.warnings.append("the memory policy that `numa` asks for has no effect: it takes a tmpfs of its own")
+    return place
 
 
 def _private_directory(path: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -19,11 +20,13 @@ from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
 from acpfs.backing.probe import ProbeReport, probe
-from acpfs.config import Settings
+from acpfs.config import Settings, share_of
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram import place as places
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.ram.place import Place
+from acpfs.ram.prefault import Prefault, takeable_bytes
+from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.supervisor.checks import BACKING_WAIT_S, within
@@ -61,6 +64,7 @@ class Parts:
     verifier: Verifier
     fs: FileSystem
     engine: Engine
+    prefault: Prefault
     started_at: float = field(default_factory=time.time)
 
     def warnings(self) -> list[str]:
@@ -69,6 +73,7 @@ class Parts:
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
+        self.prefault.close()
         self.calls.close()
         self.copies.close()
         with self.fs.lock:  # a hung call's thread may come back at any time
@@ -93,7 +98,7 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
         directory, identity, probed = _lower(settings, runtime, node)
         undo.callback(identity.release)
         budget = budget_bytes(settings.ram, read_memory())
-        place = places.take(runtime / "tiers", identity.volume_id, identity.node_id, settings.backing, budget)
+        place = places.take(runtime / "tiers", identity.volume_id, identity.node_id, settings.backing, budget, numa=settings.numa)
         undo.callback(places.let_go, place)
         if place.found:
             log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
@@ -103,14 +108,55 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
         undo.callback(tier.close)
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
-        fs = FileSystem(settings, state, tier, operations, tree, directory, calls.requests, copies, unknown_bytes=_unknown_bytes())
+        prefault = _prefault(settings, place, tier)
+        fs = FileSystem(
+            settings,
+            state,
+            tier,
+            operations,
+            tree,
+            directory,
+            calls.requests,
+            copies,
+            unknown_bytes=_unknown_bytes(),
+            available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
+        )
+        fs.before_writers(prefault.give_back)
         manifest = Manifest(state, directory, fs.lock, identity.node_id)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings)
         verifier = Verifier(manifest, directory, fs.lock)
         state.commit()
         undo.pop_all()
     return Parts(
-        settings, runtime, identity, directory, probed, place, state, tier, operations, calls, copies, manifest, verifier, fs, engine
+        settings,
+        runtime,
+        identity,
+        directory,
+        probed,
+        place,
+        state,
+        tier,
+        operations,
+        calls,
+        copies,
+        manifest,
+        verifier,
+        fs,
+        engine,
+        prefault,
+    )
+
+
+def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:
+    if settings.prefault and not place.own_tmpfs:
+        place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
+    return Prefault(
+        partial(places.spare_tmpfs, place),
+        wanted=lambda: share_of(settings.prefault, tier.budget_bytes) if place.own_tmpfs else 0,
+        budget=lambda: tier.budget_bytes,
+        used=partial(places.taken_bytes, place),
+        available=takeable_bytes,
+        machine_bytes=read_memory().usable_bytes,
     )
 
 

@@ -346,6 +346,7 @@ def _ram(parts: Parts, used: int, reserved: int, files: int, dirty: int, waiting
         directory=os.fspath(parts.place.directory),
         own_tmpfs=parts.place.own_tmpfs,
         huge_pages=parts.place.huge,
+        prefaulted_bytes=parts.prefault.ready_bytes,
     )
 
 

@@ -204,6 +204,7 @@ class Worker:
         )
         self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
         self._ready()
+        self._parts.prefault.start()
 
     async def _freeze_old(self) -> None:
         """Promise 13: what stays open is committed as of now, every so often."""

@@ -98,6 +98,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
     up = show.duration(time.time() - worker["started_at"])
     oldest = show.duration(health["oldest_call_s"])
     used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
+    ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready" if ram["prefaulted_bytes"] else ""
     parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
     where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"
     return [
@@ -107,7 +108,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
             f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files",
         ),
         ("lanes", _lanes(status)),
-        ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}"),
+        ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
         ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
     ]

@@ -1,0 +1,170 @@
+"""Memory made ready before a save needs it: pages are allocated in the background, and freed when a file is opened for writing.
+
+What a save then gets is memory that the host has backed, that is in one piece (huge pages), and that no page cache has to be reclaimed for.
+The pages lie in a file of their own, not in the tier: they count neither as used nor against the budget of a writer. Together
+with what is used they never exceed the budget for longer than one look. A thread of its own, since allocating takes time and must be
+interruptible; it takes no lock of the file system. `give_back` may be called from any thread and does not wait.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from acpfs.ram.memory import headroom_bytes
+from acpfs.ram.shortage import available_bytes
+
+STEP_BYTES = 32 << 20
+"""About 5 ms of writing: how long giving back may have to wait. Written and not fallocated: that takes pages, but does not touch them."""
+REST = 3.0
+"""Rest between two steps, in times of what the step took: a quarter of one processor, and never two steps in a row."""
+LOOK_S = 1.0
+QUIET_S = 10.0
+"""Nobody has had a file open for writing for so long: the save is over."""
+QUIET_S_MAX = 3600.0
+WORTH_BYTES = 64 << 20
+"""Where less than this was written since the memory was given back, it was not for a save: next time the wait is twice as long."""
+LONG_REST_S = 10.0
+"""After the kernel refused memory."""
+FLOOR_SHARE = 10
+FLOOR_BYTES = 512 << 20
+"""What is left to everybody else: a tenth of memory, and at least this."""
+_ZEROS = memoryview(bytes(2 << 20))
+
+
+def takeable_bytes() -> int:
+    """What this process may still take without hurting others: the machine's, or less where its control group has less."""
+    room = headroom_bytes(os.getpid())
+    return available_bytes() if room is None else min(available_bytes(), room)
+
+
+class Prefault:
+    """Keeps up to `wanted()` bytes ready while nobody writes."""
+
+    def __init__(
+        self,
+        make_file: Callable[[int], int | None],
+        wanted: Callable[[], int],
+        budget: Callable[[], int],
+        used: Callable[[], int],
+        available: Callable[[], int],
+        machine_bytes: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`make_file`: a file without a name that may take so many bytes. `budget`, `used`: the RAM tier's bytes, also those unseen.
+
+        `available`: bytes that this process may still take.
+        """
+        self._make_file, self._wanted, self._budget, self._used = make_file, wanted, budget, used
+        self._available, self._clock = available, clock
+        self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
+        self._changed = threading.Condition()
+        self._fd = -1
+        self._closed = self._returning = False
+        self._thread: threading.Thread | None = None
+        self._active_at, self._quiet_s = -QUIET_S, QUIET_S
+        self._used_seen = 0
+        self._used_when_returned: int | None = None
+        self.ready_bytes = 0
+        """Allocated and not given back yet."""
+
+    # -- any thread
+
+    def start(self) -> None:
+        """Begin, if anything is wanted."""
+        if self._wanted() > 0:
+            self._thread = threading.Thread(target=self._run, name="prefault", daemon=True)
+            self._thread.start()
+
+    def give_back(self) -> None:
+        """Somebody is about to write: memory comes back from now on, as fast as the kernel frees it (some 200 GiB/s)."""
+        self._active_at = self._clock()
+        if self.ready_bytes and not self._returning:
+            with self._changed:
+                self._returning = True
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Give everything back and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self._shrink(0)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while True:
+            rest_s = self.look()
+            with self._changed:
+                if not (self._closed or self._returning):
+                    self._changed.wait(rest_s)
+                if self._closed:
+                    return
+
+    def look(self) -> float:
+        """Allocate a step more, give back what is too much, or neither; seconds until the next look."""
+        target = self._target() // STEP_BYTES * STEP_BYTES
+        if self.ready_bytes > target:
+            self._shrink(target)
+        elif self.ready_bytes < target:
+            return self._grow()
+        return LOOK_S
+
+    def _target(self) -> int:
+        """How much may be ready now."""
+        used = self._used()
+        with self._changed:
+            returning, self._returning = self._returning, False
+        if returning:
+            self._used_when_returned = used
+            return 0
+        if used > self._used_seen + STEP_BYTES:
+            self._active_at = self._clock()
+        if abs(used - self._used_seen) > STEP_BYTES:
+            self._used_seen = used
+        if not self.ready_bytes and self._clock() - self._active_at < self._quiet_s:
+            return 0
+        spare = self._available() - self._floor_bytes
+        return max(0, min(self._wanted(), self._budget() - used, self.ready_bytes + spare))
+
+    def _shrink(self, target: int) -> None:
+        if self._fd < 0:
+            return
+        os.ftruncate(self._fd, target)
+        if target == 0:
+            os.close(self._fd)  # the next one may have another size
+            self._fd = -1
+        self.ready_bytes = target
+
+    def _grow(self) -> float:
+        began = self._clock()
+        if self._fd < 0 and not self._begin():
+            return LONG_REST_S
+        try:
+            written = os.pwritev(self._fd, [_ZEROS] * (STEP_BYTES // len(_ZEROS)), self.ready_bytes)
+        except OSError:  # memory is shorter than it looked
+            written = 0
+        if written < STEP_BYTES:
+            self._shrink(self.ready_bytes)
+            return LONG_REST_S
+        self.ready_bytes += STEP_BYTES
+        return REST * (self._clock() - began)
+
+    def _begin(self) -> bool:
+        """A new file, as long as it may become: a tmpfs with huge=within_size gives huge pages only below the end of a file."""
+        if self._used_when_returned is not None:
+            in_vain = self._used() - self._used_when_returned < WORTH_BYTES
+            self._quiet_s = min(QUIET_S_MAX, self._quiet_s * 2) if in_vain else QUIET_S
+            self._used_when_returned = None
+        size = self._wanted()
+        fd = self._make_file(size)
+        if fd is None:
+            return False
+        os.ftruncate(fd, size)
+        self._fd = fd
+        return True

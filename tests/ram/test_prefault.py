@@ -1,0 +1,157 @@
+"""Memory that is made ready, given back, and never taken from those who need it. The files are real, the machine's memory is a double."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from acpfs.ram import prefault as prefault_module
+from acpfs.ram.prefault import FLOOR_BYTES, QUIET_S, STEP_BYTES, WORTH_BYTES, Prefault
+
+STEPS = 4
+WANTED = STEPS * STEP_BYTES
+
+
+class Machine:
+    """What `Prefault` asks, settable."""
+
+    def __init__(self) -> None:
+        self.wanted, self.budget, self.used, self.other_bytes, self.now = WANTED, 100 * STEP_BYTES, 0, 0, 0.0
+        self.total = FLOOR_BYTES + 50 * STEP_BYTES
+        self.files: list[int] = []
+        self.refuse = False
+        self.prefault = Prefault(
+            self.make,
+            lambda: self.wanted,
+            lambda: self.budget,
+            lambda: self.used,
+            lambda: self.total - self.other_bytes - self.allocated(),
+            self.total,
+            lambda: self.now,
+        )
+
+    def make(self, _size: int) -> int | None:
+        if self.refuse:
+            return None
+        self.files.append(os.memfd_create("prefault"))
+        return self.files[-1]
+
+    def allocated(self) -> int:
+        """What the kernel says."""
+        fd = self.prefault._fd
+        return os.fstat(fd).st_blocks * 512 if fd >= 0 else 0
+
+    def look(self, times: int = 3 * STEPS) -> int:
+        for _ in range(times):
+            self.prefault.look()
+        assert self.allocated() == self.prefault.ready_bytes
+        return self.prefault.ready_bytes
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine()
+    yield machine
+    machine.prefault.close()
+
+
+def test_memory_is_made_ready_step_by_step(machine: Machine) -> None:
+    assert machine.look(1) == STEP_BYTES
+    assert machine.look() == WANTED
+
+
+def test_a_writer_gets_it_back_and_it_comes_again_after_a_quiet_time(machine: Machine) -> None:
+    machine.look()
+    machine.prefault.give_back()
+    assert machine.look() == 0
+    machine.used += 2 * WORTH_BYTES
+    machine.look()
+    machine.now += QUIET_S / 2
+    assert machine.look() == 0
+    machine.now += QUIET_S / 2
+    assert machine.look() == WANTED
+
+
+def test_what_the_kernel_writes_unseen_is_no_quiet_time(machine: Machine) -> None:
+    machine.look()
+    machine.prefault.give_back()
+    for _ in range(4):
+        machine.now += QUIET_S * 0.6
+        machine.used += 2 * STEP_BYTES
+        assert machine.look() == 0
+
+
+def test_where_it_was_given_back_for_nothing_the_next_time_comes_later(machine: Machine) -> None:
+    machine.look()
+    for quiet_s in (QUIET_S, 2 * QUIET_S):
+        machine.prefault.give_back()
+        assert machine.look() == 0
+        machine.now += quiet_s - 1
+        assert machine.look() == 0
+        machine.now += 1
+        assert machine.look() == WANTED
+
+
+def test_used_and_ready_together_stay_within_the_budget(machine: Machine) -> None:
+    machine.look()
+    machine.used = machine.budget - 2 * STEP_BYTES + 1
+    assert machine.look() == STEP_BYTES
+    machine.used = machine.budget
+    assert machine.look() == 0
+
+
+def test_the_rest_of_the_machine_keeps_its_share(machine: Machine) -> None:
+    machine.other_bytes = machine.total - FLOOR_BYTES - 2 * STEP_BYTES
+    assert machine.look() == 2 * STEP_BYTES
+    machine.other_bytes += 1  # somebody else takes a little: only so much goes back
+    assert machine.look() == STEP_BYTES
+    machine.other_bytes = machine.total
+    assert machine.look() == 0
+
+
+@pytest.mark.parametrize("how", ["no file", "no pages"])
+def test_where_the_kernel_refuses_nothing_is_ready(machine: Machine, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    if how == "no file":
+        machine.refuse = True
+    else:
+        monkeypatch.setattr(prefault_module.os, "pwritev", lambda *_: 4096)
+    assert machine.look(1) == 0
+    assert machine.prefault.look() == prefault_module.LONG_REST_S
+
+
+def test_the_thread_gives_back_at_once_and_ends(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = threading.Event()
+    shrink = Prefault._shrink
+
+    def shrunk(self: Prefault, target: int) -> None:
+        shrink(self, target)
+        if target == 0:
+            seen.set()
+
+    monkeypatch.setattr(Prefault, "_shrink", shrunk)
+    grown = threading.Event()
+    grow = Prefault._grow
+
+    def tell(self: Prefault) -> float:
+        rest_s = grow(self)
+        if self.ready_bytes == WANTED:
+            grown.set()
+        return rest_s
+
+    monkeypatch.setattr(Prefault, "_grow", tell)
+    machine.prefault.start()
+    assert grown.wait(30)
+    machine.prefault.give_back()
+    assert seen.wait(prefault_module.LOOK_S), "not only at its next look"
+    machine.prefault.close()
+    assert machine.prefault._thread is not None
+    assert not machine.prefault._thread.is_alive()
+
+
+def test_nothing_wanted_no_thread(machine: Machine) -> None:
+    machine.wanted = 0
+    machine.prefault.start()
+    assert machine.prefault._thread is None

@@ -1,0 +1,66 @@
+"""Memory made ready ahead, with a real mount: it is there, it is not counted as used, the first writer gets it, and it never stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acpfs.errors import ExitCode
+from tests.rig.mounts import AcpfsMount, CommandError
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+
+MIB = 1 << 20
+READY = 128 * MIB
+Make = Callable[..., AcpfsMount]
+
+
+@pytest.fixture
+def backing(tmp_path: Path) -> Path:
+    path = tmp_path / "backing"
+    path.mkdir()
+    return path
+
+
+def ready(status: dict[str, Any]) -> bool:
+    return bool(status["ram"]["prefaulted_bytes"] == READY)
+
+
+def given_back(status: dict[str, Any]) -> bool:
+    return bool(status["ram"]["prefaulted_bytes"] == 0)
+
+
+def test_the_first_writer_gets_what_was_made_ready(make_mount: Make, transport: str, backing: Path) -> None:
+    mount = make_mount(backing, transport, ram="256M", prefault="50%")
+    status = mount.wait_status(ready)
+    assert status["ram"]["used_bytes"] == 0
+    assert "128 MiB more made ready" in mount.run("acpfs-ctl", str(mount.path), "status").stdout
+    with open(mount.path / "whole", "wb") as file:
+        file.write(bytes(200 * MIB))  # more than the budget has beside what is ready
+        status = mount.wait_status(given_back)
+    assert mount.status()["ram"]["used_bytes"] == 200 * MIB
+    assert (mount.path / "whole").stat().st_size == 200 * MIB
+    mount.umount()
+    assert mount.leaks() == []
+
+
+def test_the_next_daemon_begins_anew(make_mount: Make, transport: str, backing: Path) -> None:
+    mount = make_mount(backing, transport, ram="256M", prefault="128M")
+    mount.wait_status(ready)
+    mount.terminate()
+    mount.start()
+    mount.wait_status(ready)
+
+
+def test_a_memory_policy_that_this_machine_has_not_got(make_mount: Make, transport: str, backing: Path) -> None:
+    with pytest.raises(CommandError, match="no memory on node 77") as raised:
+        make_mount(backing, transport, numa="bind:77")
+    assert raised.value.code == ExitCode.ENVIRONMENT
