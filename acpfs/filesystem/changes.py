@@ -82,15 +82,18 @@ class Changes:
         kind = OpKind.SETXATTR if meta.xattrs else OpKind.SETATTR
         self._log.append(kind, node.ino, meta=meta, logged_at=time.time())
 
-    def freeze(self, node: Node) -> Op | None:
-        """Fix the file's content as it is now in the order of operations; None when there is nothing to fix."""
+    def freeze(self, node: Node, *, quiet: bool = False) -> Op | None:
+        """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
+
+        `quiet`: the kernel holds the inode's lock until the call is answered, so that nobody is writing in the passthrough lane.
+        """
         content = node.content
         if content is None or not content.modified or content.failed or not node.names:
             return None
         parent, name = node.names[0]
         first = node.unlogged
         meta = self.metadata(node, everything=first)
-        version = self._contents.freeze(node)
+        version = self._contents.freeze(node, quiet=quiet)
         op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta)
         if first:
             self._unpin_name(parent, name)

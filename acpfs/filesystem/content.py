@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from acpfs.types import TierId
 
+UNSEEN = (0, -1)
+"""Looks like no file: every look at one finds it changed."""
+
 
 @dataclass(slots=True, eq=False)
 class Content:
@@ -23,8 +26,8 @@ class Content:
     """Monotonic time, seconds, of the first such change."""
     interrupted: bool = False
     """Its writer was lost with an earlier daemon: shown, but not committed before someone decides."""
-    seen: tuple[int, int] = (0, 0)
-    """(mtime in ns, size) of the tier file when the daemon last knew what is in it; differs: the kernel wrote in passthrough."""
+    seen: tuple[int, int] = UNSEEN
+    """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel may have written in passthrough."""
     fd: int = -1
     """Open while the file is; -1 otherwise."""
     in_flight: int = 0

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
 from acpfs.config import WhenFull
-from acpfs.filesystem.content import Content
-from acpfs.filesystem.kernel_writes import KernelWrites
+from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.steps import unlocked, wait
@@ -68,7 +68,7 @@ class Contents:
         self._when_full = when_full
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
-        self.kernel = KernelWrites(tier, log, table, self.opened)
+        self.kernel = KernelWrites(tier, log, table, copies, self.opened)
         self._clean: OrderedDict[Ino, None] = OrderedDict()
         self._evicted_files = self._evicted_bytes = self._copied_aside_bytes = 0
         self.writers = 0
@@ -405,7 +405,7 @@ class Contents:
     def _settle(self, node: Node, content: Content) -> None:
         if self._users[content.tier_id]:  # else it was let go of while the bytes were on their way
             st = self._tier.settle_fd(content.tier_id, self.opened(content))
-            content.seen = (st.st_mtime_ns, st.st_size)
+            content.seen = UNSEEN
             if node.content is content:
                 node.size, node.blocks = st.st_size, st.st_blocks
 
@@ -425,12 +425,14 @@ class Contents:
 
     # -- versions
 
-    def freeze(self, node: Node) -> Version:
-        """The content as it is now, as a version; the caller logs the STORE."""
+    def freeze(self, node: Node, *, quiet: bool) -> Version:
+        """The content as it is now, as a version; the caller logs the STORE. `quiet`: as `Changes.freeze` has it."""
         assert node.content is not None
         if node.content.overflow:
             return self._freeze_overflow(node, node.content)
         source = node.content.tier_id
+        if node.kernel_writers and quiet:
+            self.kernel.mark(node)
         if node.kernel_writers and node.size <= COPY_AT_FREEZE_BYTES_MAX:
             source = self._tier.create()
             self._tier.copy(node.content.tier_id, source, node.size)
@@ -472,6 +474,13 @@ class Contents:
         self._unuse(version.tier_id)
         if not self._frozen:
             self._tier.fail_waiting(errno.ENOSPC)  # nothing is left that could make room
+
+    async def mark(self, node: Node, *, behind: bool = False) -> None:
+        """Take over what the kernel wrote, have its later writes leave a trace. `behind`: another thread waits for the one under way."""
+        content = node.content
+        if content is None or content.overflow or not self.kernel.look(node):
+            return
+        content.seen = await (wait(self.kernel.mark_behind(content.tier_id)) if behind else self._unlocked(content, stamp))
 
     async def protect(self, node: Node, start: int) -> None:
         """Make bytes from `start` on free for the kernel to write."""

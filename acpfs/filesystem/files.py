@@ -164,17 +164,21 @@ class Files:
         if lane is not Lane.PASSTHROUGH:
             handle.unseen = handle.writable and handle.may_map and node.kernel_handles > 0 and node.content is not None
             if handle.unseen:
-                await self._contents.protect(node, 0)
-                node.kernel_writers += 1
+                await self._expect_kernel_writes(node, 0)
             node.daemon_mappers += handle.may_map
             return -1
         if handle.writable:
-            await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
-            node.kernel_writers += 1
+            await self._expect_kernel_writes(node, node.size if handle.flags & os.O_APPEND else 0)
             self._hold.add(node)
         node.kernel_handles += 1
         node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
         return self._contents.opened(node.content) if node.content is not None else handle.lower_fd
+
+    async def _expect_kernel_writes(self, node: Node, start: int) -> None:
+        await self._contents.protect(node, start)
+        if not (node.kernel_writers or node.modified):
+            self._contents.kernel.mark_clean(node)
+        node.kernel_writers += 1
 
     def _choose(self, handle: Handle) -> Lane:
         return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle.node, handle.pid))
@@ -249,6 +253,8 @@ class Files:
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
         handle = self.handle(number)
+        if handle.node.kernel_writers:
+            await self._contents.mark(handle.node)
         op = self._complete(handle)
         if op is not None:
             op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
@@ -268,13 +274,13 @@ class Files:
             self._changes.confirm(op)
         self._kept.changed(handle)
 
-    def _complete(self, handle: Handle) -> Op | None:
+    def _complete(self, handle: Handle, *, quiet: bool = False) -> Op | None:
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
             self._look(handle)
         if handle.wrote:
             self._settle_tentative(handle, written=True)  # the kernel wrote after the first close
             self._admission.learn(handle.node)
-        op = self._changes.freeze(handle.node) if handle.wrote and not handle.node.interrupted else None
+        op = self._changes.freeze(handle.node, quiet=quiet) if handle.wrote and not handle.node.interrupted else None
         if handle.wrote:
             handle.wrote = False
             self._kept.changed(handle)
@@ -291,7 +297,7 @@ class Files:
         """Fix the content in the order; in durable mode, wait until it is persisted."""
         handle = self.handle(number)
         handle.wrote = True
-        self._complete(handle)
+        self._complete(handle, quiet=True)
         self._report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
             await self.persisted(handle.node)
@@ -310,6 +316,8 @@ class Files:
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
         self._contents.writers -= handle.writable
+        if handle.node.kernel_writers:
+            await self._contents.mark(handle.node)
         self._leave_lane(handle)
         self._settle_tentative(handle, written=handle.wrote)
         self._kept.closed(handle)
@@ -548,6 +556,13 @@ class Files:
         for handle in self._handles.values():
             if handle.tentative is not None and handle.tentative_since <= closed_before:
                 self._settle_tentative(handle, written=False)
+
+    async def mark_older_than(self, age_s: float) -> None:
+        """Before `freeze_older_than`: writes that are under way in the passthrough lane get done first, and are waited for elsewhere."""
+        due = time.monotonic() - age_s
+        for node in self.open_nodes():
+            if node.kernel_writers and node.content is not None and node.content.modified_since <= due:
+                await self._contents.mark(node, behind=True)
 
     def freeze_older_than(self, age_s: float) -> int:
         """Fix the content of open files whose first unfixed change is older; returns how many."""

@@ -386,6 +386,11 @@ class FileSystem:
         self._state.commit()
         return frozen
 
+    async def mark_old(self) -> None:
+        """Before `freeze_old`, without the lock: have writes in the passthrough lane that are under way done."""
+        if self.settings.max_dirty_age_s:
+            await self._files.mark_older_than(self.settings.max_dirty_age_s)
+
     def freeze_old(self) -> int:
         """Commit long-open files as of now (promise 13); under the lock; returns how many."""
         self._files.confirm_older_than(LAST_CLOSE_WAIT_S)

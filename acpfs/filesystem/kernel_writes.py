@@ -1,57 +1,108 @@
 """What the kernel writes to tier files without the daemon: noticing it, and versions whose bytes it may still change.
 
-Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier file, mappings not even that. Knows tier
-files, nodes and the log; does not know handles, room or lanes. Used under the file system's lock; nothing here waits.
+Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier file, mappings not even that. An mtime
+alone is no proof: the kernel's clock ticks every few milliseconds, and one write takes its time after it set the mtime. So the tier
+file is marked: its mtime is set to a value that no clock gives (`stamp`), under its inode lock, so that writes under way are done and every
+later one replaces the mark. Knows tier files, nodes and the log; does not know handles, room or lanes. Used under the file system's lock,
+but for `stamp`; nothing here waits.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
-from acpfs.filesystem.content import Content
+from acpfs.backing.calls import CallPool
+from acpfs.filesystem.content import UNSEEN, Content
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
-from acpfs.types import VersionId
+from acpfs.types import TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
+STAMPS = 999
+"""Different marks within one tick of the clock; as many nanoseconds is what the mark may lie beside the true mtime."""
+MARKS_NS = 16 * STAMPS
+"""Marks upon marks."""
+_numbers = itertools.count()
 
-@dataclass(frozen=True, slots=True)
+
+def stamp(fd: int) -> tuple[int, int]:
+    """Mark a tier file; what it looks like as long as nobody writes to it (`UNSEEN`: somebody has again).
+
+    Waits for the write that is under way, so not under the lock, unless the kernel holds back writers meanwhile.
+    """
+    st = os.fstat(fd)
+    mark = st.st_mtime_ns + 1 + next(_numbers) % STAMPS
+    os.utime(fd, ns=(st.st_atime_ns, mark))
+    st = os.fstat(fd)
+    return (mark, st.st_size) if st.st_mtime_ns == mark else UNSEEN
+
+
+@dataclass(slots=True)
 class Guard:
     """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
 
-    node: Node
     seen: tuple[int, int]
+    marking: Future[tuple[int, int]] | None = None
+    """The file is being marked anew."""
 
 
 class KernelWrites:
     """Looks at tier files for what the kernel did to them."""
 
-    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, opened: Callable[[Content], int]) -> None:
-        """`opened`: the descriptor of a content."""
+    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Content], int]) -> None:
+        """`opened`: the descriptor of a content; `copies`: threads that may wait for writers."""
         self._tier = tier
         self._log = log
         self._table = table
+        self._copies = copies
         self._opened = opened
         self._guards: dict[VersionId, Guard] = {}
 
     def look(self, node: Node) -> bool:
-        """Take over what the kernel wrote to the tier file meanwhile; whether it wrote anything."""
+        """Take over what the kernel wrote to the tier file since it was marked; whether it wrote anything."""
         content = node.content
         if content is None or content.overflow:
             return False
         st = self._tier.settle_fd(content.tier_id, self._opened(content))
-        seen = (st.st_mtime_ns, st.st_size)
-        if seen == content.seen:
+        if (st.st_mtime_ns, st.st_size) == content.seen:
             return False
-        content.seen = seen
         node.size, node.blocks = st.st_size, st.st_blocks
-        node.mtime_ns = node.ctime_ns = st.st_mtime_ns
+        only_marked = content.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS  # by a worker that died before it said so
+        if not only_marked:
+            node.mtime_ns = node.ctime_ns = st.st_mtime_ns
         self.assume_changed(node)
         return True
+
+    def mark(self, node: Node) -> None:
+        """Mark the tier file if it is not, while the kernel holds back whoever writes to the file."""
+        if self.look(node):
+            assert node.content is not None
+            node.content.seen = stamp(self._opened(node.content))
+
+    def mark_clean(self, node: Node) -> None:
+        """Mark a tier file that nobody writes to yet, and that holds nothing unfrozen."""
+        if node.content is not None:
+            node.content.seen = stamp(self._opened(node.content))
+
+    def mark_behind(self, tier_id: TierId) -> Future[tuple[int, int]]:
+        """Mark a tier file as soon as the write that is under way is done."""
+        return self._copies.submit("mark", self._mark, tier_id)
+
+    def _mark(self, tier_id: TierId) -> tuple[int, int]:
+        try:
+            fd = self._tier.open(tier_id)
+        except FileNotFoundError:
+            return UNSEEN
+        try:
+            return stamp(fd)
+        finally:
+            os.close(fd)
 
     def assume_changed(self, node: Node) -> None:
         """The kernel may have written through a mapping, which leaves no trace."""
@@ -71,42 +122,44 @@ class KernelWrites:
     # -- after the end of a worker
 
     def as_recorded(self, node: Node) -> bool:
-        """Whether the tier file is as the node's row says: then the row's times are right, also those that were set."""
+        """Whether the tier file is as the node's row says, but for a mark: then the row's times are right, also those that were set."""
         assert node.content is not None
         st = self._tier.stat(node.content.tier_id)
-        if st.st_mtime_ns > node.ctime_ns or st.st_size != node.size:
-            return False
-        node.content.seen = (st.st_mtime_ns, st.st_size)
-        return True
+        return st.st_mtime_ns <= node.ctime_ns + MARKS_NS and st.st_size == node.size
 
     def watch_again(self, node: Node, versions: Iterable[Version]) -> None:
         """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
         if not self.as_recorded(node):
             self.look(node)
         for version in versions:
-            self._guards[version.vid] = Guard(node, (0, 0))
+            self._guards[version.vid] = Guard(UNSEEN)
 
     # -- versions that it may still change
 
     def guard(self, version: Version, node: Node) -> None:
         """The version shares its bytes with a file that the kernel may go on writing to."""
         assert node.content is not None
-        self._guards[version.vid] = Guard(node, node.content.seen)
+        self._guards[version.vid] = Guard(node.content.seen)
 
     def forget(self, version: Version) -> None:
         """Nobody needs the version any more."""
         self._guards.pop(version.vid, None)
 
     def still_frozen(self, version: Version) -> bool:
-        """Whether the version's bytes are what they were. If not, the version is the content as it is now, and has to be streamed anew."""
+        """Whether the version's bytes are what they were. If not, the version is the content as it is now, and has to be streamed anew.
+
+        What was read before the file was marked again may be of several moments; so a version is read at least once after that.
+        """
         guard = self._guards.get(version.vid)
         if guard is None:
             return True
         st = self._tier.stat(version.tier_id)
-        seen = (st.st_mtime_ns, st.st_size)
-        if seen == guard.seen:
+        if (st.st_mtime_ns, st.st_size) == guard.seen:
             return True
-        self._guards[version.vid] = Guard(guard.node, seen)
+        if guard.marking is None:
+            guard.seen, guard.marking = UNSEEN, self.mark_behind(version.tier_id)
+        elif guard.marking.done():
+            guard.seen, guard.marking = guard.marking.result(), None
         version.size = st.st_size
         version.renewals += 1
         self._log.save_version(version)

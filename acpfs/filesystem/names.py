@@ -118,7 +118,7 @@ class Names:
         if not stat.S_ISREG(mode):
             return self._make(OpKind.MKNOD, parent, name, node)
         self.give_birth(parent, name, node)
-        self._changes.freeze(node)
+        self._changes.freeze(node, quiet=True)
         node.lookups += 1
         return node
 
@@ -159,9 +159,9 @@ class Names:
                 raise fail(errno.ENOENT)
             self._changes.born(node, parent.ino, name)  # O_TMPFILE gets its first name
             node.nlink = 1
-            self._changes.freeze(node)
+            self._changes.freeze(node, quiet=True)
         else:
-            self._changes.freeze(node)
+            self._changes.freeze(node, quiet=True)
             self._table.set_child(parent.ino, name, node.ino)
             node.nlink += 1
             self._changes.record(OpKind.LINK, node, parent.ino, name)
@@ -248,7 +248,7 @@ class Names:
             raise fail(errno.EISDIR)
 
     def _move(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
-        self._changes.freeze(node)  # a file that is still being written carries its data along
+        self._changes.freeze(node, quiet=True)  # a file that is still being written carries its data along
         self._table.set_child(parent.ino, name, NO_INO)
         self._table.set_child(new_parent.ino, new_name, node.ino)
         victim = target.ino if target is not None and not target.unlogged else NO_INO
@@ -268,8 +268,8 @@ class Names:
             raise fail(errno.ENOENT)
         if target is node:
             return
-        self._changes.freeze(node)
-        self._changes.freeze(target)
+        self._changes.freeze(node, quiet=True)
+        self._changes.freeze(target, quiet=True)
         self._table.set_child(parent.ino, name, target.ino)
         self._table.set_child(new_parent.ino, new_name, node.ino)
         self._changes.record(OpKind.EXCHANGE, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=target.ino)

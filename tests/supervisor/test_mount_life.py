@@ -209,7 +209,7 @@ def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount):
     os.kill(pid, signal.SIGTERM)
     wait_gone(pid, 10)
     assert not (slow.backing / "big").exists()
-    assert len(mounts_below(slow.runtime_dir)) == 1  # the RAM tier
+    assert mounts_below(slow.runtime_dir)  # the RAM tier
     slow.start(bandwidth=0)
     slow.flush()
 
