@@ -32,6 +32,13 @@ from acpfs.writeback.lower_tree import LowerTree
 
 COPY_UP_CHUNK_BYTES = 8 << 20
 
+MISSES_MAX = 16
+"""After so many questions about new names of one directory within `attr_timeout_s`, its listing is asked for instead: an lstat in a
+thread of the pool costs 150 us of the interpreter, as much as the rest of creating a small file."""
+LISTING_ENTRIES_MAX = 10_000
+LISTING_BYTES_MAX = 512 << 10
+"""Larger directories (by st_size, where nobody has listed them yet) are not listed for that: 10,000 entries take 10 ms on a local disk."""
+
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
 
@@ -126,10 +133,15 @@ class LowerView:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if parent.ino == ROOT and name == HIDDEN:
             return NO_INO
+        listed = False
         while True:
             child = parent.dir.children.get(name)
             if self._settled(parent, name, child):
                 return child.ino if child else NO_INO
+            if not listed and (child is None or not child.ino) and self._is_worth_listing(parent):
+                listed, parent.dir.misses = True, 0
+                await self._list(parent)
+                continue
             epoch = self._tree.epoch
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
@@ -142,6 +154,18 @@ class LowerView:
             child = parent.dir.children.get(name)
             if child is None or not child.pins:
                 self.learn(parent, name, answer[0])
+
+    def _is_worth_listing(self, parent: Node) -> bool:
+        """Whether so many new names are looked up that one listing saves many questions."""
+        directory, now, keeps_s = parent.dir, time.monotonic(), self._settings.attr_timeout_s
+        if now - directory.misses_since > keeps_s:
+            directory.misses_since, directory.misses = now, 0
+        directory.misses += 1
+        return (
+            directory.misses > MISSES_MAX
+            and directory.listing_s < keeps_s / 10
+            and (len(directory.listing) < LISTING_ENTRIES_MAX if directory.listed_at >= 0 else parent.size < LISTING_BYTES_MAX)
+        )
 
     def _settled(self, parent: Node, name: bytes, child: Child | None) -> bool:
         """Whether the answer is known without asking."""
@@ -376,15 +400,8 @@ class LowerView:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
         directory = parent.dir
         while parent.ino in self._tree and not self._fresh(directory.listed_at):
-            epoch, notes, asked_at = self._tree.epoch, directory.notes, time.monotonic()
-            path = self._tree.path(parent.ino)
-            assert path is not None
-            known = directory.listed_at >= 0
-            entries = await self._renew("listdir", self.lower.listdir, path, known=known)
-            if entries is None:
+            if not await self._list(parent):
                 break
-            if not self._overtaken(epoch) and directory.notes == notes:
-                self._listed(parent, entries, asked_at)
         names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
         for name, child in directory.children.items():
             if child.ino:
@@ -392,6 +409,21 @@ class LowerView:
             elif child.pins or child.checked_at >= directory.listed_at:
                 names.pop(name, None)
         return names
+
+    async def _list(self, parent: Node) -> bool:
+        """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
+        directory = parent.dir
+        epoch, notes, asked_at = self._tree.epoch, directory.notes, time.monotonic()
+        path = self._tree.path(parent.ino)
+        if path is None:
+            return False
+        entries = await self._renew("listdir", self.lower.listdir, path, known=directory.listed_at >= 0)
+        directory.listing_s = time.monotonic() - asked_at
+        if entries is None:
+            return False
+        if not self._overtaken(epoch) and directory.notes == notes:
+            self._listed(parent, entries, asked_at)
+        return True
 
     def _listed(self, parent: Node, entries: Sequence[LowerEntry], asked_at: float) -> None:
         directory = parent.dir

@@ -52,6 +52,11 @@ class Directory:
     """All names on the backing directory as of `listed_at`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never."""
+    listing_s: float = 0.0
+    """How long the backing directory took for the last listing."""
+    misses: int = 0
+    """How often it was asked about a name that was not known, since `misses_since` (monotonic, seconds)."""
+    misses_since: float = 0.0
     notes: int = 0
     """How often `note` changed the listing: a listing that was asked for before is overtaken."""
 

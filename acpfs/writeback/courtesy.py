@@ -27,8 +27,9 @@ LAG_S_MAX = 10.0
 class Courtesy:
     """Says how long small work is to wait."""
 
-    def __init__(self, idle_s: Callable[[], float], is_awaited: Callable[[], bool]) -> None:
-        """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for operations to be persisted."""
+    def __init__(self, idle_s: Callable[[], float], is_awaited: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        """`idle_s`: seconds since the last request; `is_awaited`: whether somebody waits for operations to be persisted, or for room."""
+        self._clock = clock
         self._idle_s = idle_s
         self._is_awaited = is_awaited
         self._since: float | None = None
@@ -39,7 +40,7 @@ class Courtesy:
         if idle_s >= QUIET_S:
             self._since = None
             return 0.0
-        now = time.monotonic()
+        now = self._clock()
         if self._since is None:
             self._since = now
         elapsed = now - self._since

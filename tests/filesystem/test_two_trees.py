@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.types import ROOT
+from acpfs.types import ROOT, Ino
 from tests.filesystem.test_versions import run
 from tests.filesystem.world import CALLER, World, world
 
@@ -175,3 +175,31 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
             assert await w.read(found.ino) == b"old and complete"
 
     trio.run(main)
+
+
+@pytest.mark.clause("S28")
+def test_many_new_names_are_looked_up_in_one_listing(tmp_path: Path) -> None:
+    (tmp_path / "backing/run").mkdir(parents=True)
+    (tmp_path / "backing/run/old").write_text("old")
+
+    async def absent(w: World, directory: int, name: bytes) -> bool:
+        try:
+            await w.do(w.fs.lookup(Ino(directory), name))
+        except FileNotFoundError:
+            return True
+        return False
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"run"))).ino
+        asked = w.lower.calls().get("lstat", 0)
+        for number in range(200):
+            assert await absent(w, directory, b"new-%d" % number)
+        assert w.lower.calls()["lstat"] - asked < 100
+        assert await w.read((await w.do(w.fs.lookup(directory, b"old"))).ino) == b"old"
+        (w.backing / "run/from-outside").write_text("x")
+        await trio.sleep(w.fs.settings.attr_timeout_s)
+        for number in range(100):
+            assert await absent(w, directory, b"newer-%d" % number)
+        assert not await absent(w, directory, b"from-outside")
+
+    run(tmp_path, scenario)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.ram.state import StateDatabase
-from acpfs.types import ROOT, Ino, TierId
+from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
 
@@ -144,3 +144,43 @@ def test_waiters_are_told_in_order(log: OperationLog) -> None:
     log.answer_waiters()()
     assert waiting.done()
     assert log.when_done(log.last_seq).done()
+
+
+def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(log: OperationLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were all rewritten before the drain began: walking each one's window would take n²/2 steps."""
+    count = 1000
+    ops = [store(log, Ino(100 + i % count), b"%d" % i, creates=i < count) for i in range(2 * count)]
+    steps = 0
+    cancelled_until = OperationLog._cancelled_until
+
+    def counted(self: OperationLog, op: Op, window_start: Seq) -> Seq | None:
+        nonlocal steps
+        steps += 1
+        return cancelled_until(self, op, window_start)
+
+    monkeypatch.setattr(OperationLog, "_cancelled_until", counted)
+    assert [left_out(log, op) for op in ops[:-1]] == [[] for _ in ops[:-2]] + [[]]
+    assert steps < 10 * len(ops)
+
+
+def test_the_last_window_becomes_one_that_may_be_left_out(log: OperationLog) -> None:
+    first, other = store(log, A, b"a", creates=True), store(log, B, b"b", creates=True)
+    store(log, A, b"a")
+    assert left_out(log, first) == []
+    unlink(log, B, b"b")
+    assert left_out(log, first) == [first.seq, other.seq, other.seq + 2]
+
+
+def test_numbers_go_on_after_a_restart(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state.db")
+    log = OperationLog(state)
+    first, second = store(log, A, b"a", creates=True), store(log, B, b"b", creates=True)
+    state.commit()
+    assert OperationLog(state).last_seq == second.seq
+    for op in (first, second):
+        log.remove(op)
+    state.commit()
+    again = OperationLog(state)
+    assert again.last_seq == second.seq
+    assert second.version is not None
+    assert again.new_version(A, TierId(1), 1).vid == second.version.vid + 1

@@ -62,6 +62,8 @@ class ListenerDouble:
         self.times: dict[Ino, tuple[int, int]] = {}
         self.open_versions: set[int] = set()
         self.writing = False
+        self.idle = math.inf
+        """Seconds since the last request."""
         self.settled: list[tuple[Ino, LowerStat]] = []
 
     def persisted(self, op: Op, stat: LowerStat | None) -> None:
@@ -83,7 +85,7 @@ class ListenerDouble:
         return set()
 
     def idle_s(self) -> float:
-        return math.inf
+        return self.idle
 
     def still_frozen(self, version: Version) -> bool:
         return True

@@ -103,7 +103,7 @@ class Readers:
                 if error.errno in _END:
                     return 0
                 raise
-            if length >= BULK_BYTES_MIN or is_bulk_read(buffers.header):
+            if not length or length >= BULK_BYTES_MIN or is_bulk_read(buffers.header):
                 return length
             if handle(fd, buffers, length):
                 buffers.renew()

@@ -1,0 +1,83 @@
+"""Whose turn it is to read: without a kernel, over a socket that keeps requests apart as /dev/fuse does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import pytest
+
+from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
+from acpfs.transport.native.request import RequestBuffers
+from acpfs.transport.native.wire import IN_HEADER, READ_IN
+
+PAYLOAD_BYTES = 1 << 20
+WAIT_S = 10.0
+
+
+class DispatchDouble:
+    """Says which thread handled which request; handling a bulk request takes until `go_on`."""
+
+    def __init__(self) -> None:
+        self.handled: SimpleQueue[tuple[int, int]] = SimpleQueue()
+        self.go_on = threading.Event()
+
+    def handle(self, _fd: int, buffers: RequestBuffers, length: int) -> bool:
+        opcode = IN_HEADER.unpack_from(buffers.header)[1]
+        self.handled.put((opcode, threading.get_ident()))
+        if opcode in (Opcode.READ, Opcode.WRITE):
+            self.go_on.wait(WAIT_S)
+        return False
+
+
+class Kernel:
+    """Three readers over one socket."""
+
+    def __init__(self) -> None:
+        self._socket, daemon = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.dispatch = DispatchDouble()
+        self._daemon = daemon
+        self.readers = Readers(self.dispatch, [daemon.fileno()] * 3, PAYLOAD_BYTES, lambda: None)  # type: ignore[arg-type]
+        self.readers.start()
+
+    def ask(self, opcode: Opcode, body: bytes = b"") -> int:
+        """The thread that handles the request."""
+        self._socket.send(IN_HEADER.pack(IN_HEADER.size + len(body), opcode, 2, 1, 0, 0, 0, 0, 0) + body)
+        found, thread = self.dispatch.handled.get(timeout=WAIT_S)
+        assert found == opcode
+        return thread
+
+    def close(self) -> None:
+        self.dispatch.go_on.set()
+        self._socket.close()
+        assert self.readers.join(WAIT_S)
+        self._daemon.close()
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    kernel = Kernel()
+    yield kernel
+    kernel.close()
+
+
+def test_short_requests_stay_with_one_thread(kernel: Kernel):
+    assert len({kernel.ask(Opcode.GETATTR) for _ in range(50)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("opcode", "body"),
+    [(Opcode.WRITE, os.urandom(BULK_BYTES_MIN)), (Opcode.READ, READ_IN.pack(1, 0, BULK_BYTES_MIN, 0, 0, 0, 0))],
+    ids=["write", "read"],
+)
+def test_a_thread_that_moves_bytes_gives_the_turn_away(kernel: Kernel, opcode: Opcode, body: bytes):
+    busy = kernel.ask(opcode, body)
+    also_busy = kernel.ask(opcode, body)
+    others = {kernel.ask(Opcode.GETATTR) for _ in range(5)}
+    assert len({busy, also_busy} | others) == 3
+    kernel.dispatch.go_on.set()
+    assert kernel.ask(Opcode.GETATTR) in others
