@@ -23,7 +23,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 WORKLOAD_TIMEOUT_S = 150
 DRAIN_TIMEOUT_S = 120
 NODE = "test-node"
-TRANSPORT = os.environ.get("ACPFS_TRANSPORT", "libfuse")
+TRANSPORT = os.environ.get("ACPFS_TRANSPORT", "auto")
 
 
 class Place:
