@@ -114,7 +114,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     if arguments.readers:
         reader_threads(arguments.readers)
     if arguments.interval:
-        sys.setswitchinterval(arguments.interval)
+        daemon.SWITCH_INTERVAL_S = arguments.interval
     settings = Settings(
         backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport.NATIVE, ram="1G"
     )

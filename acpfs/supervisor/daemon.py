@@ -35,6 +35,9 @@ from acpfs.supervisor.checks import check_all
 from acpfs.supervisor.worker import Worker
 
 CHILD_ENDS_WAIT_S = 10.0
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread keeps the interpreter while another wants it. With Python's 5 ms, a request that comes while the drain computes may wait
+for that several times: answers took up to 30-74 ms, with this one 9-19 (medians 2.0 and 1.6). No difference in processor time was seen."""
 READY: dict[str, Any] = {"result": {}}
 
 log = structlog.get_logger(__name__)
@@ -154,6 +157,7 @@ def _runtime_of(settings: Settings) -> Path:
 
 def _set_up_process() -> None:
     os.umask(0o022)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
