@@ -179,6 +179,13 @@ class FileSystem:
             self._contents.settle_state(node)
         self._view.reap(node)
 
+    def watch_outside(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
+        """Be told of nodes that others changed on the backing directory, and of names (parent, name, node) that they removed.
+
+        Called under the lock, from any thread, and only for what the kernel knows.
+        """
+        self._view.tell_changed, self._view.tell_lost = changed, lost
+
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes) -> Attributes:

@@ -88,6 +88,10 @@ class LowerView:
         self._lock = lock
         self._foreseen: dict[Ino, Future[None]] = {}
         self._stale_answers = self._overtaken_answers = 0
+        self.tell_changed: Callable[[Ino], None] = lambda _ino: None
+        """Called, under the lock, when others changed a node that the kernel knows."""
+        self.tell_lost: Callable[[Ino, bytes, Ino], None] = lambda _parent, _name, _ino: None
+        """Called, under the lock, when others removed a name (parent, name, node) that the kernel knows."""
 
     # -- asking
 
@@ -228,6 +232,8 @@ class LowerView:
             return
         self._tree.remove(parent.ino, name)
         self._table.set_child(parent.ino, name, NO_INO)
+        if node is not None and node.lookups:
+            self.tell_lost(parent.ino, name, node.ino)
         if node is not None and not self.held(node):
             node.nlink = max(0, node.nlink - 1) if not node.is_dir else 0
             if not node.names:
@@ -256,6 +262,8 @@ class LowerView:
         node.xattrs = None
         node.adopt(st)
         self._table.bind_lower(node, st)
+        if node.lookups:
+            self.tell_changed(node.ino)
 
     # -- attributes
 

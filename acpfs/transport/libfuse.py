@@ -23,6 +23,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.ram.mounts import mounted_at
+from acpfs.transport.invalidations import Invalidations
 from acpfs.types import HandleId, Ino
 
 WORKERS_MIN, WORKERS_MAX = 8, 256
@@ -230,10 +231,13 @@ async def serve(fs: FileSystem, settings: Settings, ready: Callable[[], None]) -
         pyfuse3.init(Operations(fs), os.fspath(settings.mountpoint), mount_options(settings))
     except RuntimeError as error:
         raise MachineError(f"cannot mount on {settings.mountpoint}: {error} (is /dev/fuse there, and is mounting permitted?)") from error
+    invalidations = Invalidations(fs, pyfuse3.invalidate_inode, pyfuse3.invalidate_entry)
+    invalidations.start()
     try:
         ready()
         await pyfuse3.main(min_tasks=WORKERS_MIN, max_tasks=WORKERS_MAX)
     finally:
+        invalidations.stop(0)
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(_close, os.fspath(settings.mountpoint))
 

@@ -30,7 +30,7 @@ from acpfs.transport.native.wire import (
 )
 
 DEVICE = "/dev/fuse"
-_NOT_CACHED = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR})
+_NOT_CACHED = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR, errno.EBUSY})
 """What the kernel answers to a notification about something that it does not have cached, or cannot drop because it is in use."""
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 import structlog
 
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
@@ -35,6 +36,7 @@ from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.undo import Undo
+from acpfs.types import Ino
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +81,7 @@ class Session:
         """Done when the kernel has ended the mount."""
         lanes, references = Lanes(fs, self.device, negotiated), References(fs.kept)
         self._holding = Holding(fs)
+        self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
         undo = Undo(fs, lanes, references)
         calls = Calls(fs, negotiated, lanes, self._holding)
         replies = Replies(lanes, undo, references, fs.settings.attr_timeout_s)
@@ -107,6 +110,10 @@ class Session:
         self._readers.start()
         if self.negotiated.has(InitFlag.PASSTHROUGH):
             self._holding.start()
+        self._invalidations.start()
+
+    def _tell_gone(self, parent: Ino, name: bytes, ino: Ino) -> None:
+        self.device.notify_delete(parent, ino, name)
 
     def waiting_calls(self) -> int:
         """Calls that wait for the backing directory, for room, or to be persisted."""
@@ -120,6 +127,7 @@ class Session:
         if not self._readers.join(timeout_s):
             return False
         self._holding.stop()
+        self._invalidations.stop(timeout_s)
         self._dispatch.continuations.stop()
         self.device.close()
         return True

@@ -1,0 +1,76 @@
+"""What others do to the backing directory reaches what the kernel has cached: names, attributes, mapped pages."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.rig.mounts import AcpfsMount
+
+pytestmark = pytest.mark.mount
+
+TIMEOUT_S = 1.0
+SOON_S = 0.4
+"""Far less than the time for which the kernel would go on showing what it has cached."""
+
+
+@pytest.fixture
+def mount(make_mount: Callable[..., AcpfsMount], transport: str, tmp_path: Path) -> AcpfsMount:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/f").write_bytes(b"old" * 1000)
+    (tmp_path / "backing/g").write_bytes(b"g")
+    return make_mount(tmp_path / "backing", transport, attr_timeout=TIMEOUT_S)
+
+
+def eventually(condition: Callable[[], bool], within_s: float) -> float:
+    """How long it took until the condition held."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < within_s
+        threading.Event().wait(0.01)  # nobody announces it
+    return time.monotonic() - start
+
+
+def other(text: str, path: Path) -> None:
+    """Another process does something to a path."""
+    subprocess.run([sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {text}", str(path)], check=True, timeout=30)
+
+
+@pytest.mark.clause("S28")
+def test_a_name_that_others_removed_is_gone_when_a_listing_has_shown_it(mount: AcpfsMount) -> None:
+    listed_at = time.monotonic()
+    assert sorted(os.listdir(mount.path)) == ["f", "g"]
+    eventually(lambda: time.monotonic() - listed_at > 0.7 * TIMEOUT_S, TIMEOUT_S)
+    os.stat(mount.path / "f")  # from here on the kernel answers for the name by itself
+    other("os.unlink(path)", mount.backing / "f")
+    eventually(lambda: os.listdir(mount.path) == ["g"], 3 * TIMEOUT_S)
+    eventually(lambda: not (mount.path / "f").exists(), SOON_S)
+
+
+@pytest.mark.clause("S28")
+def test_mapped_pages_show_what_others_wrote(mount: AcpfsMount) -> None:
+    with (mount.path / "f").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:3] == b"old"
+        other("open(path, 'r+b').write(b'new' * 1000)", mount.backing / "f")
+        eventually(lambda: os.stat(mount.path / "f").st_mtime_ns == os.stat(mount.backing / "f").st_mtime_ns, 3 * TIMEOUT_S)
+        eventually(lambda: mapped[:3] == b"new", SOON_S)
+        assert os.pread(file.fileno(), 3, 0) == b"new"
+
+
+@pytest.mark.clause("S28")
+def test_a_file_that_left_ram_and_was_changed_by_others(mount: AcpfsMount) -> None:
+    """Written here, drained, pushed out of RAM, then changed underneath: size, bytes and time are the new ones."""
+    path = mount.path / "mine"
+    path.write_bytes(b"mine" * 5)
+    mount.flush()
+    other("open(path, 'wb').write(b'theirs')", mount.backing / "mine")
+    eventually(lambda: os.stat(path).st_size == 6, 3 * TIMEOUT_S)
+    assert path.read_bytes() == b"theirs"
