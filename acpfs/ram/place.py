@@ -106,6 +106,8 @@ def give_up(place: Place) -> None:
     """Remove the tier; called when nothing is left in it that the backing directory has not got."""
     if place.own_tmpfs:
         with contextlib.suppress(OSError):
+            (place.directory / _META).unlink()  # without it nobody takes over what is half gone
+            shutil.rmtree(place.directory / DATA, ignore_errors=True)  # a container that was started meanwhile may have a copy of the mount
             unmount(place.directory, detach=True)
             place.directory.rmdir()
     else:

@@ -60,6 +60,19 @@ def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path):
 
 
 @needs_root
+def test_a_copy_of_the_mount_in_another_name_space_keeps_no_memory(tiers: Path):
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    (place.directory / "data/clean").write_bytes(bytes(MIB))
+    copy = os.open(place.directory / "data", os.O_RDONLY | os.O_DIRECTORY)  # holds the file system like a copy of the mount
+    try:
+        places.give_up(place)
+        info = os.fstatvfs(copy)
+        assert info.f_blocks == info.f_bfree
+    finally:
+        os.close(copy)
+
+
+@needs_root
 def test_nobody_else_can_enter(tiers: Path):
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     assert place.directory.stat().st_mode & 0o777 == 0o700
