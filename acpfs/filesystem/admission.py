@@ -53,6 +53,8 @@ class Admission:
         if expected is None:
             return "its size is not known from an earlier file"
         wanted = int(expected * MARGIN) + MARGIN_BYTES
+        if wanted > self._tier.budget_bytes:
+            return "larger than RAM"
         missing = wanted - (self._tier.free_bytes() - self.outstanding())
         if missing > 0:
             self._contents.evict_bytes(missing)
@@ -76,6 +78,10 @@ class Admission:
     def settle(self, node: Node) -> None:
         """Nobody writes to the file in this lane any more."""
         self._promised.pop(node.ino, None)
+
+    def never(self, path: bytes) -> None:
+        """Files like this one cannot be written in this lane."""
+        self._expectations.learn(path, 1 << 60)
 
     def learn(self, node: Node) -> None:
         """The file is complete."""

@@ -5,6 +5,8 @@ The one place that pins and unpins names. Used under the file system's lock; not
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import time
 from typing import Any
@@ -90,11 +92,17 @@ class Changes:
         content = node.content
         if content is None or not content.modified or content.failed or not node.names:
             return None
+        for op in self._log.unsealed_of(node.ino):  # its bytes are those that the staging file will have
+            content.modified = content.interrupted = False
+            self._log.fold(node.ino, self.metadata(node, everything=False))
+            self._table.changed(node)
+            return op
         parent, name = node.names[0]
         first = node.unlogged
         meta = self.metadata(node, everything=first)
         version = self._contents.freeze(node, quiet=quiet)
         op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta)
+        op.unsealed = content.spill is not None
         if first:
             self._unpin_name(parent, name)
         return op
@@ -137,6 +145,22 @@ class Changes:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
             child.checked_at = time.monotonic()
+
+    def discard(self, node: Node) -> None:
+        """Drop a content that is not to be stored: the backing directory's, if any, is shown again.
+
+        Raises:
+            OSError: EBUSY: it is open.
+        """
+        if node.handles:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        self._contents.drop(node)
+        if node.unlogged:
+            for parent, name in list(node.names):
+                self.forget_birth(parent, name)
+            node.nlink = 0
+        node.identity, node.checked_at = None, 0.0
+        self._view.reap(node)
 
     # -- Listener
 

@@ -3,23 +3,60 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 
 from acpfs.types import TierId
 
 UNSEEN = (0, -1)
 """Looks like no file: every look at one finds it changed."""
+SPILL_PIECE_BYTES = 2 << 20
+"""A huge page: a tier file's hole is made of whole ones, or the kernel clears pages instead of freeing them."""
+
+
+@dataclass(slots=True, eq=False)
+class Spill:
+    """Where the bytes of a file are that outgrew RAM while it was written in passthrough."""
+
+    name: str
+    """Of the staging file."""
+    gone: set[int] = field(default_factory=set)
+    """Pieces that are in the staging file; in the tier file they are holes, or what was written to them since."""
+    fd: int = -1
+    """Of the staging file, once it was needed."""
+    released: Event = field(default_factory=Event)
+    """The kernel does not read or write the tier file any more."""
+    finished: Future[None] = field(default_factory=Future)
+    """The staging file has all bytes, or will never have them."""
+
+    def to_text(self) -> str:
+        """For the state database: the name, and runs of pieces."""
+        runs: list[list[int]] = []
+        for piece in sorted(self.gone):
+            if runs and runs[-1][1] == piece:
+                runs[-1][1] = piece + 1
+            else:
+                runs.append([piece, piece + 1])
+        return f"{self.name}|" + ",".join(f"{start}-{end}" for start, end in runs)
+
+    @classmethod
+    def from_text(cls, text: str) -> Spill:
+        """Inverse of `to_text`."""
+        name, _bar, runs = text.partition("|")
+        pairs = [run.split("-") for run in runs.split(",") if run]
+        return cls(name, {piece for start, end in pairs for piece in range(int(start), int(end))})
 
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """Current content of a regular file: all bytes of one tier file, or of one staging file (`overflow`)."""
+    """Current content of a regular file: all bytes of one tier file, or of one staging file (`overflow`), or some in either (`spill`)."""
 
     tier_id: TierId
     overflow: str = ""
     """Name of the staging file that has the bytes, because RAM had no room for them; then `tier_id` is 0."""
     sealed: bool = False
     """A version needs the staging file as it is; it changes only after that is persisted."""
+    spill: Spill | None = None
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = 0.0

@@ -8,12 +8,11 @@ coroutines wait as described in `steps`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,13 +24,12 @@ from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.steps import unlocked, wait
-from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.ram.tier import BLOCK_BYTES, Tier, fallocate
 from acpfs.types import NO_TIER, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
 T = TypeVar("T")
-_libc = ctypes.CDLL(None, use_errno=True)
 
 INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
@@ -75,6 +73,8 @@ class Contents:
         """Open files that may be written to; kept by `Files`."""
         self.on_writer: Callable[[], None] = lambda: None
         """Called when a file is about to be opened for writing; does not wait."""
+        self.read_gone: Callable[[Content, int, int], Awaitable[bytes]]
+        """Reads a content of which pieces are in a staging file; given by `Spills`."""
         tier.make_room = self.evict_bytes
         self._take_over()
 
@@ -85,6 +85,7 @@ class Contents:
                 pending = (op.version.staging_name for op in self._log.pending_of(node.ino) if op.version is not None)
                 node.content.sealed = node.content.overflow in pending
             elif node.content is not None:
+                self._take_over_spill(node)
                 self._users[node.content.tier_id] += 1
                 if node.content.modified and not self.kernel.as_recorded(node):  # written since its row was
                     self.kernel.look(node)
@@ -96,6 +97,11 @@ class Contents:
         for tier_id in self._tier.ids():
             if not self._users[tier_id]:
                 self._tier.remove(tier_id)
+
+    def _take_over_spill(self, node: Node) -> None:
+        spill = node.content.spill if node.content is not None else None
+        for op in self._log.pending_of(node.ino):
+            op.unsealed = spill is not None and op.version is not None and op.version.staging_name == spill.name
 
     def _freeze(self, version: Version) -> None:
         self._users[version.tier_id] += 1
@@ -133,6 +139,9 @@ class Contents:
         self._clean.pop(node.ino, None)
         if content is None:
             return
+        if content.spill is not None:
+            rest = Content(NO_TIER, overflow=content.spill.name, fd=content.spill.fd)
+            self._overflow.let_go(rest, remove=not self._log.unsealed_of(node.ino))
         if content.overflow:
             self._overflow.let_go(content, remove=not content.sealed)
         else:
@@ -187,6 +196,7 @@ class Contents:
         clean = (
             content is not None
             and not content.overflow
+            and content.spill is None
             and not content.modified
             and not self._log.is_pending(node.ino)
             and node.handles == 0
@@ -286,13 +296,15 @@ class Contents:
         assert node.content is not None
         if node.content.overflow:
             return await self._overflow.read(node.content, offset, size)
+        if node.content.spill is not None:
+            return await self.read_gone(node.content, offset, size)
         return await self._unlocked(node.content, os.pread, size, offset)
 
     async def read_into(self, node: Node, offset: int, buffer: memoryview) -> int:
         """Like `read`, into the caller's buffer."""
         assert node.content is not None
-        if node.content.overflow:
-            data = await self._overflow.read(node.content, offset, len(buffer))
+        if node.content.overflow or node.content.spill is not None:
+            data = await self.read(node, offset, len(buffer))
             buffer[: len(data)] = data
             return len(data)
         return await self._unlocked(node.content, os.preadv, [buffer], offset)
@@ -302,7 +314,7 @@ class Contents:
         try:
             return await self._write(node, offset, data)
         except OSError as error:
-            if node.content is not None:
+            if node.content is not None and node.content.spill is None:
                 node.content.failed, node.content.failed_at = error.errno or errno.EIO, offset
             raise
 
@@ -395,7 +407,7 @@ class Contents:
             self._tier.release(length)
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         try:
-            _fallocate(self.opened(content), mode, offset, length)
+            fallocate(self.opened(content), mode, offset, length)
         finally:
             self._settle(node, content)
             self._tier.release(length)
@@ -428,7 +440,7 @@ class Contents:
     def freeze(self, node: Node, *, quiet: bool) -> Version:
         """The content as it is now, as a version; the caller logs the STORE. `quiet`: as `Changes.freeze` has it."""
         assert node.content is not None
-        if node.content.overflow:
+        if node.content.overflow or node.content.spill is not None:
             return self._freeze_overflow(node, node.content)
         source = node.content.tier_id
         if node.kernel_writers and quiet:
@@ -446,9 +458,9 @@ class Contents:
         return version
 
     def _freeze_overflow(self, node: Node, content: Content) -> Version:
-        content.modified, content.interrupted, content.sealed = False, False, True
+        content.modified, content.interrupted, content.sealed = False, False, content.spill is None
         self._table.changed(node)
-        return self._log.new_version(node.ino, NO_TIER, node.size, content.overflow)
+        return self._log.new_version(node.ino, NO_TIER, node.size, content.spill.name if content.spill is not None else content.overflow)
 
     def withdrawn(self, node: Node, version: Version) -> None:
         """The version was not the end of it: the node's content goes on from there."""
@@ -510,6 +522,8 @@ class Contents:
         while True:
             content = node.content
             assert content is not None, node.ino
+            if content.spill is not None:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))  # through the path, while it outgrows RAM in passthrough
             if content.busy is not None:
                 await wait(content.busy)
                 continue
@@ -571,10 +585,3 @@ class Contents:
             evicted_bytes=self._evicted_bytes,
             copied_aside_bytes=self._copied_aside_bytes,
         )
-
-
-def _fallocate(fd: int, mode: int, offset: int, length: int) -> None:
-    """fallocate(2); Python has only posix_fallocate."""
-    if _libc.fallocate(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))

@@ -18,6 +18,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lanes import Lanes
@@ -26,6 +27,7 @@ from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import Caller, Lane, OpenFile
+from acpfs.filesystem.spill import Spills
 from acpfs.filesystem.steps import wait
 from acpfs.ram.kept import Kept
 from acpfs.ram.tier import Tier
@@ -36,8 +38,6 @@ from acpfs.writeback.ops import Op
 FALLOC_KEEP_SIZE = 1
 COPY_RANGE_BYTES_MAX = 128 << 20
 """One request copies at most this (about 50 ms of a reader thread); the caller asks for the rest."""
-COPY_RANGE_PIECE_BYTES = 8 << 20
-"""Room is asked for in such pieces."""
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
 
@@ -57,6 +57,7 @@ class Files:
         overflow: Overflow,
         admission: Admission,
         hold: Hold,
+        spills: Spills,
         tier: Tier,
         log: OperationLog,
         kept: Kept,
@@ -71,6 +72,7 @@ class Files:
         self._overflow = overflow
         self._admission = admission
         self._hold = hold
+        self._spills = spills
         self._tier = tier
         self._log = log
         self._kept = KeptHandles(kept)
@@ -132,6 +134,11 @@ class Files:
         return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC))
 
     async def _opened(self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False) -> OpenFile:
+        try:
+            await self._spills.closed_in_the_kernel(node)
+        except BaseException:
+            self._closed(node)
+            raise
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
         if handle.writable:
@@ -253,6 +260,8 @@ class Files:
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
         handle = self.handle(number)
+        if handle.writable:
+            await self._spills.check(handle.node)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         op = self._complete(handle)
@@ -297,6 +306,7 @@ class Files:
         """Fix the content in the order; in durable mode, wait until it is persisted."""
         handle = self.handle(number)
         handle.wrote = True
+        await self._spills.check(handle.node)
         self._complete(handle, quiet=True)
         self._report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
@@ -326,6 +336,16 @@ class Files:
         node = handle.node
         if handle.wrote or (handle.writable and node.handles == 1 and node.modified and not node.interrupted):
             self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
+        if handle.writable and not node.kernel_writers and not node.interrupted:
+            await self._spills.finish(node)
+        self._closed(node)
+        if self._spills.is_lost(node):
+            self._changes.discard(node)
+
+    async def finish_spilled(self, node: Node) -> None:
+        """What came in an earlier daemon before its last close could be finished."""
+        node.handles += 1
+        await self._spills.finish(node)
         self._closed(node)
 
     # -- after a takeover
@@ -442,6 +462,8 @@ class Files:
             self._changes.freeze(node)
 
     async def _truncate(self, node: Node, size: int) -> None:
+        if not node.kernel_handles:
+            await self._spills.whole(node)
         if size == 0 and node.content is None:
             self._contents.create(node)
             node.touch()
@@ -455,6 +477,8 @@ class Files:
         while True:
             if node.content is None:
                 await self._bring_up(node, size)
+            elif node.content.spill is not None and not node.kernel_handles:
+                await self._spills.whole(node)
             elif node.content.sealed:
                 await self.persisted(node)  # larger than RAM, and on its way to the backing directory
             else:
@@ -509,11 +533,11 @@ class Files:
         source, handle = self.handle(source_number).node.content, self.handle(number)
         self._settle_tentative(handle, written=True)
         await self._make_changeable(handle.node)
-        if source is None or source.overflow:
+        if source is None or source.overflow or source.spill is not None:
             raise fail(errno.EOPNOTSUPP)
         source_fd = os.dup(self._contents.opened(source))  # a truncation meanwhile may give its node another content
         try:
-            done = await self._copy_pieces(source_fd, source_offset, handle.node, offset, min(size, COPY_RANGE_BYTES_MAX))
+            done = await copy_pieces(self._contents, source_fd, source_offset, handle.node, offset, min(size, COPY_RANGE_BYTES_MAX))
         finally:
             os.close(source_fd)
         if done is None:
@@ -523,26 +547,10 @@ class Files:
             await self.fsync(number)
         return done
 
-    async def _copy_pieces(self, source_fd: int, source_offset: int, node: Node, offset: int, size: int) -> int | None:
-        """Returns how many bytes; None: not even the first piece has room."""
-        total, done = 0, 1
-        while total < size and done:
-            piece, at = min(COPY_RANGE_PIECE_BYTES, size - total), offset + total
-            try:
-                count = await self._contents.change(node, at, piece, _copy_range, source_fd, source_offset + total, at, piece)
-            except OSError:
-                if not total:
-                    raise
-                return total
-            if count is None:
-                return total or None
-            done, total = count, total + count
-        return total
-
     async def lseek(self, number: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
         node = self.handle(number).node
-        if node.content is not None and not node.content.overflow:
+        if node.content is not None and not node.content.overflow and node.content.spill is None:
             return os.lseek(self._contents.opened(node.content), offset, whence)
         if offset >= node.size:
             raise fail(errno.ENXIO)
@@ -573,10 +581,10 @@ class Files:
         nodes = [
             n
             for n in self.open_nodes()
-            if n.content is not None and n.content.modified and not n.content.interrupted and n.content.modified_since <= due
+            if n.content is not None
+            and n.content.modified
+            and not n.content.interrupted
+            and n.content.spill is None
+            and n.content.modified_since <= due
         ]
         return sum(self._changes.freeze(node) is not None for node in nodes)
-
-
-def _copy_range(target_fd: int, source_fd: int, source_offset: int, offset: int, size: int) -> int:
-    return os.copy_file_range(source_fd, target_fd, size, source_offset, offset)

@@ -31,6 +31,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile
 from acpfs.filesystem.reports import Reports
+from acpfs.filesystem.spill import Spills
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import headroom_bytes
@@ -110,6 +111,7 @@ class FileSystem:
         self.lanes = Lanes()
         admission = Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, settings.when_full, Shortage(available), self._table.path)
+        self._spills = Spills(lower, calls, tier, self._contents, self._table, log, state, admission, self.hold, self.lock)
         self._files = Files(
             self._table,
             self.lanes,
@@ -121,6 +123,7 @@ class FileSystem:
             self._overflow,
             admission,
             self.hold,
+            self._spills,
             tier,
             log,
             self.kept,
@@ -177,6 +180,7 @@ class FileSystem:
                 node.content.interrupted = True
         if node.content is not None:
             self._contents.settle_state(node)
+        self._finish_spilled(node)
         self._view.reap(node)
 
     def watch_outside(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
@@ -185,6 +189,11 @@ class FileSystem:
         Called under the lock, from any thread, and only for what the kernel knows.
         """
         self._view.tell_changed, self._view.tell_lost = changed, lost
+
+    def _finish_spilled(self, node: Node) -> None:
+        """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
+        if node.content is not None and node.content.spill is not None and not node.kernel_writers and not node.interrupted:
+            self.steps.start(self._files.finish_spilled(node), lambda _value, _error: None)
 
     # -- names
 
@@ -420,6 +429,7 @@ class FileSystem:
         nodes = self._reports.interrupted(path)
         for node in nodes:
             self.changes.freeze(node)
+            self._finish_spilled(node)
         self._state.commit()
         return len(nodes)
 
@@ -427,20 +437,9 @@ class FileSystem:
         """Drop interrupted files below a path: the backing directory's content, if any, is shown again; returns how many."""
         nodes = self._reports.interrupted(path)
         for node in nodes:
-            self._discard(node)
+            self.changes.discard(node)
         self._state.commit()
         return len(nodes)
-
-    def _discard(self, node: Node) -> None:
-        if node.handles:
-            raise fail(errno.EBUSY)
-        self._contents.drop(node)
-        if node.unlogged:
-            for parent, name in list(node.names):
-                self.changes.forget_birth(parent, name)
-            node.nlink = 0
-        node.identity, node.checked_at = None, 0.0
-        self._view.reap(node)
 
     def before_writers(self, call: Callable[[], None]) -> None:
         """Have `call` called whenever a file is about to be opened for writing, under the lock; it must not wait."""
@@ -453,7 +452,7 @@ class FileSystem:
             open_files=len(self._files),
             interrupted_files=len(self._reports.interrupted(b"")),
             waiting_writers=self._tier.waiting(),
-            overflowed_files=self._overflow.files,
+            overflowed_files=self._overflow.files + self._spills.files,
             open_lanes=self._files.open_lanes(),
             lane_choices=dict(self.lanes.reasons),
             held=self.hold.statistics(),

@@ -64,6 +64,9 @@ class Held:
     """Its place in the queue for room."""
     relieving: bool = False
     """Nothing else can make room: its own bytes are on their way out."""
+    not_before: float = 0.0
+    """When moving may be tried again."""
+    ended: bool = False
     gaps: int = 0
     """How often others got in between: the file may have changed."""
 
@@ -111,6 +114,11 @@ class Hold:
     def add(self, node: Node) -> None:
         """The node has a writer in the passthrough lane."""
         self._writers[node.ino] = node
+        if self._holder is not None:
+            self._holder.look_soon()
+
+    def look_soon(self) -> None:
+        """Something happened that held writers waited for."""
         if self._holder is not None:
             self._holder.look_soon()
 
@@ -236,23 +244,21 @@ class Hold:
             room, held.room = held.room, None
             if room.exception() is None:
                 return True
-        if held.relieving or (_is_spilled(held.node) and self.relieve(held)):
+        if held.relieving:
             return False
         promised_to_others = self._unpromised() < self._grant() <= self._tier.free_bytes()
         if not promised_to_others and self._tier.reserve_nowait(self._grant()):
             return True
+        if held.node.content is not None and held.node.content.spill is not None and self.relieve(held):
+            return False
         if self._contents.awaits_drain() and self._when_full is WhenFull.WAIT:
             if promised_to_others:
                 return False
             held.room = self._tier.reserve(self._grant())
-            held.room.add_done_callback(lambda _room: self._look_soon())
+            held.room.add_done_callback(lambda _room: self.look_soon())
         elif held.until is not None:
             self.relieve(held)
         return False
-
-    def _look_soon(self) -> None:
-        if self._holder is not None:
-            self._holder.look_soon()
 
     def _may_open(self, held: Held) -> bool:
         """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""
@@ -263,6 +269,7 @@ class Hold:
 
     def _end(self, held: Held) -> None:
         del self._held[held.node.ino]
+        held.ended = True
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
             self._tier.release(self._grant())
         self._tier.room_changed()
@@ -275,10 +282,6 @@ class Hold:
             HeldReport(h.node.ino, self._path(h.node.ino), h.reason, now - h.since, h.node.blocks * BLOCK_BYTES)
             for h in self._held.values()
         )
-
-
-def _is_spilled(_node: Node) -> bool:
-    return False
 
 
 def _settle(held: Held, *, again: bool) -> None:

@@ -54,7 +54,7 @@ class Lanes:
         access = flags & os.O_ACCMODE
         if not self._passthrough:
             return "not offered by transport and kernel"
-        if node.content is not None and node.content.overflow:
+        if node.content is not None and (node.content.overflow or node.content.spill is not None):
             return "does not fit into RAM"
         if node.kernel_handles and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
             return "open in the passthrough lane on an earlier content"

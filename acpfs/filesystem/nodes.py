@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content import Content, Spill
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 
@@ -358,7 +358,7 @@ def _node_row(node: Node) -> tuple[object, ...]:
         xattrs,
         content.tier_id if content else 0,
         content.modified if content else False,
-        content.overflow if content else "",
+        (content.spill.to_text() if content.spill else content.overflow) if content else "",
     )
 
 
@@ -391,6 +391,8 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
     node.target = target  # type: ignore[assignment]
     if xattrs is not None:
         node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
-    if tier_id or overflow:
+    if tier_id and overflow:
+        node.content = Content(TierId(int(tier_id)), spill=Spill.from_text(str(overflow)), modified=bool(modified))  # type: ignore[call-overload]
+    elif tier_id or overflow:
         node.content = Content(TierId(int(tier_id)), overflow=str(overflow), modified=bool(modified))  # type: ignore[call-overload]
     return node

@@ -52,7 +52,9 @@ class Overflow:
 
     def in_use(self, contents: Iterable[Content]) -> set[str]:
         """Names of all staging files that have, or are about to have, a file's content."""
+        contents = list(contents)
         names = {content.overflow for content in contents if content.overflow}
+        names |= {content.spill.name for content in contents if content.spill is not None}
         self.being_made -= names
         return names | self.being_made
 

@@ -6,6 +6,7 @@ that (`filesystem.retention`). Thread-safe where stated; the accounting is used 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from acpfs.types import TierId
 COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
 PAGE_BYTES = 4096
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +194,10 @@ class Tier:
     def close(self) -> None:
         """Let go of the directory; the files stay."""
         os.close(self._dir_fd)
+
+
+def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
+    """The system call of that name; Python has only posix_fallocate."""
+    if _libc.fallocate(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

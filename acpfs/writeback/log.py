@@ -97,6 +97,10 @@ class OperationLog:
         """Of the newest operation ever logged."""
         return Seq(self._last_seq)
 
+    def unsealed_of(self, ino: Ino) -> list[Op]:
+        """STOREs of a node whose staging files do not have all bytes yet."""
+        return [op for op in self.pending_of(ino) if op.unsealed]
+
     def pending_of(self, ino: Ino) -> list[Op]:
         """Operations on a node, oldest first."""
         return list(self._by_node.get(ino, ()))

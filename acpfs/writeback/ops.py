@@ -136,6 +136,8 @@ class Op:
     """The backing directory refused it for good; kept until `retry` or `discard`."""
     tentative: bool = False
     """A STORE whose descriptor was closed, but perhaps not for the last time (dup, fork): it waits for that. Not persisted."""
+    unsealed: bool = False
+    """A STORE whose staging file does not have all bytes yet; some are still in RAM. Not persisted: known by its node's content."""
     started: bool = False
     """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
     begun: bool = False

@@ -74,7 +74,7 @@ class Order:
 
     def is_ready(self, op: Op, now: float) -> bool:
         """Whether it could be committed, were it its turn."""
-        if op.tentative or self._due.get(op.seq, 0.0) > now:
+        if op.tentative or op.unsealed or self._due.get(op.seq, 0.0) > now:
             return False
         return op.version is None or op.committed or op.version.state is VersionState.STAGED
 

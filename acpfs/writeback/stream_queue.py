@@ -69,7 +69,7 @@ class StreamQueue:
             if op is None or not self._is_waiting(op):
                 continue
             assert op.version is not None
-            if op.tentative or not (small or op.version.size > SMALL_BYTES_MAX):
+            if op.tentative or op.unsealed or not (small or op.version.size > SMALL_BYTES_MAX):
                 put_back.append(op)
             elif self._has_room(op.version.size) and not self._is_open(op.version):
                 chosen = op

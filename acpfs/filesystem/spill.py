@@ -1,0 +1,377 @@
+"""Files that outgrow RAM while the kernel writes them: what is written so far moves to a staging file, piece by piece, the rest at close.
+
+Only while the file's writers are held (`hold`), so that the bytes stand still. A piece that is gone from the tier file is a hole
+there, and the staging file has it; every piece is in one of the two. If the application writes to a gone piece again, the kernel
+fills the rest of its page with zeros: that is merged where it is exact, and where it cannot be told apart the file fails, loudly.
+Order: the row that says "gone" is committed before the hole is punched, so a crash between leaves both. Threads of the pool copy
+without the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import structlog
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Lower
+from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.content import SPILL_PIECE_BYTES, Content, Spill
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.hold import Held, Hold
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.steps import wait
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier, fallocate
+from acpfs.types import NO_TIER
+from acpfs.writeback.log import OperationLog
+
+PIECE = SPILL_PIECE_BYTES
+KEEP_PIECES = 2
+"""At either end so much stays in RAM: headers are rewritten at last, and the end is where the writer is."""
+FALLOC_PUNCH = 3
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
+RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
+RELEASE_WAIT_S = 5.0
+STEADY_WAIT_S, STEADY_LOOK_S = 5.0, 0.005
+
+log = structlog.get_logger(__name__)
+_ZERO_TO_ONE = bytes([1]) + bytes(255)
+_NONZERO_TO_ONE = bytes(1) + b"\1" * 255
+
+
+class TornError(OSError):
+    """A piece was overwritten after it had gone, and what is in it now cannot be told."""
+
+
+class Spills:
+    """Moves bytes of held files to the backing directory."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        calls: CallPool,
+        tier: Tier,
+        contents: Contents,
+        table: NodeTable,
+        operations: OperationLog,
+        state: StateDatabase,
+        admission: Admission,
+        hold: Hold,
+        lock: threading.RLock,
+    ) -> None:
+        """Becomes the way in which held files give way."""
+        self._lower, self._calls, self._tier = lower, calls, tier
+        self._contents, self._table, self._log, self._state = contents, table, operations, state
+        self._admission, self._hold, self._lock = admission, hold, lock
+        self._running = 0
+        self.files = 0
+        """How many files have taken this way so far."""
+        hold.relieve = self.relieve
+        contents.read_gone = self.read
+
+    # -- while held
+
+    def relieve(self, held: Held) -> bool:
+        """Begin to move a held file's bytes out; False when there is nothing to be moved, or it may not be. One file at a time."""
+        node, content = held.node, held.node.content
+        if self._running or held.until is None or content is None or time.monotonic() < held.not_before:
+            return False
+        if content.failed and content.spill is not None:
+            fallocate(self._contents.opened(content), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
+            return False
+        if not self._may(node, content):
+            return False
+        if not any(self._movable(content, node.size)):
+            return False
+        held.relieving = True
+        self._running += 1
+        if content.spill is None:  # from here on nobody opens it any more
+            self.files += 1
+            content.spill = Spill(f"overflow-{secrets.token_hex(8)}")
+            self._table.changed(node)
+        self._calls.submit("spill", self._run, held, content).add_done_callback(lambda done: self._moved(held, node, content, done))
+        return True
+
+    def _may(self, node: Node, content: Content) -> bool:
+        """Whoever else has the file open in the kernel would read holes; versions need their bytes."""
+        return (
+            not content.overflow
+            and not content.failed
+            and content.busy is None
+            and node.kernel_handles == node.kernel_writers
+            and not node.daemon_mappers
+            and not self._contents.frozen_bytes(node)
+        )
+
+    def _movable(self, content: Content, size: int) -> Iterator[int]:
+        """Pieces that are in RAM and may go, first ones first."""
+        fd = self._contents.opened(content)
+        for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
+            if _has_data(fd, piece):
+                yield piece
+
+    def _run(self, held: Held, content: Content) -> None:
+        """In a thread of the pool."""
+        with self._lock:
+            spill, size = content.spill, held.node.size
+            if spill is None:
+                return
+            self._state.commit()
+            source = os.dup(self._contents.opened(content))
+        try:
+            target = self._open(spill)
+            for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
+                if _has_data(source, piece) and not self._move(held, content, source, target, piece):
+                    return
+        finally:
+            os.close(source)
+
+    def _open(self, spill: Spill) -> int:
+        if spill.fd < 0:
+            try:
+                fd = self._lower.open_staging(spill.name)
+            except FileNotFoundError:
+                if spill.gone:
+                    raise
+                fd = self._lower.create_staging(spill.name)
+            spill.fd = fd
+        return spill.fd
+
+    def _move(self, held: Held, content: Content, source: int, target: int, piece: int) -> bool:
+        """One piece; False when the hold has ended meanwhile."""
+        assert content.spill is not None
+        while True:
+            gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
+            if piece in content.spill.gone:
+                _check(data, os.pread(target, PIECE, piece * PIECE))
+            _write_all(target, data, piece * PIECE)
+            if not self._steady(held):
+                return False
+            with self._lock:
+                if held.until is None or held.node.content is not content:
+                    return False
+                if held.gaps != gaps and os.pread(source, PIECE, piece * PIECE) != data:
+                    continue  # somebody wrote to it in between
+                self._punch(held.node, content, source, piece, data)
+                return True
+
+    def _steady(self, held: Held) -> bool:
+        """Wait until the file is held (again); it is not between two slices."""
+        deadline = time.monotonic() + STEADY_WAIT_S
+        while held.until is None and not held.ended and time.monotonic() < deadline:
+            time.sleep(STEADY_LOOK_S)
+        return held.until is not None
+
+    def _punch(self, node: Node, content: Content, fd: int, piece: int, data: bytes) -> None:
+        """Under the lock, while the file is held. The hole is no change of the file: its times stay."""
+        assert content.spill is not None
+        before = os.fstat(fd)
+        self._contents.kernel.look(node)
+        content.spill.gone.add(piece)
+        self._table.changed(node)
+        self._state.commit()
+        fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
+        if _has_data(fd, piece):
+            _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
+        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+        st = self._tier.settle_fd(content.tier_id, fd)
+        content.seen = (st.st_mtime_ns, st.st_size)
+        node.blocks = st.st_blocks
+
+    def _moved(self, held: Held, node: Node, content: Content, done: Future[Any]) -> None:
+        with self._lock:
+            self._running -= 1
+            held.relieving = False
+            error = done.exception() if not done.cancelled() else None
+            if isinstance(error, TornError):
+                self.fail(node, content)
+            elif error is not None:
+                log.warning("a file larger than RAM cannot be moved to the backing directory; will be tried again", error=str(error))
+                held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
+            self._state.commit()
+        self._hold.look_soon()
+
+    def fail(self, node: Node, content: Content) -> None:
+        """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""
+        content.failed, content.failed_at = errno.EIO, 0
+        path = self._table.path(node.ino)
+        self._admission.never(path)
+        log.error(
+            "a file larger than RAM was overwritten where its bytes had left RAM: it fails with EIO and is not stored",
+            path=path.decode("utf-8", "backslashreplace"),
+        )
+
+    # -- reading
+
+    async def closed_in_the_kernel(self, node: Node) -> None:
+        """Before the file is opened: the kernel would let the opener map holes, and a mapping that is read fills them.
+
+        Raises:
+            OSError: EBUSY while it is being written. RELEASE comes a moment after close has returned, and is waited for.
+        """
+        content = node.content
+        if content is None or content.spill is None or not node.kernel_handles:
+            return
+        if self._log.unsealed_of(node.ino):
+            await wait(self._calls.submit("wait for the last close", content.spill.released.wait, RELEASE_WAIT_S))
+        if node.kernel_handles:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    async def whole(self, node: Node) -> None:
+        """Before it is changed again."""
+        if node.content is not None and node.content.spill is not None:
+            await wait(node.content.spill.finished)
+
+    async def read(self, content: Content, offset: int, size: int) -> bytes:
+        """Bytes of a file of which pieces are gone; shorter at its end."""
+        return await wait(self._calls.submit("read spilled", self._read, content, offset, size))
+
+    def _read(self, content: Content, offset: int, size: int) -> bytes:
+        with self._lock:
+            if content.failed:
+                raise OSError(content.failed, os.strerror(content.failed))
+            spill = content.spill
+            if spill is None:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            fd = os.dup(self._contents.opened(content))
+        try:
+            data = bytearray(os.pread(fd, size, offset))
+            for piece in range(offset // PIECE, -(-(offset + len(data)) // PIECE)):
+                if piece in spill.gone and not _has_data(fd, piece):
+                    start, end = max(offset, piece * PIECE), min(offset + len(data), (piece + 1) * PIECE)
+                    data[start - offset : end - offset] = os.pread(self._open(spill), end - start, start)
+            return bytes(data)
+        finally:
+            os.close(fd)
+
+    # -- the end
+
+    def is_lost(self, node: Node) -> bool:
+        """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
+        content = node.content
+        failed = content is not None and content.spill is not None and content.failed
+        return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
+
+    async def check(self, node: Node) -> None:
+        """Before a close is answered: whether gone pieces were overwritten, and can be told.
+
+        Raises:
+            OSError: EIO when not; or the backing directory's.
+        """
+        content = node.content
+        if content is None or content.spill is None or content.failed:
+            return
+        try:
+            await wait(self._calls.submit("check spilled", self._check_all, content))
+        except TornError:
+            self.fail(node, content)
+
+    def _check_all(self, content: Content) -> None:
+        spill = content.spill
+        if spill is None:
+            return
+        with self._lock:
+            source = os.dup(self._contents.opened(content))
+        try:
+            for piece in sorted(spill.gone):
+                if _has_data(source, piece):
+                    _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(spill), PIECE, piece * PIECE))
+        finally:
+            os.close(source)
+
+    async def finish(self, node: Node) -> None:
+        """Nobody writes to the file any more: the rest follows, and the staging file is its content. Tried for ever."""
+        content, delay_s = node.content, RETRY_DELAY_MIN_S
+        spill = content.spill if content is not None else None
+        if content is None or spill is None:
+            return
+        spill.released.set()
+        while node.content is content and content.spill is spill and self._needed(node) and not content.failed:
+            try:
+                await wait(self._calls.submit("finish spilled", self._complete, content, node.size))
+            except TornError:
+                self.fail(node, content)
+            except OSError as error:
+                self._note(node, error)
+                await wait(self._calls.submit("wait to finish spilled", time.sleep, delay_s))
+                delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
+            else:
+                self._sealed(node, content)
+        for op in self._log.unsealed_of(node.ino) if content.failed else ():
+            op.last_error = content.failed
+            self._log.park(op)
+        if not spill.finished.done():
+            spill.finished.set_result(None)
+
+    def _needed(self, node: Node) -> bool:
+        return bool(node.nlink or self._log.unsealed_of(node.ino))
+
+    def _note(self, node: Node, error: OSError) -> None:
+        for op in self._log.unsealed_of(node.ino):
+            op.tries, op.last_error = op.tries + 1, error.errno
+            self._log.save(op)
+
+    def _complete(self, content: Content, size: int) -> None:
+        self._check_all(content)
+        spill = content.spill
+        if spill is None:
+            return
+        with self._lock:
+            source = os.dup(self._contents.opened(content))
+        try:
+            target = self._open(spill)
+            for piece in range(-(-size // PIECE)):
+                if _has_data(source, piece):
+                    _write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
+            os.ftruncate(target, size)
+        finally:
+            os.close(source)
+
+    def _sealed(self, node: Node, content: Content) -> None:
+        spill = content.spill
+        if spill is None or node.content is not content:
+            return
+        ops = self._log.unsealed_of(node.ino)
+        content.spill = None
+        moved = Content(NO_TIER, overflow=spill.name, modified=content.modified, sealed=bool(ops), fd=spill.fd)
+        moved.modified_since, moved.interrupted = content.modified_since, content.interrupted
+        self._contents.adopt_overflow(node, moved)
+        for op in ops:
+            assert op.version is not None
+            op.version.size, op.unsealed = node.size, False
+            self._log.save_version(op.version)
+            self._log.on_append(op)
+
+
+def _has_data(fd: int, piece: int) -> bool:
+    """Whether a piece, or a part of it, is in the file."""
+    try:
+        return os.lseek(fd, piece * PIECE, os.SEEK_DATA) < (piece + 1) * PIECE
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return False
+
+
+def _check(new: bytes, old: bytes) -> None:
+    """Where `new` has zeros, they may be the kernel's filling: it is what the file holds now unless `old` has something there."""
+    if new == old:
+        return
+    zeros, somethings = new.translate(_ZERO_TO_ONE), old[: len(new)].translate(_NONZERO_TO_ONE)
+    if int.from_bytes(zeros, "little") & int.from_bytes(somethings.ljust(len(zeros), b"\0"), "little"):
+        raise TornError(errno.EIO, "overwritten after it had left RAM")
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.pwrite(fd, view, offset)
+        view, offset = view[done:], offset + done

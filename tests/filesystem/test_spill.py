@@ -1,0 +1,259 @@
+"""A file that outgrows RAM in the passthrough lane: moved out while it is held, whole in the end, or an error that everybody sees."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.spill import PIECE
+from acpfs.types import ROOT, Ino
+from tests.filesystem.test_hold import Kernel, run, tick, writer
+from tests.filesystem.world import CALLER, World, world
+
+pytestmark = pytest.mark.clause("S61")
+
+MIB = 1 << 20
+
+
+async def until(w: World, condition: Callable[[], bool]) -> None:
+    """Look after writers until something has happened; threads announce nothing here."""
+    with trio.fail_after(20):
+        while not condition():
+            tick(w)
+            await trio.sleep(0.002)
+
+
+def patterned(size: int, seed: int = 1) -> bytes:
+    """Bytes without a zero, different in every piece."""
+    return b"".join(bytes([1 + (seed + number) % 255]) * PIECE for number in range(-(-size // PIECE)))[:size]
+
+
+async def outgrow(w: World, kernel: Kernel, opened: OpenFile, ino: Ino, data: bytes) -> None:
+    """Write as the kernel would: 16 MiB at a time, and none while the file is held."""
+    for start in range(0, len(data), 16 * MIB):
+        os.pwrite(opened.backing_fd, data[start : start + 16 * MIB], start)
+        tick(w)
+        await until(w, lambda: not kernel.is_held(ino))
+
+
+def test_a_file_larger_than_the_budget(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(200 * MIB + 12345)
+        await outgrow(w, kernel, opened, ino, data)
+        assert w.tier.used_bytes <= 64 * MIB
+        assert w.fs.statistics().overflowed_files == 1
+        assert (await w.do(w.fs.getattr(ino))).size == len(data)
+        await w.close(opened)
+        assert await w.read(ino, 256 * MIB) == data  # before it is persisted
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+        assert w.lower.list_staging() == []
+        assert w.tier.used_bytes == 0
+
+    run(tmp_path, scenario)
+
+
+def test_several_that_do_not_fit_together(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        names = (b"a", b"b", b"c")
+        files = [await writer(w, name) for name in names]
+        for start in range(0, 64 * MIB, 8 * MIB):
+            for number, (ino, opened) in enumerate(files):
+                await until(w, lambda ino=ino: not kernel.is_held(ino))
+                os.pwrite(opened.backing_fd, patterned(8 * MIB, seed=start // MIB + number), start)
+        for _ino, opened in files:
+            await w.close(opened)
+        w.engine.hold(False)
+        await until(w, lambda: not len(w.log))
+        for number, name in enumerate(names):
+            expected = b"".join(patterned(8 * MIB, seed=start // MIB + number) for start in range(0, 64 * MIB, 8 * MIB))
+            assert (w.backing / os.fsdecode(name)).read_bytes() == expected
+
+    run(tmp_path, scenario)
+
+
+def test_its_place_in_the_order_is_that_of_its_close(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
+        await w.do(w.fs.flush(opened.handle))
+        await w.write(b"tracker", b"1")
+        assert [op.name for op in w.log] == [b"big", b"tracker"]
+        w.engine.hold(False)
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert (w.backing / "big").stat().st_size == 80 * MIB
+
+    run(tmp_path, scenario)
+
+
+def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_it(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        ino, opened = await writer(w, b"big")
+        data = patterned(120 * MIB)
+        await outgrow(w, kernel, opened, ino, data[: 80 * MIB])
+        await w.do(w.fs.flush(opened.handle))
+        os.pwrite(opened.backing_fd, data[80 * MIB :], 80 * MIB)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+def test_fsync_in_the_middle_and_rename_make_one_store_of_it(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(100 * MIB)
+        await outgrow(w, kernel, opened, ino, data[: 80 * MIB])
+        await w.do(w.fs.fsync(opened.handle, False))
+        await w.do(w.fs.rename(ROOT, b"big", ROOT, b"final", 0))
+        os.pwrite(opened.backing_fd, data[80 * MIB :], 80 * MIB)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "final").read_bytes() == data
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_piece_that_is_written_again_as_a_whole_is_the_new_one(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = bytearray(patterned(100 * MIB))
+        await outgrow(w, kernel, opened, ino, bytes(data))
+        data[20 * MIB : 20 * MIB + PIECE] = b"\xfe" * PIECE
+        os.pwrite(opened.backing_fd, b"\xfe" * PIECE, 20 * MIB)
+        await w.close(opened)
+        assert await w.read(ino, 128 * MIB) == bytes(data)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == bytes(data)
+
+    run(tmp_path, scenario)
+
+
+def test_what_cannot_be_told_fails_and_leaves_the_old_version(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        (w.backing / "step-1").write_bytes(b"old")
+        ino = (await w.do(w.fs.lookup(ROOT, b"step-1"))).ino
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+        assert opened.lane is Lane.PASSTHROUGH
+        await outgrow(w, kernel, opened, ino, patterned(100 * MIB))
+        os.pwrite(opened.backing_fd, b"\xfe" * 100, 20 * MIB + 50)  # the rest of the page becomes zeros
+        for call in (w.fs.fsync(opened.handle, False), w.fs.flush(opened.handle)):
+            with pytest.raises(OSError) as error:
+                await w.do(call)
+            assert error.value.errno == errno.EIO
+        await w.do(w.fs.release(opened.handle))
+        assert await w.read(ino, MIB) == b"old"
+        assert w.tier.used_bytes == 0
+        await w.drained()
+        assert (w.backing / "step-1").read_bytes() == b"old"
+        again, _attributes = await w.create(b"step-2")
+        assert again.lane is Lane.DIRECT
+        await w.close(again)
+
+    run(tmp_path, scenario)
+
+
+def test_a_file_that_somebody_reads_in_passthrough_is_held_instead(tmp_path: Path) -> None:
+    """The kernel would read holes."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big", 62 * MIB)
+        reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+        assert reader.lane is Lane.PASSTHROUGH
+        for _ in range(5):
+            tick(w)
+        assert kernel.is_held(ino)
+        assert w.fs.statistics().overflowed_files == 0
+        await w.close(reader)
+        await until(w, lambda: not kernel.is_held(ino))
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC])
+def test_nobody_opens_it_while_it_is_being_written(tmp_path: Path, flags: int) -> None:
+    """An opener could map it: it would see holes, and reading them makes pages of zeros."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(80 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        with pytest.raises(OSError) as error:
+            await w.do(w.fs.open(ino, flags, CALLER))
+        assert error.value.errno == errno.EBUSY
+        await w.do(w.fs.flush(opened.handle))
+        async with trio.open_nursery() as nursery:  # closed, and the kernel's RELEASE is on its way: the open waits for it
+            w.engine.hold(False)
+            nursery.start_soon(w.read, ino)
+            await trio.testing.wait_all_tasks_blocked()
+            await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
+    data = patterned(100 * MIB)
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            kernel = Kernel(w)
+            ino, opened = await writer(w, b"big")
+            await outgrow(w, kernel, opened, ino, data)
+        async with world(tmp_path, budget_bytes=64 * MIB) as w:
+            found = await w.do(w.fs.lookup(ROOT, b"big"))
+            assert await w.read(found.ino, 128 * MIB) == data
+            assert w.fs.statistics().interrupted_files == 1
+            with w.fs.lock:
+                assert w.fs.resume_interrupted(b"") == 1
+            await w.drained()
+            assert (w.backing / "big").read_bytes() == data
+
+    trio.run(main)
+
+
+def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
+    data = patterned(100 * MIB)
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            kernel = Kernel(w)
+            ino, opened = await writer(w, b"big")
+            await outgrow(w, kernel, opened, ino, data)
+            await w.do(w.fs.flush(opened.handle))  # and no release: the daemon dies here
+        async with world(tmp_path, budget_bytes=64 * MIB) as w:
+            await w.drained()
+            assert (w.backing / "big").read_bytes() == data
+
+    trio.run(main)
+
+
+def test_deleting_it_leaves_nothing(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
+        await w.do(w.fs.unlink(ROOT, b"big"))
+        await w.close(opened)
+        w.fs.forget([(ino, 10)])
+        await w.drained()
+        await until(w, lambda: w.lower.list_staging() == [])
+        assert w.tier.used_bytes == 0
+        assert w.fs.statistics().nodes == 1
+
+    run(tmp_path, scenario)

@@ -1,0 +1,138 @@
+"""Files that outgrow RAM in passthrough, on a real mount over a backing directory of limited bandwidth."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount
+from tests.rig.processes import Child
+from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, write
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.clause("S61"),
+    pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
+]
+BANDWIDTH = 150 * MIB
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[FaultFs]:
+    with FaultFs(tmp_path / "disk", tmp_path / "seen", bandwidth=BANDWIDTH) as faults:
+        yield faults
+
+
+@pytest.fixture(params=["native-passthrough", "native-direct"])
+def mount(request: pytest.FixtureRequest, tmp_path: Path, disk: FaultFs) -> Iterator[AcpfsMount]:
+    with AcpfsMount(tmp_path / "seen", tmp_path / "mnt", request.param, ram=f"{BUDGET}", watchdog_s=WATCHDOG_S) as mounted:
+        yield mounted
+
+
+only_passthrough = pytest.mark.parametrize("mount", ["native-passthrough"], indirect=True)
+
+
+def stored(tmp_path: Path, name: str) -> str:
+    return checksum(tmp_path / "disk" / name)
+
+
+def test_a_file_three_times_the_budget(mount: AcpfsMount, tmp_path: Path) -> None:
+    peak = Peak(mount)
+    peak.start()
+    digest = write(mount.path / "big", 3 * BUDGET)
+    assert peak.end() <= BUDGET + SLACK // 4
+    assert checksum(mount.path / "big") == digest
+    mount.flush()
+    assert stored(tmp_path, "big") == digest
+
+
+@pytest.mark.clause("S60")
+def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp_path: Path) -> None:
+    peak = Peak(mount)
+    peak.start()
+    names = [f"rank{n}" for n in range(4)]
+    children = [Child(lambda name=name: write(mount.path / name, 3 * BUDGET // 4)) for name in names]
+    digests = [child.result(WATCHDOG_S) for child in children]
+    assert peak.end() <= BUDGET + SLACK
+    mount.flush()
+    assert [stored(tmp_path, name) for name in names] == digests
+
+
+@only_passthrough
+@pytest.mark.clause("S60")
+def test_one_write_far_beyond_the_limit_ends_short_and_its_rest_waits(mount: AcpfsMount, tmp_path: Path) -> None:
+    data = memoryview(BLOCK * 132)
+    with open(mount.path / "giant", "wb", buffering=0) as file:
+        first = file.write(data)
+        assert 0 < first <= BUDGET + SLACK
+        done = first
+        while done < len(data):
+            done += file.write(data[done:])  # ENOSPC here would be the failure
+    mount.flush()
+    assert stored(tmp_path, "giant") == hashlib.sha256(data).hexdigest()
+
+
+@only_passthrough
+def test_it_is_read_as_soon_as_it_is_closed(mount: AcpfsMount) -> None:
+    with open(mount.path / "big", "wb", buffering=0) as file:
+        for _ in range(64):
+            assert file.write(BLOCK) == len(BLOCK)
+        with pytest.raises(OSError) as error:
+            (mount.path / "big").read_bytes()
+        assert error.value.errno == errno.EBUSY
+    with open(mount.path / "big", "rb") as reader:
+        assert reader.read() == BLOCK * 64
+        with mmap.mmap(reader.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            assert mapped[:] == BLOCK * 64
+
+
+@only_passthrough
+def test_a_file_that_is_deleted_while_it_outgrows_ram(mount: AcpfsMount) -> None:
+    with open(mount.path / "big", "wb", buffering=0) as file:
+        for n in range(80):
+            assert file.write(BLOCK) == len(BLOCK)
+            if n == 50:
+                os.unlink(mount.path / "big")
+        assert os.fstat(file.fileno()).st_size == 80 * len(BLOCK)
+    mount.wait_status(lambda status: status["ram"]["used_bytes"] == 0)
+    assert os.listdir(mount.path) == []
+
+
+@only_passthrough
+def test_a_backing_directory_that_fails_meanwhile_only_delays_it(mount: AcpfsMount, disk: FaultFs, tmp_path: Path) -> None:
+    path = mount.path / "big"
+    rule = disk.fail("EIO", ["write"])
+    child = Child(lambda: write(path, 2 * BUDGET))
+    mount.wait_status(lambda status: status["held_files"])
+    disk.wait_hits(rule, 2)
+    started = time.monotonic()
+    os.stat(path)
+    assert time.monotonic() - started < 1
+    disk.clear()
+    digest = child.result(WATCHDOG_S)
+    mount.flush()
+    assert stored(tmp_path, "big") == digest
+
+
+@only_passthrough
+def test_what_cannot_be_told_fails_at_close(mount: AcpfsMount, tmp_path: Path) -> None:
+    with open(mount.path / "step-1", "wb", buffering=0) as file:
+        file.writelines(BLOCK for _ in range(64))
+        os.pwrite(file.fileno(), b"header", 8 * MIB + 100)
+        with pytest.raises(OSError) as error:
+            os.fsync(file.fileno())
+        assert error.value.errno == errno.EIO
+        with pytest.raises(OSError):
+            file.close()
+    assert not (tmp_path / "disk/step-1").exists()
+    assert "overwritten where its bytes had left RAM" in mount.log.read_text() + "".join(
+        p.read_text(errors="replace") for p in mount.runtime_dir.rglob("*.log")
+    )
