@@ -1,0 +1,74 @@
+"""Large files through the real backing directory: direct writes, odd ends, holes, limits; every byte and the checksum."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from acpfs.backing import filling
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.probe import probe
+from tests.writeback.conftest import Run
+from tests.writeback.world import World
+
+MIB = 1 << 20
+PAGE = 4096
+
+
+def made(tmp_path: Path, **settings: object) -> tuple[World, Path]:
+    path = tmp_path / "backing"
+    path.mkdir()
+    directory = BackingDirectory(path, "node")
+    probe(directory)
+    return World(tmp_path, directory, **settings), path
+
+
+def with_holes(size: int) -> bytes:
+    """Data, a hole, data that does not end with a page."""
+    return os.urandom(3 * PAGE) + bytes(2 * MIB) + os.urandom(size - 2 * MIB - 3 * PAGE)
+
+
+@pytest.mark.parametrize("size", [MIB + 1, 2 * MIB, 3 * MIB + PAGE, 5 * MIB + 511])
+@pytest.mark.parametrize("settings", [{}, {"bandwidth": 1 << 33}, {"verify_after_write": True}], ids=["plain", "limited", "verified"])
+def test_every_size_arrives_whole(tmp_path: Path, run: Run, size: int, settings: dict[str, object]) -> None:
+    world, path = made(tmp_path, **settings)
+    data = os.urandom(size)
+    world.store("f", data)
+    run(world.drain)
+    assert (path / "f").read_bytes() == data
+    assert world.manifest.digest((b"f",)) == xxhash.xxh3_128_hexdigest(data)
+
+
+@pytest.mark.parametrize("end", [0, 1, PAGE + 7])
+def test_holes_arrive_as_holes(tmp_path: Path, run: Run, end: int) -> None:
+    world, path = made(tmp_path)
+    data = with_holes(4 * MIB + end)
+    op = world.store("f", data)
+    assert op.version is not None
+    fd = world.tier.open(op.version.tier_id)
+    os.ftruncate(fd, 3 * PAGE)  # and up again: the middle is not allocated
+    os.ftruncate(fd, len(data))
+    os.pwrite(fd, data[2 * MIB + 3 * PAGE :], 2 * MIB + 3 * PAGE)
+    os.close(fd)
+    run(world.drain)
+    assert (path / "f").read_bytes() == data
+    assert (path / "f").stat().st_blocks * 512 < len(data)
+    assert world.manifest.digest((b"f",)) == xxhash.xxh3_128_hexdigest(data)
+
+
+def test_large_files_are_written_directly_and_small_ones_are_not(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _path = made(tmp_path)
+    if not filling.wants_direct(world.lower._root_fd):
+        pytest.skip("the file system under the tests is none that direct writes are used on")
+    direct: list[int] = []
+    go_direct = filling.go_direct
+    monkeypatch.setattr(filling, "go_direct", lambda fd: (direct.append(fd), go_direct(fd))[1])
+    world.store("small", os.urandom(PAGE))
+    run(world.drain)
+    assert not direct
+    world.store("large", os.urandom(2 * MIB))
+    run(world.drain)
+    assert len(direct) == 1
