@@ -71,6 +71,20 @@ class BackingDirectory:
             with self._parent(path, own=True) as (dir_fd, name), contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode, dir_fd=dir_fd)
 
+    @property
+    def descriptor(self) -> int:
+        """Of the top, to be kept for the next worker."""
+        return self._root_fd
+
+    def reopened(self, fd: int) -> None:
+        """The same directory by another mount: the numbers of the descriptors stay, so that calls under way never see a closed one."""
+        os.dup2(fd, self._root_fd, inheritable=False)
+        with contextlib.suppress(OSError), self._calls_lock:
+            if self._staging_fd >= 0:
+                staging = self._opener.open_directory(self._staging)
+                os.dup2(staging, self._staging_fd, inheritable=False)
+                os.close(staging)
+
     def disconnect(self) -> None:
         """Close the descriptor; nothing else may be called afterwards."""
         os.close(self._root_fd)

@@ -59,6 +59,8 @@ class HealthReport:
     oldest_call_s: float
     failures: int
     last_error: str | None = None
+    problem: str | None = None
+    """What is wrong with the directory at the path (unmounted, another volume, cannot be opened)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class FileSystem:
         self._lower = lower
         self._calls = calls
         self._table = NodeTable(state)
-        self._overflow = Overflow(lower, calls, tier)
+        self._overflow = Overflow(lower, calls, tier, settings.backing_timeout_s)
         self._contents = Contents(tier, log, self._table, copies, self._overflow, settings.when_full)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps)

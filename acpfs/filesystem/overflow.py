@@ -6,6 +6,7 @@ Every system call on such a file may hang with the backing directory and is made
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -25,8 +26,12 @@ T = TypeVar("T")
 class Overflow:
     """Makes and uses contents whose bytes are in a staging file."""
 
-    def __init__(self, lower: Lower, calls: CallPool, tier: Tier) -> None:
-        """`calls`: threads for calls on the backing directory."""
+    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, patience_s: float) -> None:
+        """`calls`: threads for calls on the backing directory; `patience_s`: how long a read waits for it.
+
+        A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
+        """
+        self._patience_s = patience_s
         self._lower = lower
         self._calls = calls
         self._tier = tier
@@ -95,12 +100,13 @@ class Overflow:
 
     # -- use
 
-    async def _call(self, content: Content, label: str, function: Callable[..., T], *arguments: Any) -> T:
+    async def _call(self, content: Content, label: str, function: Callable[..., T], *arguments: Any, patience_s: float = math.inf) -> T:
         content.in_flight += 1
         try:
             if content.fd < 0:  # an earlier daemon made it
                 content.fd = await wait(self._calls.submit("open overflow", self._lower.open_staging, content.overflow))
-            return await wait(self._calls.submit(label, function, content.fd, *arguments))
+            call = self._calls.submit(label, function, content.fd, *arguments)
+            return await wait(call if math.isinf(patience_s) else self._calls.patient(call, patience_s))
         finally:
             content.in_flight -= 1
             if content.closing and not content.in_flight:
@@ -108,7 +114,7 @@ class Overflow:
 
     async def read(self, content: Content, offset: int, size: int) -> bytes:
         """Bytes of the file; shorter at its end."""
-        return await self._call(content, "read overflow", os.pread, size, offset)
+        return await self._call(content, "read overflow", os.pread, size, offset, patience_s=self._patience_s)
 
     async def write(self, content: Content, offset: int, data: bytes | memoryview) -> int:
         """Write all bytes."""

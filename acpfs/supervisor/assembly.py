@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
@@ -29,7 +30,7 @@ from acpfs.ram.prefault import Prefault, takeable_bytes
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
-from acpfs.supervisor.checks import BACKING_WAIT_S, within
+from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -66,6 +67,10 @@ class Parts:
     engine: Engine
     prefault: Prefault
     started_at: float = field(default_factory=time.time)
+    anchor: Anchor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.anchor = Anchor(self.directory, self.identity.volume_id)
 
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
@@ -170,6 +175,7 @@ def _lower(settings: Settings, runtime: Path, node: str) -> tuple[BackingDirecto
     found: list[tuple[BackingDirectory, Identity, ProbeReport]] = []
 
     def open_and_probe() -> None:
+        check_not_bare(settings.backing, runtime / "tiers")
         directory = BackingDirectory(settings.backing, node)
         identity = claim(directory, runtime, settings.mountpoint)
         try:

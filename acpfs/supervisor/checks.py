@@ -5,17 +5,21 @@ They look at the backing directory from a thread that is abandoned when it hangs
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import json
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from acpfs.backing.anchor import volume_at
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
-from acpfs.errors import AcpfsError, MachineError
+from acpfs.errors import AcpfsError, MachineError, RefusedError
 from acpfs.ram.memory import budget_bytes, read_memory
+from acpfs.supervisor import fallthrough
 from acpfs.supervisor.mountpoint import check_apart, check_free
 
 DEV_FUSE = Path("/dev/fuse")
@@ -54,6 +58,33 @@ def check_backing(backing: Path) -> None:
     if not os.access(backing, os.W_OK | os.X_OK):
         why = "its file system is read-only" if os.statvfs(backing).f_flag & os.ST_RDONLY else "permission denied"
         raise MachineError(f"backing directory {backing} is not writable: {why}")
+
+
+def check_not_bare(backing: Path, tiers: Path) -> None:
+    """Refuse a directory that is not the one for which a RAM tier keeps something: most likely its file system is not mounted.
+
+    Raises:
+        RefusedError: so it is.
+    """
+    kept = {}
+    for meta in sorted(tiers.glob("*/meta.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            owner = json.loads(meta.read_text())
+            if owner["backing"] == os.fspath(backing) and fallthrough.count_kept(meta.parent)[0]:
+                kept[owner["volume_id"]] = meta.parent
+    if not kept:
+        return
+    fd = os.open(backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        found = volume_at(fd)
+    finally:
+        os.close(fd)
+    if found not in kept:
+        volume, tier = next(iter(kept.items()))
+        raise RefusedError(
+            f"{backing} is not the directory (volume {volume}) for which the RAM tier {tier} keeps what is not drained: is its file system "
+            f"mounted? To start without what is kept, move that RAM tier away"
+        )
 
 
 def check_fuse(device: Path = DEV_FUSE) -> None:

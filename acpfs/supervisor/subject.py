@@ -141,7 +141,14 @@ class WorkerSubject:
     def _health(self) -> HealthReport:
         health = self._parts.calls.health.statistics()
         return HealthReport(
-            health.state, health.since, health.in_flight, health.stuck, health.oldest_s, health.failures, health.last_error or None
+            health.state,
+            health.since,
+            health.in_flight,
+            health.stuck,
+            health.oldest_s,
+            health.failures,
+            health.last_error or None,
+            self._parts.anchor.problem or None,
         )
 
     def configuration(self) -> Json:
@@ -355,6 +362,7 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
     counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
     counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
+    counters["backing_reopened"] = parts.anchor.reopened
     counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())
     return counters
 

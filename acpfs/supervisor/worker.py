@@ -32,8 +32,10 @@ from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.notify import ServiceManager
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
+from acpfs.types import Seq
 
 FREEZE_INTERVAL_S = 1.0
+ANCHOR_INTERVAL_S = 5.0
 METRICS_FILE_INTERVAL_S = 15.0
 LAST_ANSWERS_WAIT_S = 5.0
 DRAIN_LOOK_INTERVAL_S = 0.2
@@ -146,6 +148,7 @@ class Worker:
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(self._write_metrics)
+        nursery.start_soon(self._watch_backing)
         nursery.start_soon(partial(self._manager.feed_watchdog, self._alive))
 
     async def _load_manifest(self) -> None:
@@ -213,6 +216,18 @@ class Worker:
             await self._parts.fs.steps.drive(self._parts.fs.mark_old())
             with self._parts.fs.lock:
                 self._parts.fs.freeze_old()
+
+    async def _watch_backing(self) -> None:
+        """Whether the descriptor still leads to what lies at the path; a hanging look waits in its thread."""
+        while True:
+            await trio.sleep(ANCHOR_INTERVAL_S)
+            future = self._parts.calls.syncs.submit("look", self._parts.anchor.look)
+            await settled(future)
+            error = future.exception()
+            if error is not None and not isinstance(error, OSError):
+                raise error
+            if error is None and future.result():
+                self._parts.engine.retry({Seq(0)})  # none that is parked, but what is scheduled: now
 
     async def _write_metrics(self) -> None:
         while self._settings.metrics_file is not None:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
@@ -55,6 +56,8 @@ class GroupOutcome:
     """Nodes whose attributes changed."""
     settled: list[tuple[Ino, LowerStat]] = field(default_factory=list)
     """Directories that were given their times, as they are now."""
+    undone: list[Op] = field(default_factory=list)
+    """Contents that were committed, and are not there any more after a flush failed."""
 
 
 class Committer:
@@ -148,6 +151,30 @@ class Committer:
             self._log.mark_begun(op)
             self._state.commit()
             return True
+
+    def recheck(self, group: GroupOutcome) -> None:
+        """A flush failed: what was committed may be lost (a server that died forgets renames), and a later flush would not know.
+
+        Contents that are not there any more go to `group.undone`; what a MKDIR or RENAME made and is missing is made again.
+        """
+        for op, st in list(group.done):
+            path = self._path(op.ino)
+            if st is None or path is None or op.kind in (OpKind.UNLINK, OpKind.RMDIR):
+                continue
+            present = self._lstat(path)
+            if present is not None and (op.kind is not OpKind.STORE or op.version is None or present.ino == op.version.staging_ino):
+                continue
+            if any(later is not op and later.ino == op.ino for later, _st in group.done[group.done.index((op, st)) + 1 :]):
+                continue  # the node's last operation in the group decides
+            self._repaired()
+            if op.kind is OpKind.STORE:
+                group.done.remove((op, st))
+                group.undone.append(op)
+            elif op.kind is OpKind.RENAME:
+                self._do_rename(self._path_at(*self._at(op)), path)
+            elif op.kind is OpKind.MKDIR:
+                self._with_parents(path, partial(self._lower.mkdir, path))
+                self._lower.apply(path, op.meta)
 
     def _again(self, op: Op) -> LowerStat | None:
         """Carried out by the last worker, which did not live to flush it."""

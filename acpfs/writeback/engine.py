@@ -100,7 +100,7 @@ class Engine:
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
         self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts)
-        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry)
+        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, self._committer.recheck)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._order = Order(log, tree, settings.pointer_patterns, self._due, self._elide)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
@@ -313,6 +313,10 @@ class Engine:
             self._finish(result)
             if result.failed is not None and result.error is not None:
                 self._fail(result.failed, result.error)
+            for op in result.undone:
+                op.committed = op.started = False
+                self._ops.save(op)
+                self._stream_again(op)
             if result.lost is not None:
                 self._stream_again(result.lost)
         if result.done:

@@ -1,10 +1,12 @@
 """The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
 
-What is visible becomes persisted here. A flush that fails is repeated for ever: the operations are visible, nothing else can be done.
+What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
+still there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
@@ -42,8 +44,10 @@ class Flusher:
         pool: CallPool,
         lock: RLock,
         retry: RetryPolicy,
+        recheck: Callable[[GroupOutcome], None],
     ) -> None:
-        """`pool`: threads for flushes."""
+        """`pool`: threads for flushes; `recheck`: looks whether what is to be flushed is still there, see `Committer.recheck`."""
+        self._recheck = recheck
         self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
         self._pool, self._lock, self._retry = pool, lock, retry
         self._untimed: set[Ino] = set()
@@ -73,6 +77,7 @@ class Flusher:
                 for op, _stat in group.done:
                     op.tries, op.last_error = op.tries + 1, error.errno
             await trio.sleep(delay_s)
+            await self._error(self._pool.submit("recheck", self._recheck, group))
 
     async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why."""

@@ -150,6 +150,8 @@ def unsafe_lines(status: show.Json) -> list[str]:
     if health["state"] != "ok":
         said = f" ({health['last_error']})" if health["last_error"] else ""
         lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
+    if health.get("problem"):
+        lines.append(show.printable(health["problem"]))
     unclosed = " (files that are open are safe when they are closed)" if status["open_files"] else ""
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
 

@@ -1,0 +1,96 @@
+"""The anchor: that the backing directory's descriptor still leads to what lies at its path, and to the right volume.
+
+A backing file system can be unmounted underneath, its server can die and come back as another mount, and the bare directory that it was
+mounted on can show. Only a directory whose `.acpfs/volume` is ours is ever taken; until then calls fail (and are repeated) or go on
+through the old descriptor, which never leads to the bare directory. `look` blocks on the backing directory; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import structlog
+
+from acpfs.backing.directory import OWN, BackingDirectory
+
+VOLUME_BYTES_MAX = 64
+
+log = structlog.get_logger(__name__)
+
+
+class Anchor:
+    """See above."""
+
+    def __init__(self, directory: BackingDirectory, volume_id: str) -> None:
+        self._directory, self._volume_id = directory, volume_id
+        self.problem = ""
+        """What is wrong with what lies at the path, in words; "" for nothing."""
+        self.reopened = 0
+        """How often another mount of the same volume was taken."""
+
+    def look(self) -> bool:
+        """Look, and take a new mount of the same volume; True when that was so.
+
+        Raises:
+            OSError: the backing directory's, when neither descriptor nor path can be used.
+        """
+        held = self._held()
+        try:
+            fd = os.open(self._directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self._found(f"{self._directory.path} cannot be opened ({error.strerror})")
+            if held is None:
+                raise
+            return False
+        try:
+            if held == _identity(fd):
+                self._found("")
+                return False
+            found = volume_at(fd)
+            if found != self._volume_id:
+                what = "a directory that acpfs has never used" if not found else "another volume"
+                where = "nothing is drained to it" if held is None else "draining goes on to where it was opened"
+                self._found(f"{self._directory.path} shows {what}: is its file system unmounted? {where}")
+                return False
+            self._directory.reopened(fd)
+        finally:
+            os.close(fd)
+        self._found("")
+        self.reopened += 1
+        log.warning("the backing directory was mounted anew: its descriptor was opened again", backing=os.fspath(self._directory.path))
+        return True
+
+    def _held(self) -> tuple[int, int] | None:
+        """What the descriptor leads to; None when it leads nowhere any more (server gone, stale handle)."""
+        with contextlib.suppress(OSError):
+            return _identity(self._directory.descriptor)
+        return None
+
+    def _found(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.error("backing directory", problem=problem)
+        self.problem = problem
+
+
+def volume_at(dir_fd: int) -> str:
+    """Volume id of a backing directory; "" when it is none."""
+    try:
+        own = os.open(OWN, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    try:
+        fd = os.open("volume", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=own)
+    except FileNotFoundError:
+        return ""
+    finally:
+        os.close(own)
+    try:
+        return os.read(fd, VOLUME_BYTES_MAX).decode("ascii", "replace").strip()
+    finally:
+        os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int]:
+    st = os.fstat(fd)
+    return st.st_dev, st.st_ino

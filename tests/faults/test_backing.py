@@ -1,0 +1,222 @@
+"""What the backing directory may do, and what applications, status and the data have of it: the table in docs/OPERATIONS.md, row by row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from acpfs.errors import ExitCode
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount, CommandError
+
+clause = pytest.mark.clause
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
+Make = Callable[..., AcpfsMount]
+
+
+@dataclass
+class Row:
+    """One fault: which calls meet it, and what status says meanwhile."""
+
+    name: str
+    action: str
+    ops: list[str]
+    words: dict[str, object] = field(default_factory=dict)
+    shows: str = ""
+    """An errno in the queue, or a state of the backing directory's health."""
+    parks: bool = False
+
+
+PASSING = ["EIO", "ENOSPC", "EDQUOT", "ESTALE", "ETIMEDOUT", "ENOTCONN"]
+TABLE = [
+    *(Row(f"{error}-write", "fail", ["write"], {"errno": error}, error) for error in PASSING),
+    *(Row(f"EIO-{op}", "fail", [op], {"errno": "EIO"}, "EIO") for op in ("fsync", "rename", "fsyncdir")),
+    *(Row(f"{error}-create", "fail", ["create"], {"errno": error}, error, parks=True) for error in ("EROFS", "EACCES", "EPERM")),
+    Row("slow", "delay", ["write", "create"], {"seconds": 2.5}, "slow"),
+    Row("hung", "freeze", ["writes"], {}, "stuck"),
+    Row("torn", "tear", ["write"], {"probability": 0.5, "seed": 3, "times": 12}),
+    Row("short", "short", ["write"], {"probability": 0.5, "seed": 3}),
+    Row("answer-lost", "lose", ["rename", "mkdir", "unlink"], {"probability": 0.5, "seed": 3, "times": 12}),
+]
+
+
+@clause("S23", "S24", "S3", "S7")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_nothing_is_lost_nor_wrongly_persisted(transport, make_mount: Make, fault_fs: FaultFs, row: Row):
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    (mount.path / "d").mkdir()
+    (mount.path / "d" / "old").write_bytes(b"old")
+    mount.flush()
+    rule = fault_fs.rule(row.action, ops=row.ops, **row.words)
+    contents = {f"d/f{number}": os.urandom(20_000 * number + 1) for number in range(4)} | {"d/old": b"rewritten"}
+    for name, data in contents.items():
+        (mount.path / name).write_bytes(data)
+    (mount.path / "d" / "tmp").write_bytes(b"t")
+    (mount.path / "d" / "tmp").rename(mount.path / "d" / "latest")
+    contents["d/latest"] = b"t"
+    if row.shows:
+        mount.wait_status(lambda s: any(q["last_error"] == row.shows for q in s["queue"]) or s["backing_health"]["state"] == row.shows)
+        assert {p.name for p in (fault_fs.source / "d").iterdir()} <= {"old", "tmp", *(n[2:] for n in contents)}
+        assert (fault_fs.source / "d" / "old").read_bytes() in (b"old", b"rewritten")
+    assert all((mount.path / name).read_bytes() == data for name, data in contents.items())
+    assert "latest" in os.listdir(mount.path / "d")
+    if row.parks:
+        mount.wait_status(lambda s: s["parked"] > 0)
+        assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    fault_fs.clear(rule)
+    if row.parks:
+        mount.run("acpfs-ctl", str(mount.path), "retry", "d")
+    mount.flush()
+    for name, data in contents.items():
+        assert (fault_fs.source / name).read_bytes() == data
+    assert all(verdict["status"] == "ok" for verdict in mount.ctl("verify"))
+    status = mount.status()
+    assert (status["queue_length"], status["parked"], status["ram"]["dirty_bytes"]) == (0, 0, 0)
+    mount.umount()
+    assert mount.leaks() == []
+
+
+@clause("S74")
+def test_a_server_that_dies_and_comes_back(transport, make_mount: Make, fault_fs: FaultFs):
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    (mount.path / "d").mkdir()
+    (mount.path / "d" / "before").write_bytes(b"b")
+    mount.flush()
+    fault_fs.abort()  # its mount is taken away: the bare mount point shows
+    data = os.urandom(300_000)
+    (mount.path / "d" / "f").write_bytes(data)
+    status = mount.wait_status(lambda s: s["backing_health"]["problem"])
+    assert "never used" in status["backing_health"]["problem"]
+    assert "nothing is drained to it" in mount.run("acpfs-ctl", str(mount.path), "status").stdout
+    assert (mount.path / "d" / "f").read_bytes() == data
+    assert os.listdir(fault_fs.path) == [], "drained into the bare mount point"
+    with FaultFs(fault_fs.source, fault_fs.path):
+        mount.flush()
+        assert (fault_fs.source / "d" / "f").read_bytes() == data
+        status = mount.status()
+        assert (status["backing_health"]["problem"], status["counters"]["backing_reopened"]) == (None, 1)
+        (mount.path / "d" / "g").write_bytes(b"g")
+        mount.flush()
+        assert (fault_fs.source / "d" / "g").read_bytes() == b"g"
+        mount.umount()
+
+
+@clause("S74")
+def test_unmounted_underneath_while_it_is_used(transport, make_mount: Make, tmp_path: Path):
+    """umount -l: the descriptor still leads to the file system, the path to the bare directory."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(backing)], check=True)
+    subprocess.run(["mount", "--bind", str(backing), str(backing)], check=True)
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    try:
+        subprocess.run(["mount", "--bind", str(backing), str(keep)], check=True)
+        mount = make_mount(backing, transport, **QUICK)
+        subprocess.run(["umount", "-l", str(backing)], check=True)
+        subprocess.run(["umount", "-l", str(backing)], check=True)
+        (mount.path / "f").write_bytes(b"x")
+        mount.wait_status(lambda s: s["backing_health"]["problem"])
+        mount.flush()
+        assert os.listdir(backing) == []
+        assert (keep / "f").read_bytes() == b"x"
+        subprocess.run(["mount", "--bind", str(keep), str(backing)], check=True)
+        mount.wait_status(lambda s: not s["backing_health"]["problem"])
+        mount.umount()
+        mount.abort()
+    finally:
+        for path in (backing, backing, keep):
+            subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+@clause("S74")
+def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(transport, make_mount: Make, tmp_path: Path):
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(backing)], check=True)
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    try:
+        subprocess.run(["mount", "--bind", str(backing), str(keep)], check=True)
+        mount = make_mount(backing, transport, bandwidth=1)
+        (mount.path / "kept").write_bytes(os.urandom(100_000))
+        mount.kill()
+        subprocess.run(["umount", "-l", str(backing)], check=True)
+        with pytest.raises(CommandError) as refused:
+            mount.start(bandwidth=0)
+        assert refused.value.code == ExitCode.REFUSED
+        assert "is its file system mounted?" in refused.value.stderr
+        assert os.listdir(backing) == []
+        subprocess.run(["mount", "--bind", str(keep), str(backing)], check=True)
+        mount.start()
+        mount.flush()
+        assert (keep / "kept").stat().st_size == 100_000
+        mount.umount()
+        mount.abort()
+    finally:
+        for path in (backing, keep):
+            subprocess.run(["umount", "-l", str(path)], check=False, stderr=subprocess.DEVNULL)
+
+
+@clause("S23")
+def test_a_file_system_that_is_really_full(transport, make_mount: Make, tmp_path: Path):
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", str(backing)], check=True)
+    try:
+        (backing / "ballast").write_bytes(bytes(3 << 20))
+        mount = make_mount(backing, transport, **QUICK)
+        data = os.urandom(2 << 20)
+        (mount.path / "f").write_bytes(data)
+        mount.wait_status(lambda s: any(q["last_error"] == "ENOSPC" for q in s["queue"]))
+        assert (mount.path / "f").read_bytes() == data
+        (mount.path / "ballast").unlink()  # room is made through the mount, behind what waits for it
+        (backing / "ballast").unlink(missing_ok=True)
+        mount.flush()
+        assert (backing / "f").read_bytes() == data
+        mount.umount()
+    finally:
+        subprocess.run(["umount", "-l", str(backing)], check=False)
+
+
+@clause("S26")
+@pytest.mark.parametrize("damage", ["truncated", "removed"])
+def test_damage_behind_our_back_is_found_and_said(transport, make_mount: Make, tmp_path: Path, damage: str):
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    mount = make_mount(backing, transport, **QUICK)
+    (mount.path / "f").write_bytes(os.urandom(50_000))
+    mount.flush()
+    if damage == "truncated":
+        os.truncate(backing / "f", 10_000)
+    else:
+        os.unlink(backing / "f")
+    rows = mount.run("acpfs-ctl", str(mount.path), "verify", check=False)
+    assert rows.returncode == ExitCode.FAILED
+    assert ("mismatch" if damage == "truncated" else "missing") in rows.stdout
+
+
+@clause("S23")
+def test_threads_that_hang_are_bounded_and_all_come_back(transport, make_mount: Make, fault_fs: FaultFs):
+    mount = make_mount(fault_fs.path, transport, **QUICK, streams=4)
+    (mount.path / "warm").write_bytes(b"w")
+    mount.flush()
+    pid = mount.pid
+    threads = len(os.listdir(f"/proc/{pid}/task"))
+    fault_fs.freeze(["writes"])
+    for number in range(100):
+        (mount.path / f"f{number}").write_bytes(b"x")
+    fault_fs.wait_frozen(4)
+    status = mount.wait_status(lambda s: s["backing_health"]["state"] == "stuck", timeout_s=40)
+    assert status["backing_health"]["calls_stuck"] >= 1
+    assert len(os.listdir(f"/proc/{pid}/task")) <= threads + 32 + 4 * 4 + 4 + 16
+    fault_fs.thaw()
+    mount.flush()
+    assert len(list(fault_fs.source.glob("f*"))) == 100
+    mount.wait_status(lambda s: s["backing_health"]["state"] == "ok")
