@@ -46,6 +46,7 @@ AS_USER = """
 set -eu
 acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
 ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+acpfs doctor "$BASE/backing" --json >"$BASE/home/doctor"
 acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M --transport "$TRANSPORT"
 trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
 grep " $BASE/mnt " /proc/mounts >&2
@@ -106,6 +107,9 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (status["transport"], list(status["lanes"])) == ("native", ["direct"])
     assert (wish == "native") == (status["transport_reason"] == "asked for")
     assert "fuse.acpfs" in done.stderr
+    doctor = {finding["subject"]: finding for finding in json.loads((base / "home/doctor").read_text())}
+    assert "auto is native" in doctor["transport"]["text"]
+    assert doctor["passthrough"]["verdict"] == "note"
     assert (base / "backing/f").read_text() == "hello\n"
     assert (base / "backing/g").read_bytes() == (base / "backing/copy").read_bytes()
     assert (base / "backing/g").stat().st_uid == USER
