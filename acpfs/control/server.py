@@ -25,6 +25,8 @@ CLIENTS_MAX = 64
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
+OWNER_ONLY = frozenset({"discard", "set", "bypass", "unmount"})
+"""Verbs that give up data, change what others share, or end the mount: members of the control group may do all but these."""
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _GROUPS_BYTES_MAX = 1024
@@ -80,7 +82,8 @@ class ControlServer:
             log.exception("control connection failed")
 
     async def _admit(self, stream: trio.SocketStream) -> None:
-        if not self._may_ask(stream.socket):
+        owner, member = self._rights(stream.socket)
+        if not (owner or member):
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError("permission denied: for the mount's owner, root and the control group only")))
             return
@@ -90,13 +93,13 @@ class ControlServer:
             return
         self._clients += 1
         try:
-            await self._converse(stream)
+            await self._converse(stream, owner=owner)
         finally:
             self._clients -= 1
             if self._clients == 0:
                 self._all_gone.set()
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _converse(self, stream: trio.SocketStream, *, owner: bool) -> None:
         try:
             with trio.fail_after(REQUEST_WAIT_S):
                 request = decode_request(await _one_line(stream))
@@ -104,6 +107,10 @@ class ControlServer:
             return
         except BadRequestError as error:
             await _answer(stream, error_message(error))
+            return
+        if request.verb in OWNER_ONLY and not owner:
+            self.refused_clients += 1
+            await _answer(stream, error_message(AcpfsError(f"permission denied: {request.verb} is for the mount's owner and root only")))
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
@@ -129,12 +136,12 @@ class ControlServer:
             log.exception("control request failed", verb=request.verb)
             return {"error": {"exit_code": int(ExitCode.FAILED), "message": f"{request.verb} failed: {type(error).__name__}: {error}"}}
 
-    def _may_ask(self, connection: trio.socket.SocketType) -> bool:
-        """The mount's owner, root, and members of the control group, as the kernel vouches for them."""
+    def _rights(self, connection: trio.socket.SocketType) -> tuple[bool, bool]:
+        """(the mount's owner or root, member of the control group), as the kernel vouches for it."""
         _pid, uid, gid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
         if uid in (0, os.getuid()):
-            return True
-        return self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+            return True, False
+        return False, self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
 
 
 def _peer_groups(connection: trio.socket.SocketType) -> tuple[int, ...]:

@@ -104,8 +104,8 @@ def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monk
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
-@pytest.mark.parametrize("member", [True, False])
-def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool):
+@pytest.mark.parametrize(("member", "verb"), [(True, "config"), (True, "discard"), (True, "bypass"), (False, "config")])
+def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool, verb: str):
     import grp
 
     group = next(g for g in grp.getgrall() if g.gr_gid not in os.getgroups() and g.gr_gid != 0)
@@ -118,12 +118,14 @@ def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, mem
         code = (
             "import contextlib,os,socket,sys;os.setgroups([int(x) for x in sys.argv[2:]]);os.setgid(54321);os.setuid(54321);"
             "s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1])\n"
-            'with contextlib.suppress(BrokenPipeError): s.sendall(b\'{"verb":"config"}\\n\')\n'
+            f'with contextlib.suppress(BrokenPipeError): s.sendall(b\'{{"verb":"{verb}"}}\\n\')\n'
             "print(s.recv(65536).decode())"
         )
         groups = [str(group.gr_gid)] if member else []
         done = await trio.run_process(["python3", "-c", code, record.socket, *groups], capture_stdout=True)
-        assert ("result" in json.loads(done.stdout)) is member
+        answer = json.loads(done.stdout)
+        assert ("result" in answer) is (member and verb == "config")
+        assert ("permission denied" in str(answer)) is not (member and verb == "config")
 
     serve(tmp_path, scenario, group=group.gr_name)
 
