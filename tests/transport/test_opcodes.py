@@ -1,0 +1,27 @@
+"""Every opcode is either handled or left to the kernel on purpose."""
+
+from __future__ import annotations
+
+from unittest.mock import MagicMock
+
+from acpfs.transport.native import dispatch
+from acpfs.transport.native.protocol import Opcode
+
+LEFT_TO_THE_KERNEL = {
+    Opcode.GETLK: "locks are the kernel's own: no lock flags are asked for",
+    Opcode.SETLK: "as above",
+    Opcode.SETLKW: "as above",
+    Opcode.BMAP: "no block device below",
+    Opcode.IOCTL: "ENOTTY, exception X4",
+    Opcode.POLL: "regular files are always ready",
+    Opcode.SETUPMAPPING: "DAX, of virtio only",
+    Opcode.REMOVEMAPPING: "DAX, of virtio only",
+    Opcode.NOTIFY_REPLY: "answer to a notification that is never sent",
+    Opcode.INIT: "before the session is served: session.negotiate",
+}
+
+
+def test_every_opcode_is_handled_or_left_out_for_a_reason() -> None:
+    made = dispatch.Dispatch(MagicMock(), MagicMock(), MagicMock(), MagicMock())
+    handled = set(made._operations) | set(made._without_call)
+    assert handled == set(Opcode) - set(LEFT_TO_THE_KERNEL)
