@@ -344,6 +344,10 @@ class Contents:
                 done = function(self.opened(content), *arguments)
             else:
                 done = await self._unlocked(content, function, *arguments)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            return None  # writers that the daemon does not see have filled the tmpfs, slack and all
         finally:
             self._settle(node, content)
             if wanted:
