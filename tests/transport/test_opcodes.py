@@ -18,7 +18,6 @@ LEFT_TO_THE_KERNEL = {
     Opcode.POLL: "regular files are always ready",
     Opcode.SETUPMAPPING: "DAX, of virtio only",
     Opcode.REMOVEMAPPING: "DAX, of virtio only",
-    Opcode.NOTIFY_REPLY: "answer to a notification that is never sent",
     Opcode.INIT: "before the session is served: session.negotiate",
 }
 
