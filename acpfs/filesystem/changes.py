@@ -119,6 +119,9 @@ class Changes:
         if not op.tentative or node is None or node.content is None or op.version is None or self._log.last_of(op.ino) is not op:
             self.confirm(op)
             return
+        if (op.parent, op.name) not in node.names:  # deleted or replaced since: what did that needs the name to have been there
+            self.confirm(op)
+            return
         created = self._log.withdraw(op)
         if created:
             node.unlogged = True

@@ -297,6 +297,30 @@ def test_marks_do_not_show(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.clause("S39")
+@pytest.mark.parametrize("gone_by", ["rename", "unlink"])
+def test_a_name_that_is_gone_does_not_come_back_with_a_withdrawn_close(tmp_path: Path, gone_by: str) -> None:
+    """Found by random operations: the first close's STORE had made the name, and withdrawing it gave the name back to the deleted file."""
+
+    async def scenario(w: World) -> None:
+        old, _attributes = await w.create(b"b")
+        await w.do(w.fs.write(old.handle, 0, b"old"))
+        await w.do(w.fs.flush(old.handle))
+        if gone_by == "rename":
+            await w.write(b"a", b"new")
+            await w.do(w.fs.rename(ROOT, b"a", ROOT, b"b", 0))
+        await w.do(w.fs.unlink(ROOT, b"b"))
+        await w.do(w.fs.write(old.handle, 0, b"still open"))
+        assert await w.names() == []
+        with pytest.raises(FileNotFoundError):
+            await w.do(w.fs.lookup(ROOT, b"b"))
+        await w.close(old)
+        await w.drained()
+        assert [p.name for p in w.backing.iterdir() if p.name != ".acpfs"] == []
+
+    run(tmp_path, scenario)
+
+
 def test_a_writer_that_wrote_nothing_logs_nothing(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         _ino, writer = await admitted(w)
