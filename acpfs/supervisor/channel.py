@@ -1,0 +1,39 @@
+"""Messages between supervisor, template and worker: one JSON object per packet, with descriptors beside it.
+
+Owns the form and nothing of the meaning. A packet comes whole or not at all; the end of a channel is the end of the process behind it.
+Imports as little as the supervisor may.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+PACKET_BYTES_MAX = 1 << 17
+FDS_MAX = 64
+Message = dict[str, Any]
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, message: Message, fds: Sequence[int] = ()) -> bool:
+    """Send; False when nobody is at the other end."""
+    try:
+        socket.send_fds(end, [json.dumps(message).encode()], list(fds))
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
+
+
+def receive(end: socket.socket) -> tuple[Message | None, list[int]]:
+    """The next message and its descriptors, which do not outlive an exec; None: the other end is gone."""
+    try:
+        data, fds, _flags, _address = socket.recv_fds(end, PACKET_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None, []
+    return (json.loads(data) if data else None), list(fds)

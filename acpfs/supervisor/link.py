@@ -1,0 +1,138 @@
+"""The worker's end of the channel to its supervisor: orders at the start, signs of life, descriptors to keep, and the order to leave.
+
+A thread of its own listens, so that the worker can be told to leave also when its event loop stands still. When the supervisor is gone,
+the worker serves on and starts another one, which adopts it; under a service manager it leaves that to the service manager.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from acpfs.supervisor import channel
+
+BEAT_INTERVAL_S = 1.0
+HANDED_OVER = 75
+"""Exit status of a worker that made room for the next one."""
+
+log = structlog.get_logger(__name__)
+
+
+class Link:
+    """One per worker."""
+
+    def __init__(self, end: socket.socket, orders: dict[str, Any], kept: dict[str, list[int]]) -> None:
+        """`kept`: descriptors by name."""
+        self._end = end
+        self._orders = orders
+        self.kept = kept
+        self.facts: dict[str, Any] = orders.get("facts") or {}
+        """What earlier workers of the session had the supervisor remember."""
+        self.leave: Callable[[], None] = lambda: None
+        """Called on the order to leave, in the listening thread; returns when it is safe to end the process."""
+        self.reload_failed: Callable[[str], None] = lambda _why: None
+        self.adopted: Callable[[int], None] = lambda _pid: None
+        self.pause_s = 0.0
+        """How long nobody served before this worker did."""
+
+    @property
+    def session(self) -> str:
+        """Token of the kernel session to take over; "": there is none."""
+        return str(self.facts.get("session") or "") if "session" in self.kept else ""
+
+    @property
+    def workers_before(self) -> int:
+        """How many workers this mount has had."""
+        return int(self._orders.get("workers_before", 0))
+
+    @property
+    def reason(self) -> str:
+        """Why the last one is not there any more."""
+        return str(self._orders.get("reason") or "")
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process that outlives this one."""
+        return int(self._orders["supervisor"])
+
+    # -- to the supervisor
+
+    def tell(self, **message: Any) -> None:
+        """Send a message without descriptors."""
+        channel.send(self._end, message)
+
+    def keep(self, name: str, fds: Sequence[int]) -> None:
+        """Have descriptors kept for the next worker, before anybody relies on them."""
+        self.kept[name] = list(fds)
+        channel.send(self._end, {"keep": [[name, len(fds)]]}, fds)
+
+    def remember(self, **facts: Any) -> None:
+        """Have facts kept for the next worker."""
+        self.facts |= facts
+        self.tell(facts=self.facts)
+
+    def serving(self, text: str) -> None:
+        """Requests are served."""
+        died_at = self._orders.get("died_at")
+        self.pause_s = 0.0 if died_at is None else time.monotonic() - died_at
+        self.tell(serving=text, pause_s=self.pause_s)
+
+    def beat(self, busy_s: float) -> None:
+        """A sign of life; `busy_s`: how long the request that is served longest has kept its thread."""
+        self.tell(beat=busy_s)
+
+    # -- from the supervisor
+
+    def listen(self) -> None:
+        """Begin to listen."""
+        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            message, _fds = channel.receive(self._end)
+            if message is None:
+                self._orphaned()
+                return
+            if "leave" in message:
+                self.leave()
+                os._exit(HANDED_OVER)
+            if "reload_failed" in message:
+                self.reload_failed(message["reload_failed"])
+
+    def _orphaned(self) -> None:
+        if os.environ.get("NOTIFY_SOCKET"):
+            log.warning("the supervisor is gone; the service manager will start it again")
+            return
+        log.warning("the supervisor is gone; this worker serves on and starts another one")
+        ours, theirs = channel.pair()
+        with theirs:
+            child = subprocess.Popen(
+                [sys.executable, "-m", "acpfs.supervisor.supervisor", "--adopt", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd="/",
+            )
+        self._end = ours
+        names = [[name, len(fds)] for name, fds in self.kept.items()]
+        state = {"facts": self.facts, "settings": self._orders["settings"], "workers": self.workers_before + 1}
+        channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
+        self.adopted(child.pid)
+        self._listen()
+
+
+def orders_of(orders: dict[str, Any], fds: Sequence[int]) -> Link:
+    """The link of a worker that was started with these orders: the first descriptor is the channel, the others are kept ones."""
+    kept, position = {}, 1
+    for name, count in orders["keep"]:
+        kept[name] = list(fds[position : position + count])
+        position += count
+    return Link(socket.socket(fileno=fds[0]), orders, kept)
