@@ -33,8 +33,10 @@ _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, err
 class BackingDirectory:
     """Implements `Lower`; see there."""
 
-    def __init__(self, path: Path, node_id: str) -> None:
+    def __init__(self, path: Path, node_id: str, *, kept_fd: int = -1) -> None:
         """Open it and make `.acpfs/{staging/<node>,manifest,nodes}`.
+
+        `kept_fd`: its descriptor, from an earlier worker that did so; then no system call is made, and none can hang.
 
         Raises:
             MachineError: missing, not a directory, not writable.
@@ -42,7 +44,7 @@ class BackingDirectory:
         self.path = path
         self.node_id = node_id
         try:
-            self._root_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._root_fd = kept_fd if kept_fd >= 0 else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
         self._opener = Opener(self._root_fd)
@@ -53,6 +55,8 @@ class BackingDirectory:
         self._direct = False
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()
+        if kept_fd >= 0:
+            return
         try:
             self._make_own()
         except OSError as error:

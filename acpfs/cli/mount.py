@@ -58,7 +58,7 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
 
     prepared = daemon.prepare(settings)
     if foreground:
-        return int(daemon.run(prepared))
+        daemon.run_foreground(prepared)
     daemon.start(prepared)
     return 0
 

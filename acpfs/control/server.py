@@ -38,8 +38,8 @@ log = structlog.get_logger("acpfs.control")
 class ControlServer:
     """Listens at `path` from construction on, answers once `run` runs."""
 
-    def __init__(self, path: Path, subject: Subject, group: str | None = None) -> None:
-        """Bind the socket: mode 0600, or 0660 for a group.
+    def __init__(self, path: Path, subject: Subject, group: str | None = None, *, kept_fd: int = -1) -> None:
+        """Bind the socket: mode 0600, or 0660 for a group. `kept_fd`: it was bound by an earlier worker, and clients wait in it.
 
         Raises:
             ConfigError: there is no such group.
@@ -48,10 +48,14 @@ class ControlServer:
         self.path = path
         self._subject = subject
         self._gid = None if group is None else _gid_of(group)
-        self._socket = _listening(path, self._gid)
+        self._socket = _listening(path, self._gid) if kept_fd < 0 else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
         self._clients = 0
         self._all_gone = trio.Event()
         self.refused_clients = 0
+
+    def fileno(self) -> int:
+        """Of the listening socket."""
+        return self._socket.fileno()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; requests under way get their answers cut off then."""

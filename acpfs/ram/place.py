@@ -55,8 +55,11 @@ def take(
     *,
     numa: str = "default",
     shared_memory: Path = SHARED_MEMORY,
+    lock_fd: int = -1,
 ) -> Place:
     """Find or make the tier of this volume and node, below `tiers` (in the runtime directory). `numa`: its memory policy.
+
+    `lock_fd`: the lock that an earlier worker of the same mount had, and that was kept.
 
     Raises:
         RefusedError: another daemon uses it, or it belongs to another backing directory.
@@ -64,7 +67,7 @@ def take(
     """
     policy = mount_option(numa)
     name = f"{volume_id}-{node_id}"
-    lock_fd = _lock(tiers / f"{name}.lock", name)
+    lock_fd = _lock(tiers / f"{name}.lock", name) if lock_fd < 0 else lock_fd
     try:
         place = _take_locked(tiers / name, shared_memory / f"acpfs-{os.getuid()}" / name, budget_bytes, policy, lock_fd)
         _check_owner(place, volume_id, node_id, backing)

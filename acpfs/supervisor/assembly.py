@@ -8,9 +8,10 @@ that happens behind the mount.
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +21,13 @@ from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
+from acpfs.backing.lower import Features
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Settings, share_of
+from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram import place as places
+from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.ram.place import Place
 from acpfs.ram.prefault import Prefault, takeable_bytes
@@ -31,6 +35,7 @@ from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
+from acpfs.supervisor.link import Link
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -84,6 +89,7 @@ class Parts:
         with self.fs.lock:  # a hung call's thread may come back at any time
             self.tier.close()
             self.state.close()
+            self.fs.kept.close()
         if nothing_left:
             places.give_up(self.place)
         else:
@@ -91,7 +97,7 @@ class Parts:
         self.identity.release()
 
 
-def assemble(settings: Settings, runtime: Path) -> Parts:
+def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
     """Build all parts; on failure what was taken is given back.
 
     Raises:
@@ -100,10 +106,12 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
     """
     with ExitStack() as undo:
         node = node_id(runtime, settings.mountpoint, settings.node_id)
-        directory, identity, probed = _lower(settings, runtime, node)
+        directory, identity, probed = _lower(settings, runtime, node) if not link.session else _kept_lower(settings, link)
         undo.callback(identity.release)
         budget = budget_bytes(settings.ram, read_memory())
-        place = places.take(runtime / "tiers", identity.volume_id, identity.node_id, settings.backing, budget, numa=settings.numa)
+        lock_fd = link.kept["tier"][0] if link.session else -1
+        tiers, volume = runtime / "tiers", identity.volume_id
+        place = places.take(tiers, volume, identity.node_id, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd)
         undo.callback(places.let_go, place)
         if place.found:
             log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
@@ -113,6 +121,8 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
         undo.callback(tier.close)
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
+        kept = _kept(place, link)
+        undo.callback(kept.close)
         prefault = _prefault(settings, place, tier)
         fs = FileSystem(
             settings,
@@ -124,6 +134,7 @@ def assemble(settings: Settings, runtime: Path) -> Parts:
             calls.requests,
             copies,
             unknown_bytes=_unknown_bytes(),
+            kept=kept,
             available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
         )
         fs.before_writers(prefault.give_back)
@@ -163,6 +174,40 @@ def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:
         available=takeable_bytes,
         machine_bytes=read_memory().usable_bytes,
     )
+
+
+def _kept(place: Place, link: Link) -> Kept:
+    """The session's records; for a new session, which still has to be mounted, empty ones under a new name."""
+    session = link.session or secrets.token_hex(16)
+    kept = Kept(place.directory / "session", session)
+    if link.session and not kept.taken_over:
+        raise MachineError(f"the session cannot be taken over: its records are not in the RAM tier {place.directory}")
+    link.session_name = session
+    return kept
+
+
+def keep(parts: Parts, link: Link) -> None:
+    """Have the supervisor keep what the next worker needs to get this far without asking the backing directory."""
+    link.keep("identity", [parts.identity.lock_fd])
+    link.keep("tier", [parts.place.lock_fd])
+    link.keep("backing", [parts.directory.descriptor])
+    link.remember(
+        session=link.session_name,
+        node=parts.identity.node_id,
+        volume=parts.identity.volume_id,
+        tier=os.fspath(parts.place.directory),
+        features=asdict(parts.directory.features),
+        notes=list(parts.probed.notes),
+    )
+
+
+def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
+    """What an earlier worker of the session opened, claimed and probed."""
+    facts = link.facts
+    directory = BackingDirectory(settings.backing, facts["node"], kept_fd=link.kept["backing"][0])
+    probed = ProbeReport(Features(**facts["features"]), tuple(facts["notes"]))
+    directory.adapt(probed.features)
+    return directory, Identity(facts["node"], facts["volume"], link.kept["identity"][0]), probed
 
 
 def _unknown_bytes() -> int | None:

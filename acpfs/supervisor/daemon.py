@@ -1,7 +1,8 @@
-"""Start of a worker: in this process (foreground), or in a detached one whose readiness or failure the caller is told.
+"""Start of a mount: the supervisor, in this process (foreground) or a detached one whose readiness or failure the caller is told.
 
-The parent writes the settings to the child's standard input and reads one line of JSON from a pipe: ready, or what is
-wrong. A child that ends without a line has crashed, and its log says why. State of the process (signals, limits, umask) is set here.
+The caller writes the settings to the supervisor's standard input and reads one line of JSON from a pipe: ready, or what is
+wrong. One that ends without a line has crashed, and its log says why. `work` is what a worker does, from its orders to its end; state of
+its process (limits, umask) is set here.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import trio
@@ -32,6 +32,7 @@ from acpfs.errors import AcpfsError, ExitCode, MachineError
 from acpfs.supervisor import logs
 from acpfs.supervisor.assembly import assemble
 from acpfs.supervisor.checks import check_all
+from acpfs.supervisor.link import Link, orders_of
 from acpfs.supervisor.worker import Worker
 
 CHILD_ENDS_WAIT_S = 10.0
@@ -39,6 +40,7 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a thread keeps the interpreter while another wants it. With Python's 5 ms, a request that comes while the drain computes may
 wait for that several times: answers took up to 30-74 ms, with this one 9-19 (medians 2.0 and 1.6), for the same processor time."""
 READY: dict[str, Any] = {"result": {}}
+SUPERVISOR = (sys.executable, "-m", "acpfs.supervisor.supervisor")
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +52,8 @@ def prepare(settings: Settings) -> Settings:
         AcpfsError: with one line that says what is wrong.
     """
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
-    settings = check_all(settings).model_copy(update={"runtime_dir": directory})
+    files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
+    settings = check_all(settings).model_copy(update={"runtime_dir": directory, **files})
     try:
         runtime.prepare(directory)
     except OSError as error:
@@ -69,16 +72,16 @@ def default_log_file(settings: Settings) -> Path:
 
 
 def start(settings: Settings) -> None:
-    """Start a detached daemon; returns when the mount is ready. `settings` come from `prepare`.
+    """Start a detached supervisor; returns when the mount is ready. `settings` come from `prepare`.
 
     Raises:
-        AcpfsError: what the daemon said, or that it crashed.
+        AcpfsError: what the worker said, or that it crashed.
     """
     settings = settings.model_copy(update={"log_file": settings.log_file or default_log_file(settings)})
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", "acpfs.supervisor.daemon", str(write_fd)],
+            [*SUPERVISOR, "--start", str(write_fd)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -102,7 +105,11 @@ def start(settings: Settings) -> None:
 def _hand_over(child: subprocess.Popen[bytes], settings: Settings) -> None:
     assert child.stdin is not None
     with child.stdin as pipe:
-        pipe.write(settings.model_dump_json(exclude_unset=True).encode())
+        pipe.write(_as_json(settings))
+
+
+def _as_json(settings: Settings) -> bytes:
+    return settings.model_dump_json(exclude_unset=True).encode()
 
 
 def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -> None:
@@ -120,8 +127,37 @@ def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -
     raise error
 
 
-def run(settings: Settings, tell: Callable[[dict[str, Any]], None] = lambda _message: None, *, detached: bool = False) -> ExitCode:
-    """Be the daemon until the mount ends. `tell` is called once with what the parent is to know.
+def run_foreground(settings: Settings) -> NoReturn:
+    """Become the supervisor, in this process. `settings` come from `prepare`."""
+    fd = os.memfd_create("acpfs-settings")
+    os.write(fd, _as_json(settings))
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
+    os.chdir("/")
+    os.execv(sys.executable, [*SUPERVISOR, "--foreground"])  # noqa: S606 - our own interpreter
+
+
+def work(orders: dict[str, Any], fds: list[int]) -> int:
+    """Be a worker, in a process that was forked from the template, until the mount ends; the exit code."""
+    link = orders_of(orders, fds)
+    try:
+        settings = Settings.model_validate(orders["settings"])
+        code = run(settings, link, detached=bool(orders["detached"]))
+    except AcpfsError as error:
+        log.error("the mount could not be made" if not link.workers_before else "the mount could not be taken over", error=str(error))
+        link.tell(error={"exit_code": int(error.exit_code), "message": str(error)})
+        return int(error.exit_code)
+    except Exception as error:
+        log.exception("the worker failed")
+        link.tell(error={"exit_code": int(ExitCode.FAILED), "message": f"internal error: {type(error).__name__}: {error}"})
+        return int(ExitCode.FAILED)
+    link.tell(ended=int(code))
+    return int(code)
+
+
+def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
+    """Serve until the mount ends.
 
     Raises:
         AcpfsError: the mount could not be made.
@@ -131,10 +167,10 @@ def run(settings: Settings, tell: Callable[[dict[str, Any]], None] = lambda _mes
         logs.configure(settings.log_level, settings.log_file, detached=detached)
     except OSError as error:
         raise MachineError(f"cannot write the log file {settings.log_file}: {error.strerror}") from error
-    parts = assemble(settings, _runtime_of(settings))
+    parts = assemble(settings, _runtime_of(settings), link)
     worker: Worker | None = None
     try:
-        worker = Worker(parts, lambda: tell(READY))
+        worker = Worker(parts, link)
         return trio.run(worker.run)
     except BaseExceptionGroup as group:
         raise _single(group) from None
@@ -162,42 +198,3 @@ def _set_up_process() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def main() -> None:
-    """Entry of the detached process: settings on standard input, descriptor of the answer pipe as argument."""
-    answer_fd = int(sys.argv[1])
-    os.set_inheritable(answer_fd, False)
-    told = False
-
-    def tell(message: dict[str, Any]) -> None:
-        nonlocal told
-        if not told:
-            told = True
-            with contextlib.suppress(BrokenPipeError):
-                os.write(answer_fd, json.dumps(message).encode() + b"\n")
-            os.close(answer_fd)
-
-    code = ExitCode.FAILED
-    try:
-        settings = Settings.model_validate_json(sys.stdin.buffer.read())
-        _to_null(0)
-        code = run(settings, tell, detached=True)
-    except AcpfsError as error:
-        log.error("the mount could not be made", error=str(error))
-        tell({"error": {"exit_code": int(error.exit_code), "message": str(error)}})
-        code = error.exit_code
-    except Exception as error:
-        log.exception("the daemon failed")
-        tell({"error": {"exit_code": int(ExitCode.FAILED), "message": f"internal error: {type(error).__name__}: {error}"}})
-    sys.exit(int(code))
-
-
-def _to_null(fd: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, fd)
-    os.close(null)
-
-
-if __name__ == "__main__":
-    main()

@@ -40,6 +40,8 @@ class Link:
         """Called on the order to leave, in the listening thread; returns when it is safe to end the process."""
         self.reload_failed: Callable[[str], None] = lambda _why: None
         self.adopted: Callable[[int], None] = lambda _pid: None
+        self.session_name = ""
+        """The token, also of a session that this worker is about to begin."""
         self.pause_s = 0.0
         """How long nobody served before this worker did."""
 

@@ -1,29 +1,27 @@
-"""Speaks to the service manager: ready, status line, watchdog, stopping. Does nothing where there is none.
+"""What the worker has to say to the service manager: ready, status line, stopping. The supervisor passes it on, who alone may speak.
 
-The watchdog is fed from the worker's own loop, and only after the file system's lock was to be had: a worker that
-answers nobody must not look alive.
+Also the worker's signs of life to the supervisor, which feeds the service manager's watchdog only as long as they come.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
-import sdnotify
 import trio
+
+from acpfs.supervisor.link import BEAT_INTERVAL_S, Link
 
 
 class ServiceManager:
-    """One per process; sends datagrams to $NOTIFY_SOCKET."""
+    """Through the link."""
 
-    def __init__(self) -> None:
-        """Read the environment."""
-        self.present = "NOTIFY_SOCKET" in os.environ
-        self._notifier = sdnotify.SystemdNotifier() if self.present else None
+    def __init__(self, link: Link) -> None:
+        self._link = link
 
     def ready(self, text: str) -> None:
         """The mount is ready to use."""
-        self._send(f"READY=1\nSTATUS={text}\nMAINPID={os.getpid()}")
+        self._send(f"READY=1\nSTATUS={text}")
 
     def status(self, text: str) -> None:
         """One line for `systemctl status`."""
@@ -33,27 +31,33 @@ class ServiceManager:
         """Draining may take as long as the deadline says: ask for that much."""
         self._send(f"STOPPING=1\nSTATUS={text}\nEXTEND_TIMEOUT_USEC={int(timeout_s * 1e6) + 10_000_000}")
 
-    def watchdog_interval_s(self) -> float | None:
-        """Half of what the service manager allows between signs of life; None: it does not watch."""
-        microseconds = os.environ.get("WATCHDOG_USEC", "")
-        watched = os.environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
-        return int(microseconds) / 2e6 if self.present and watched and microseconds.isdigit() and int(microseconds) > 0 else None
-
-    async def feed_watchdog(self, alive: Callable[[], bool]) -> None:
-        """Say that the worker lives, as long as it does; returns at once where nobody watches."""
-        interval_s = self.watchdog_interval_s()
-        if interval_s is None:
-            return
-        while True:
-            if alive():
-                self._send("WATCHDOG=1")
-            await trio.sleep(interval_s)
-
-    def close(self) -> None:
-        """Close the socket."""
-        if self._notifier is not None and self._notifier.socket is not None:
-            self._notifier.socket.close()
-
     def _send(self, message: str) -> None:
-        if self._notifier is not None:
-            self._notifier.notify(message)
+        self._link.tell(notify=message)
+
+
+class Busy:
+    """How long the threads that serve have been with the same request, seen from outside."""
+
+    def __init__(self, current: Callable[[], Sequence[int]]) -> None:
+        """`current`: per thread the number of its request, 0 for none."""
+        self._current = current
+        self._since: dict[int, tuple[int, float]] = {}
+
+    def longest_s(self, now: float) -> float:
+        """Since when the longest of them, as far as it was looked at."""
+        longest = 0.0
+        for thread, request in enumerate(self._current()):
+            known, since = self._since.get(thread, (0, now))
+            if request == 0 or request != known:
+                since = now
+            self._since[thread] = (request, since)
+            longest = max(longest, now - since)
+        return longest
+
+
+async def beat(link: Link, alive: Callable[[], bool], busy: Callable[[float], float]) -> None:
+    """Give signs of life, as long as there is life."""
+    while True:
+        if alive():
+            link.beat(busy(time.monotonic()))
+        await trio.sleep(BEAT_INTERVAL_S)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 EARLY_S = 2.0
 EARLY_DEATHS_MAX = 8
+AT_ONCE = 3
+"""Early deaths after which nothing is waited for yet."""
 DELAY_FIRST_S = 0.05
 DELAY_MAX_S = 5.0
 
@@ -29,4 +31,4 @@ class Restarts:
         self.early += 1
         if self.early >= self._max:
             return None
-        return 0.0 if self.early <= 2 else min(DELAY_MAX_S, DELAY_FIRST_S * 2 ** (self.early - 2))
+        return 0.0 if self.early <= AT_ONCE else min(DELAY_MAX_S, DELAY_FIRST_S * 2 ** (self.early - AT_ONCE))

@@ -1,8 +1,8 @@
 """The process that workers are forked from: everything imported, nothing opened, no thread.
 
-Python and the imports take most of a second, a fork a few milliseconds: that is the difference in what applications see of a worker's death. One
-per code version: `acpfs-ctl reload` starts another. Tells the supervisor the process number of each worker and how it ended, and ends
-with the supervisor; workers live on.
+Python and the imports take most of a second, a fork a few milliseconds: that is the difference in what applications see of a worker's
+death. One per code version: `acpfs-ctl reload` starts another. Tells the supervisor the process number of each worker and how it ended,
+and ends with the supervisor; workers live on.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def _serve(supervisor: socket.socket) -> None:
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready, _, _ = select.select([supervisor, woken], [], [])
+        ready, _, _ = select.select([supervisor.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             _reap(supervisor)
-        if supervisor in ready:
+        if supervisor.fileno() in ready:
             message, fds = channel.receive(supervisor)
             if message is None:
                 return

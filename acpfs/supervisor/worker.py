@@ -14,22 +14,25 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 import structlog
 import trio
 
 from acpfs import __version__
-from acpfs.config import OnFailure
+from acpfs.config import OnFailure, Settings, Transport
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
 from acpfs.errors import ExitCode, MachineError, RefusedError
+from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.supervisor import fallthrough, logs, mountpoint, transports
-from acpfs.supervisor.assembly import Parts
-from acpfs.supervisor.notify import ServiceManager
+from acpfs.supervisor.assembly import Parts, keep
+from acpfs.supervisor.link import Link
+from acpfs.supervisor.notify import Busy, ServiceManager, beat
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
 from acpfs.types import Seq
@@ -48,15 +51,16 @@ log = structlog.get_logger(__name__)
 class Worker:
     """Runs assembled parts as a mount; `run` once."""
 
-    def __init__(self, parts: Parts, ready: Callable[[], None]) -> None:
-        """`ready` is called when the mount can be used."""
+    def __init__(self, parts: Parts, link: Link) -> None:
+        """`link`: to the supervisor, which is told when the mount can be used."""
         self._parts = parts
-        self._ready = ready
+        self.link = link
         self._settings = parts.settings
-        self._transport = transports.choose(parts.settings.transport)
+        self._transport = Choice(Transport.NATIVE, link.facts["because"]) if link.session else transports.choose(parts.settings.transport)
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)
-        self._manager = ServiceManager()
+        self._manager = ServiceManager(link)
+        self._busy = Busy(list)
         self._record = self._make_record()
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
@@ -64,13 +68,13 @@ class Worker:
         self._ended = trio.Event()
         self._left: list[QueueEntry] = []
         self._was_mounted = False
-        self.bypassed: tuple[float, str] | None = None
+        self.bypassed: tuple[float, str] | None = tuple(link.facts["bypassed"]) if link.session and link.facts.get("bypassed") else None
         """Since when, and why, new opens are native."""
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
 
     def _make_record(self) -> MountRecord:
-        parts, pid = self._parts, os.getpid()
+        parts, pid = self._parts, self.link.supervisor_pid
         socket = parts.runtime / "sockets" / f"{registry.slug(self._mountpoint)}.sock"
         return MountRecord(
             mountpoint=self._mountpoint,
@@ -91,11 +95,16 @@ class Worker:
         """
         await self._start_file_system()
         with ExitStack() as undo:
-            undo.callback(self._manager.close)
-            undo.callback(registry.remove, self._record)
+            undo.callback(self._unregister)
             server = ControlServer(
-                self._parts.runtime / "sockets" / os.path.basename(self._record.socket), self._subject, self._settings.control_group
+                self._parts.runtime / "sockets" / os.path.basename(self._record.socket),
+                self._subject,
+                self._settings.control_group,
+                kept_fd=self.link.kept.get("control", [-1])[0],
             )
+            if "control" not in self.link.kept:
+                self.link.keep("control", [server.fileno()])
+            self._heed_supervisor()
             undo.callback(server.close)
             if self._settings.metrics_port:
                 undo.callback(self._subject.metric_registry.start_http(self._settings.metrics_port))
@@ -107,6 +116,35 @@ class Worker:
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
                 nursery.cancel_scope.cancel()
         return ExitCode.TIMEOUT if self._left else ExitCode.OK
+
+    def _unregister(self) -> None:
+        """At the end of the mount; not at that of a worker that will be replaced."""
+        if self._ended.is_set() or not self.link.workers_before:
+            registry.remove(self._record)
+
+    def _heed_supervisor(self) -> None:
+        self.link.leave, self.link.adopted = self._make_room, self._adopted
+        self.link.listen()
+
+    def _make_room(self) -> None:
+        """For the next worker: no step is under way from here on; requests that were read and not answered come to it again."""
+        log.info("making room for the next worker")
+        self._parts.fs.lock.acquire(timeout=LOCK_WAIT_S)
+
+    def _adopted(self, pid: int) -> None:
+        """Another supervisor keeps the session now."""
+        self._record = replace(self._record, pid=pid, pid_started=registry.process_started(pid))
+        registry.write(self._record)
+
+    def reload(self) -> None:
+        """Have a worker of the code as it is installed now take over; this one goes on until that can start.
+
+        Raises:
+            RefusedError: this transport's session cannot be taken over.
+        """
+        if self._transport.transport is not Transport.NATIVE:
+            raise RefusedError("reload needs the native transport: a libfuse mount cannot be taken over; unmount and mount again")
+        self.link.tell(reload=True)
 
     @property
     def nothing_left(self) -> bool:
@@ -132,7 +170,7 @@ class Worker:
 
     async def _start_file_system(self) -> None:
         """What an earlier daemon left is drained with care: while nothing was mounted, others could change the backing directory."""
-        if self._parts.place.found:
+        if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
                 lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
             self._parts.engine.guard(self._parts.log.last_seq, lost)
@@ -149,7 +187,7 @@ class Worker:
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(self._write_metrics)
         nursery.start_soon(self._watch_backing)
-        nursery.start_soon(partial(self._manager.feed_watchdog, self._alive))
+        nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
 
     async def _load_manifest(self) -> None:
         """Behind the mount: it may be long, and the backing directory slow."""
@@ -165,9 +203,9 @@ class Worker:
         await trio.to_thread.run_sync(self._lay_beneath)
         try:
             with self._serving:
-                await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted)
+                await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted, load=self._load)
         except BaseException:
-            if self._was_mounted:
+            if self._was_mounted or self.link.session:
                 raise  # a bug ended the transport: what lies beneath is what applications go on with
             self._lift_beneath()
             raise
@@ -177,14 +215,47 @@ class Worker:
 
     def _lay_beneath(self) -> None:
         """Before the mount, so that it can fall through."""
-        if self._settings.on_failure is OnFailure.STOP:
+        if self.link.workers_before:
+            self.beneath = fallthrough.beneath(self._parts.runtime, self._mountpoint) is not None
+        if self.link.session or self._settings.on_failure is OnFailure.STOP:
             return
+        if self.link.workers_before and mountpoint.is_mounted(self._mountpoint):
+            mountpoint.take_away(self._mountpoint, detach=True)  # libfuse: the last worker's mount is dead
         reason = fallthrough.lay(self._parts.runtime, self._settings.backing, self._mountpoint)
         self.beneath = not reason
         if reason:
             self._parts.place.warnings.append(
                 f"no fall-through: the backing directory cannot lie beneath the mount ({reason}), so if acpfs fails, the mount point does"
             )
+
+    def _load(self, transport: Transport) -> transports.Serve:
+        return self._serve_kept if transport is Transport.NATIVE else transports.load(transport)
+
+    async def _serve_kept(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> None:
+        """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""
+        from acpfs.transport.native import serve as native
+        from acpfs.transport.native.negotiate import Negotiated, ProtocolError
+        from acpfs.transport.native.session import Session
+
+        def serving(session: Session) -> None:
+            fs.kept.record("negotiated", session.negotiated.to_record())
+            self._busy = Busy(session.current)
+            ready()
+
+        negotiated = None
+        if self.link.session:
+            negotiated = Negotiated.from_record(fs.kept.fact("negotiated"))
+        else:
+            self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
+            self.link.remember(because=self._transport.reason)
+            keep(self._parts, self.link)
+        try:
+            await native.serve_kept(fs, self.link.kept["session"], negotiated, serving)
+        except (ProtocolError, OSError) as error:
+            if self._was_mounted or self.link.session:
+                raise
+            await trio.to_thread.run_sync(_detach, self._mountpoint)
+            raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
 
     def _lift_beneath(self) -> None:
         if self.beneath:
@@ -206,7 +277,9 @@ class Worker:
             lanes=self._parts.fs.lanes.offered(),
         )
         self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
-        self._ready()
+        self.link.serving(self._mountpoint)
+        if self.link.workers_before:
+            log.warning("a new worker serves", why=self.link.reason, pause_s=round(self.link.pause_s, 3))
         self._parts.prefault.start()
 
     async def _freeze_old(self) -> None:
@@ -243,6 +316,9 @@ class Worker:
             return False
         self._parts.fs.lock.release()
         return True
+
+    def _busy_s(self, now: float) -> float:
+        return self._busy.longest_s(now)
 
     # -- the end
 
@@ -305,6 +381,7 @@ class Worker:
         except OSError as error:
             self.bypassed = None
             raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
+        self.link.remember(bypassed=self.bypassed)
 
     def _end_bypass(self, *, leave: bool) -> None:
         """End what is still served of a bypassed mount."""

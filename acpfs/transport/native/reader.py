@@ -10,6 +10,7 @@ kernel resends what was under way to the next worker.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -39,7 +40,7 @@ def reader_count() -> int:
     return max(READERS_MIN, min(READERS_MAX, len(os.sched_getaffinity(0)) + 1))
 
 
-def is_bulk_read(header: bytearray) -> bool:
+def is_bulk_read(header: memoryview) -> bool:
     """Whether it is a READ of many bytes."""
     return header[4] == _READ and READ_IN.unpack_from(header, IN_HEADER.size)[2] >= BULK_BYTES_MIN
 
@@ -53,10 +54,13 @@ class Readers:
         self._payload_bytes = payload_bytes
         self._ended = ended
         self._left = len(fds)
+        self.current = [0] * len(fds)
+        """Per thread: the number of the request that it serves, counted from 1; 0: it waits for one."""
+        self._count = itertools.count(1)
         self._lock = threading.Lock()
         self._turn = threading.Lock()
         """Held by the thread that reads requests."""
-        self._threads = [threading.Thread(target=self._run, args=(fd,), name=f"fuse-{fd}", daemon=True) for fd in fds]
+        self._threads = [threading.Thread(target=self._run, args=(fd, n), name=f"fuse-{fd}", daemon=True) for n, fd in enumerate(fds)]
 
     def start(self) -> None:
         """Begin to serve."""
@@ -69,9 +73,9 @@ class Readers:
             thread.join(timeout_s)
         return not any(thread.is_alive() for thread in self._threads)
 
-    def _run(self, fd: int) -> None:
+    def _run(self, fd: int, number: int) -> None:
         try:
-            self._serve(fd)
+            self._serve(fd, number)
         except BaseException:
             log.exception("a reader thread died")
         with self._lock:
@@ -80,20 +84,23 @@ class Readers:
         if last:
             self._ended()
 
-    def _serve(self, fd: int) -> None:
+    def _serve(self, fd: int, number: int) -> None:
         handle = self._dispatch.handle
         buffers = RequestBuffers(self._payload_bytes)
         while True:
             with self._turn:
-                length = self._serve_small(fd, buffers)
+                length = self._serve_small(fd, number, buffers)
             if not length:
                 return
+            self.current[number] = next(self._count)
             if handle(fd, buffers, length):
                 buffers.renew()
+            self.current[number] = 0
 
-    def _serve_small(self, fd: int, buffers: RequestBuffers) -> int:
+    def _serve_small(self, fd: int, number: int, buffers: RequestBuffers) -> int:
         """Handle requests until one comes that moves many bytes: its length; 0 when the mount has ended."""
         readv, handle, vector = os.readv, self._dispatch.handle, buffers.vector
+        current, count = self.current, self._count
         while True:
             try:
                 length = readv(fd, vector)
@@ -105,6 +112,8 @@ class Readers:
                 raise
             if not length or length >= BULK_BYTES_MIN or is_bulk_read(buffers.header):
                 return length
+            current[number] = next(count)
             if handle(fd, buffers, length):
                 buffers.renew()
                 vector = buffers.vector
+            current[number] = 0

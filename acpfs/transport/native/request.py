@@ -29,7 +29,11 @@ def plain(unique: int) -> int:
 
 
 class RequestBuffers:
-    """What one request is read into."""
+    """What one request is read into.
+
+    Every page is there and shared, so that the kernel never has to make one while it copies a request. It cannot for a process that is
+    being killed, and answers such a request with EIO instead of keeping it for the next worker (seen with the first write of a thread).
+    """
 
     def __init__(self, payload_bytes: int) -> None:
         """`payload_bytes`: the largest WRITE of the session."""
@@ -38,8 +42,9 @@ class RequestBuffers:
 
     def renew(self) -> None:
         """New ones: the view of the old payload now belongs to a WRITE that is answered later."""
-        self.header = bytearray(HEADER_BYTES)
-        self.payload = memoryview(mmap.mmap(-1, self._payload_bytes))
+        whole = memoryview(mmap.mmap(-1, mmap.PAGESIZE + self._payload_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        self.header = whole[:HEADER_BYTES]
+        self.payload = whole[mmap.PAGESIZE :]
         self.vector = (self.header, self.payload)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -42,7 +43,7 @@ async def serve(
     Raises:
         MachineError: FUSE is not permitted here, or the kernel is too old.
     """
-    mask = int(os.environ.get(MASK_VARIABLE, str(ALL_FEATURES)), 0) if feature_mask is None else feature_mask
+    mask = _mask() if feature_mask is None else feature_mask
     session = await trio.to_thread.run_sync(_begin, fs, settings, mask, readers)
     session.start()
     try:
@@ -53,22 +54,38 @@ async def serve(
             await trio.to_thread.run_sync(_finish, session, settings.mountpoint)
 
 
-async def serve_kept(fs: FileSystem, fds: Sequence[int], negotiated: Negotiated | None, ready: Callable[[Negotiated], None]) -> None:
+def _mask() -> int:
+    return int(os.environ.get(MASK_VARIABLE, str(ALL_FEATURES)), 0)
+
+
+def make_session(settings: Settings) -> list[int]:
+    """Mount; the session's descriptor and clones of it, for `serve_kept`. Nobody has answered INIT yet.
+
+    Raises:
+        MachineError: FUSE is not permitted here.
+    """
+    return clones(mount(settings.mountpoint, MountOptions("acpfs", allow_other=settings.allow_other)), reader_count())
+
+
+async def serve_kept(
+    fs: FileSystem, fds: Sequence[int], negotiated: Negotiated | None, ready: Callable[[Session], None], *, feature_mask: int | None = None
+) -> None:
     """Serve a session over descriptors that another process keeps too, until the mount ends or the task is cancelled.
 
     `fds`: the session's descriptor, and clones of it if any are kept: what was read through a clone fails when its last copy is closed.
-    `negotiated` is what an earlier worker was told through `ready`; None: nobody has answered INIT yet. Cancelling leaves the threads
+    `negotiated` is what the session of an earlier worker had; None: nobody has answered INIT yet. Cancelling leaves the threads
     to the end of the process: requests under way are resent to the next worker.
 
     Raises:
         ProtocolError: the kernel is too old.
     """
     if negotiated is None:
-        session = await trio.to_thread.run_sync(Session.begin, fs, fds)
+        mask = _mask() if feature_mask is None else feature_mask
+        session = await trio.to_thread.run_sync(partial(Session.begin, fs, fds, feature_mask=mask))
     else:
         session = await trio.to_thread.run_sync(Session.take_over, fs, fds, negotiated)
     session.start()
-    ready(session.negotiated)
+    ready(session)
     await settled(session.ended)
     await trio.to_thread.run_sync(session.close, CLOSE_TIMEOUT_S)
 

@@ -119,6 +119,10 @@ class Session:
         """Calls that wait for the backing directory, for room, or to be persisted."""
         return len(self._dispatch.continuations)
 
+    def current(self) -> list[int]:
+        """Per thread: the number of the request that it serves, 0 when it waits for one."""
+        return list(self._readers.current)
+
     def close(self, timeout_s: float) -> bool:
         """After the mount has ended: wait for the threads, and let go of the descriptors.
 

@@ -1,0 +1,410 @@
+"""The supervisor: keeps the kernel session and whatever else must outlive a worker, and sees to it that there is a worker.
+
+Tiny on purpose: the standard library, no thread, no event loop, and never a system call on its own mount, which would wait for the worker
+that it is to replace. It knows processes, descriptors by name and times; what the worker does it does not know. Workers are forked from a
+template; one that dies, or gives no sign of life, is replaced; one that cannot be kept alive ends in the fall-through.
+
+    python -m acpfs.supervisor.supervisor --start FD | --foreground | --adopt FD
+
+`--start`: settings on standard input, the answer for whoever mounts to descriptor FD. `--adopt`: FD is the channel of a living worker
+whose supervisor is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+from acpfs.supervisor import channel
+from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
+from acpfs.supervisor.service import Service, inherited
+
+HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
+EARLY_DEATHS_VARIABLE = "ACPFS_EARLY_DEATHS_MAX"
+HANG_TIMEOUT_S = 30.0
+"""Without a sign of life, or with one request in a thread: far beyond what a step takes, and any stall of a machine in heavy use."""
+DUMP_WAIT_S = 1.0
+"""Between asking a hung worker for its stacks and killing it."""
+BUG_WAIT_S = 0.2
+FAILED = 1
+HANDED_OVER = 75
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Child:
+    """The worker as the supervisor sees it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.pid = 0
+        self.pidfd = -1
+        self.serving_at = 0.0
+        """Monotonic time, seconds; 0: not yet."""
+        self.beat_at = 0.0
+        self.busy_s = 0.0
+        self.dumped_at = 0.0
+        """When it was asked for its stacks before it is killed; 0: it is not hung."""
+        self.exit_code: int | None = None
+        """It ended on purpose, with this code for whoever asked."""
+        self.error: dict[str, Any] | None = None
+        self.leaving = False
+
+
+class Supervisor:
+    """One per mount; `run` until the mount ends."""
+
+    def __init__(self, settings: dict[str, Any], answer_fd: int = -1, *, detached: bool = True) -> None:
+        """`settings`: as JSON has them, not looked into but for the places that falling through needs. `detached`: from any terminal."""
+        self._detached = detached
+        self._settings = settings
+        self._answer_fd = answer_fd
+        self._kept: dict[str, list[int]] = {}
+        self._facts: dict[str, Any] = {}
+        self._workers = 0
+        self._service = Service()
+        self._selector = selectors.DefaultSelector()
+        self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
+        self._hang_timeout_s = float(os.environ.get(HANG_VARIABLE, HANG_TIMEOUT_S))
+        self._template: socket.socket | None = None
+        self._next_template: socket.socket | None = None
+        """Of new code, while it loads."""
+        self._old_template: socket.socket | None = None
+        """Of the old code, until a worker of the new one serves."""
+        self._child: Child | None = None
+        self._died_at: float | None = None
+        self._reason = ""
+        self._start_at = 0.0
+        """When the next worker is to be started, monotonic; 0: there is one."""
+        self._fed_at = 0.0
+        self._exit_code = 0
+        self._ended = self._stopping = False
+
+    # -- life
+
+    def run(self) -> int:
+        """Until the mount ends; the exit code."""
+        self._heed_signals()
+        if self._child is None:
+            self._kept, state = inherited()
+            if "session" in self._kept:
+                self._facts, self._workers, self._reason = state["facts"], int(state["workers"]), "the supervisor was started again"
+                self._died_at = time.monotonic()
+        self._template = self._spawn_template()
+        if self._child is None:
+            self._start_worker()
+        while not self._ended:
+            try:
+                for key, _events in self._selector.select(self._patience_s()):
+                    key.data()
+                self._look_after()
+            except Exception:  # noqa: BLE001 - whatever it is
+                traceback.print_exc()  # a bug here must not cost the session, which would die with this process
+                time.sleep(BUG_WAIT_S)
+        self._service.forget()
+        return self._exit_code
+
+    def adopt(self, end: socket.socket) -> None:
+        """Take a living worker over, which tells on its channel what is to be kept."""
+        message, fds = channel.receive(end)
+        assert message is not None
+        self._settings, self._facts, self._workers = message["settings"], message["facts"], message["workers"]
+        child = self._child = Child(end)
+        child.serving_at = child.beat_at = time.monotonic()
+        self._keep(message["keep"], fds)
+        self._watch(end, lambda: self._hear(child))
+        self._know_pid(child, message["adopt"])
+
+    def _heed_signals(self) -> None:
+        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # templates are not waited for
+        self._selector.register(woken, selectors.EVENT_READ, lambda: self._pass_on(os.read(woken, 64)))
+
+    def _pass_on(self, numbers: bytes) -> None:
+        """Signals are the worker's business."""
+        for number in numbers:
+            if number in _SIGNALS:
+                self._stopping = self._stopping or number != signal.SIGHUP
+                if self._child is not None and self._child.pid:
+                    self._kill(self._child, number)
+                elif self._stopping:
+                    self._finish(0)
+
+    @staticmethod
+    def _kill(child: Child, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(child.pidfd, number)
+
+    # -- templates
+
+    def _spawn_template(self) -> socket.socket:
+        ours, theirs = channel.pair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            arguments = [sys.executable, "-m", "acpfs.supervisor.template", str(theirs.fileno())]
+            os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0)
+        self._watch(ours, lambda: self._hear_template(ours))
+        return ours
+
+    def _hear_template(self, template: socket.socket) -> None:
+        if template.fileno() < 0:
+            return
+        message, _fds = channel.receive(template)
+        if message is None:
+            self._forget(template)
+            if template is self._next_template:
+                self._next_template = None
+                self._tell_worker({"reload_failed": "the new code cannot be loaded; see the log"})
+            elif template is self._template:
+                self._template = self._spawn_template()
+                if self._child is not None and not self._child.pid:
+                    self._worker_gone(self._child)  # it took the order to start one with it
+        elif "pid" in message and self._child is not None and template is self._template:
+            self._know_pid(self._child, message["pid"])
+        elif "loaded" in message and template is self._next_template and self._child is not None:
+            self._child.leaving = True
+            self._tell_worker({"leave": True})
+
+    def _tell_worker(self, message: channel.Message) -> None:
+        if self._child is not None:
+            channel.send(self._child.end, message)
+
+    # -- workers
+
+    def _start_worker(self) -> None:
+        assert self._template is not None
+        self._start_at = 0.0
+        ours, theirs = channel.pair()
+        child = self._child = Child(ours)
+        names = [[name, len(fds)] for name, fds in self._kept.items()]
+        orders = {
+            "settings": self._settings,
+            "keep": names,
+            "facts": self._facts,
+            "workers_before": self._workers,
+            "died_at": self._died_at,
+            "reason": self._reason,
+            "supervisor": os.getpid(),
+            "detached": self._detached,
+        }
+        with theirs:
+            channel.send(self._template, orders, [theirs.fileno(), *(fd for fds in self._kept.values() for fd in fds)])
+        self._watch(ours, lambda: self._hear(child))
+
+    def _know_pid(self, child: Child, pid: int) -> None:
+        child.pid = pid
+        try:
+            child.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._worker_gone(child)
+            return
+        self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
+        if self._stopping:
+            self._kill(child, signal.SIGTERM)
+
+    def _hear(self, child: Child) -> None:
+        if child.end.fileno() < 0:
+            return
+        message, fds = channel.receive(child.end)
+        if message is None:
+            self._forget(child.end)
+            return
+        if "keep" in message:
+            self._keep(message["keep"], fds)
+        if "facts" in message:
+            self._facts = message["facts"]
+            self._store_state()
+        if "settings" in message:
+            self._settings = message["settings"]
+            self._store_state()
+        if "notify" in message:
+            self._service.notify(message["notify"])
+        if "beat" in message:
+            child.beat_at, child.busy_s = time.monotonic(), message["beat"]
+        if "serving" in message:
+            self._now_serving(child)
+        if "error" in message:
+            child.error = message["error"]
+        if "reload" in message and self._next_template is None:
+            self._next_template = self._spawn_template()
+        if "ended" in message:
+            child.exit_code = message["ended"]
+
+    def _keep(self, names: list[tuple[str, int]], fds: list[int]) -> None:
+        position = 0
+        for name, count in names:
+            for old in self._kept.get(name, ()):
+                os.close(old)
+            self._kept[name] = fds[position : position + count]
+            position += count
+            self._service.store(name, self._kept[name])
+        self._store_state()
+
+    def _store_state(self) -> None:
+        self._service.store_state({"facts": self._facts, "workers": self._workers})
+
+    def _now_serving(self, child: Child) -> None:
+        child.serving_at = child.beat_at = time.monotonic()
+        self._workers += 1
+        self._died_at, self._reason = None, ""
+        self._store_state()
+        if self._old_template is not None:
+            self._forget(self._old_template)  # a worker of the new code serves
+            self._old_template = None
+        self._answer({"result": {}})
+
+    def _worker_gone(self, child: Child) -> None:
+        """Its process has ended: what now?"""
+        if child is not self._child:
+            return
+        self._drain_channel(child)
+        for end in (child.end, child.pidfd):
+            self._forget(end)
+        self._child = None
+        now = time.monotonic()
+        if child.exit_code is not None or self._stopping:
+            self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
+        elif self._workers == 0:
+            self._finish(FAILED, child.error)
+        else:
+            self._replace(child, now)
+
+    def _drain_channel(self, child: Child) -> None:
+        """What it said last."""
+        with contextlib.suppress(OSError):
+            child.end.setblocking(False)
+            while child.end.fileno() in self._selector.get_map():
+                self._hear(child)
+
+    def _replace(self, child: Child, now: float) -> None:
+        self._died_at = self._died_at or now
+        self._reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
+        if child.leaving and self._next_template is not None:
+            self._old_template, self._template, self._next_template = self._template, self._next_template, None
+            self._start_worker()
+            return
+        if self._old_template is not None and self._template is not None:
+            self._forget(self._template)  # the new code's worker could not take over: back to the old one
+            self._template, self._old_template = self._old_template, None
+            self._reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
+            self._start_worker()
+            return
+        delay_s = self._restarts.delay_s(now - child.serving_at if child.serving_at else 0.0)
+        if delay_s is None:
+            self._give_up(child)
+        else:
+            self._start_at = now + delay_s
+
+    # -- time
+
+    def _patience_s(self) -> float | None:
+        now, times = time.monotonic(), []
+        if self._start_at:
+            times.append(self._start_at - now)
+        if self._child is not None and self._child.serving_at:
+            times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._hang_timeout_s / 4))
+        if self._service.watchdog_s:
+            times.append(self._fed_at + self._service.watchdog_s - now)
+        return max(0.0, min(times)) if times else None
+
+    def _look_after(self) -> None:
+        now = time.monotonic()
+        if self._start_at and now >= self._start_at and not self._ended:
+            self._start_worker()
+        child = self._child
+        healthy = child is None or self._look_at(child, now)
+        if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
+            self._fed_at = now
+            self._service.notify("WATCHDOG=1")
+
+    def _look_at(self, child: Child, now: float) -> bool:
+        """Whether the worker is well; one that is not is asked for its stacks, and then killed."""
+        if child.dumped_at:
+            if now - child.dumped_at >= DUMP_WAIT_S:
+                self._kill(child, signal.SIGKILL)
+            return False
+        if not child.serving_at or not child.pid:
+            return True
+        if now - child.beat_at < self._hang_timeout_s and child.busy_s < self._hang_timeout_s:
+            return True
+        child.dumped_at = now
+        self._kill(child, signal.SIGUSR1)
+        return False
+
+    # -- the end
+
+    def _give_up(self, child: Child) -> None:
+        """No worker lives: let the mount fall through to the backing directory, if that lies beneath."""
+        from pathlib import Path
+
+        from acpfs.ram.mounts import unmount
+        from acpfs.supervisor import fallthrough
+
+        said = (child.error or {}).get("message", "it died")
+        reason = f"{self._restarts.early} workers in a row could not serve; the last one: {said}"
+        mountpoint, tier = self._settings["mountpoint"], self._facts.get("tier")
+        with contextlib.suppress(OSError):
+            fell = fallthrough.fall(Path(self._settings["runtime_dir"]), mountpoint, reason, tier=Path(tier) if tier else None)
+            if not fell and self._settings.get("on_failure") != "stop":
+                unmount(Path(mountpoint), detach=True)
+        sys.stderr.write(f"acpfs: {mountpoint}: {reason}\n")
+        self._finish(FAILED, child.error)
+
+    def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
+        self._exit_code, self._ended = code, True
+        if error is not None:
+            self._answer({"error": error})
+            self._exit_code = int(error.get("exit_code", code))
+
+    def _answer(self, message: channel.Message) -> None:
+        """To whoever mounts: once."""
+        if self._answer_fd >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._answer_fd, json.dumps(message).encode() + b"\n")
+            os.close(self._answer_fd)
+            self._answer_fd = -1
+
+    # -- descriptors
+
+    def _watch(self, end: socket.socket, heard: Any) -> None:
+        self._selector.register(end, selectors.EVENT_READ, heard)
+
+    def _forget(self, end: socket.socket | int) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(end)
+        if isinstance(end, socket.socket):
+            end.close()
+        elif end >= 0:
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+def main(arguments: list[str]) -> int:
+    """Entry of the process."""
+    os.umask(0o022)
+    if arguments[0] == "--adopt":
+        supervisor = Supervisor({})
+        supervisor.adopt(socket.socket(fileno=int(arguments[1])))
+        return supervisor.run()
+    settings = json.loads(sys.stdin.buffer.read())
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    answer_fd = int(arguments[1]) if arguments[0] == "--start" else -1
+    if answer_fd >= 0:
+        os.set_inheritable(answer_fd, False)
+    return Supervisor(settings, answer_fd, detached=answer_fd >= 0).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
