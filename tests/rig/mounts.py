@@ -119,19 +119,38 @@ class AcpfsMount:
         self.run("acpfs", "umount", str(self.path), "--timeout", str(timeout_s), timeout_s=timeout_s + 30)
         self._unwatch()
 
+    @property
+    def supervisor(self) -> int:
+        """Process that keeps the mount."""
+        return registry.find(registry.normalised(str(self.path)), registry.records([self.runtime_dir])).pid
+
     def kill(self) -> None:
-        """kill -9 of the process that serves, and away with the dead mount; the RAM tier stays."""
+        """kill -9 of all that serves and keeps the mount, and away with the dead mount; the RAM tier stays."""
+        self.kill_processes()
+        self._detach()
+
+    def kill_worker(self) -> int:
+        """kill -9 of the worker, and no more: the next one takes over. Returns the process number it had."""
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
-        wait_gone(pid)
-        self._detach()
+        return pid
+
+    def kill_processes(self, timeout_s: float = 20.0) -> None:
+        """A worker whose supervisor dies starts another one, so until nobody is left."""
+        deadline = time.monotonic() + timeout_s
+        while (living := self._living()) and time.monotonic() < deadline:
+            for pid in living:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in living:
+                with contextlib.suppress(TimeoutError):
+                    wait_gone(pid, 5)
 
     def terminate(self, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
         """SIGTERM, then wait for the end of the process."""
-        pid = self.pid
+        pid = self.supervisor
         os.kill(pid, signal.SIGTERM)
-        wait_gone(pid, timeout_s)
-        self._unwatch()
+        self.wait_ended(pid, timeout_s)
 
     def wait_unmounted(self, timeout_s: float = 30.0) -> None:
         """Wait until the kernel's table does not have the mount any more."""
@@ -143,19 +162,17 @@ class AcpfsMount:
                 select.select([], [], [table], 1.0)  # the kernel tells of changes as an exceptional condition
 
     def wait_ended(self, pid: int, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
-        """Wait for the end of the daemon's process."""
+        """Wait for the end of the daemon's process `pid`, and of the others that belong to it."""
         wait_gone(pid, timeout_s)
+        for other in self._living():
+            wait_gone(other, timeout_s)
         self._unwatch()
 
     def abort(self) -> None:
         """End everything that this mount started, whatever its state, and remove the RAM tier."""
         self._unwatch()
         self._abort_connection()
-        for pid in self._living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(TimeoutError):
-                wait_gone(pid, 5)
+        self.kill_processes()
         self._detach()
         for mounted in mounts_below(self.runtime_dir):
             subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
@@ -163,6 +180,9 @@ class AcpfsMount:
 
     def leaks(self) -> list[str]:
         """What an unmounted acpfs has left behind that it should not have."""
+        for pid in self._living():
+            with contextlib.suppress(TimeoutError):  # the template ends with the supervisor, a moment later
+                wait_gone(pid, 5)
         found = [f"mount {self.path}"] if is_mounted(self.path) else []
         found += [f"process {pid}" for pid in self._living()]
         found += [f"mount {mounted}" for mounted in mounts_below(self.runtime_dir)]

@@ -14,7 +14,7 @@ import pytest
 
 from acpfs.errors import ExitCode
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, CommandError, is_mounted, mounts_below, wait_gone
+from tests.rig.mounts import AcpfsMount, CommandError, is_mounted, mounts_below
 
 pytestmark = [
     pytest.mark.mount,
@@ -173,9 +173,7 @@ def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount):
 
 def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMount):
     for clear in (lambda: slow.run("acpfs", "umount", str(slow.path)), lambda: None):
-        pid = slow.pid
-        os.kill(pid, signal.SIGKILL)
-        wait_gone(pid)
+        slow.kill_processes()
         assert is_mounted(slow.path)
         clear()
         slow.run("acpfs", "mount", str(slow.backing), str(slow.path), "--ram", "512M")
@@ -207,7 +205,7 @@ def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount):
     os.kill(pid, signal.SIGTERM)
     slow.wait_status(lambda status: status["state"] == "draining")
     os.kill(pid, signal.SIGTERM)
-    wait_gone(pid, 10)
+    slow.wait_ended(pid, 10)
     assert not (slow.backing / "big").exists()
     assert mounts_below(slow.runtime_dir)  # the RAM tier
     slow.start(bandwidth=0)
@@ -227,7 +225,7 @@ def test_umount_by_others_drains_afterwards(slow: AcpfsMount):
     slow.ctl("set", "bandwidth=8M")
     content, pid = (slow.path / "big").read_bytes(), slow.pid
     subprocess.run(["umount", str(slow.path)], check=True, timeout=20)
-    wait_gone(pid)
+    slow.wait_ended(pid)
     assert (slow.backing / "big").read_bytes() == content
     assert slow.leaks() == []
 
