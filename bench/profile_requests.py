@@ -24,6 +24,7 @@ from typing import Any
 
 from acpfs.config import Settings, Transport
 from acpfs.supervisor import daemon
+from acpfs.supervisor.link import alone
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import Opcode
@@ -118,7 +119,9 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     settings = Settings(
         backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport.NATIVE, ram="1G"
     )
-    daemon.run(daemon.prepare(settings), lambda _message: print("ready", flush=True))
+    link = alone()
+    link.on_serving = lambda: print("ready", flush=True)
+    daemon.run(daemon.prepare(settings), link)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "retry": ("acpfs.cli.verbs.retry", "Try again what failed, now."),
     "discard": ("acpfs.cli.verbs.discard", "Give up what the backing directory refused for good, with its data."),
     "bypass": ("acpfs.cli.verbs.bypass", "Take the mount away: new opens reach the backing directory itself."),
+    "reload": ("acpfs.cli.verbs.reload", "Have the code as it is installed now take over, without unmounting."),
     "config": ("acpfs.cli.verbs.config", "Effective settings."),
     "set": ("acpfs.cli.verbs.set", "Change bandwidth, streams, log_level or ram."),
     "metrics": ("acpfs.cli.verbs.metrics", "Prometheus metrics as text."),

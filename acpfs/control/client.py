@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,16 @@ SILENCE_S_MAX = 60.0
 """A daemon that works on a request says something every second; one that says nothing for so long has a fault."""
 
 
+ATTEMPTS_MAX = 50
+NEXT_WORKER_WAIT_S = 0.1
+REPEATABLE = frozenset({"status", "config", "metrics", "ls", "flush", "wait", "verify"})
+"""Verbs that may be asked again when the worker that was asked has died: the supervisor lives, and the next worker answers."""
+
+
+class _EndedError(AcpfsError):
+    """The worker that was asked is not there any more."""
+
+
 def request(record: MountRecord, verb: str, args: Json | None = None, on_event: Callable[[Json], None] | None = None) -> Any:
     """Ask a daemon; the result, with `items` events gathered into a list when there were any.
 
@@ -29,6 +40,17 @@ def request(record: MountRecord, verb: str, args: Json | None = None, on_event: 
         NotMountedError: no daemon answers.
         AcpfsError: what the daemon answered, or that it fell silent.
     """
+    for _ in range(ATTEMPTS_MAX - 1 if verb in REPEATABLE else 0):
+        try:
+            return _request(record, verb, args, on_event)
+        except _EndedError:
+            if not record.alive:
+                raise
+            time.sleep(NEXT_WORKER_WAIT_S)
+    return _request(record, verb, args, on_event)
+
+
+def _request(record: MountRecord, verb: str, args: Json | None, on_event: Callable[[Json], None] | None) -> Any:
     items: list[Any] = []
     for message in _messages(record, encode({"verb": verb, "args": args or {}})):
         if "error" in message:
@@ -39,7 +61,7 @@ def request(record: MountRecord, verb: str, args: Json | None = None, on_event: 
             items += message["items"]
         elif on_event is not None:
             on_event(message)
-    raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered")
+    raise _EndedError(f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered")
 
 
 def _messages(record: MountRecord, line: bytes) -> Iterator[Json]:
@@ -53,7 +75,7 @@ def _messages(record: MountRecord, line: bytes) -> Iterator[Json]:
         except TimeoutError:
             raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer") from None
         except ConnectionError:
-            raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection") from None
+            raise _EndedError(f"the daemon of {record.mountpoint} (process {record.pid}) closed the connection") from None
 
 
 def _connected(record: MountRecord) -> socket.socket:

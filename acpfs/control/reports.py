@@ -82,6 +82,12 @@ class WorkerReport:
     pid: int
     started_at: float
     version: str
+    number: int = 1
+    """Of this mount's workers; one that dies is followed by the next."""
+    pause_s: float = 0.0
+    """How long nobody served before this one did."""
+    last_end: str = ""
+    """Why its predecessor is not there any more: died, hung, reload, or why a reload was refused."""
 
 
 @dataclass(frozen=True, slots=True)

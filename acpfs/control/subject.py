@@ -88,6 +88,14 @@ class Subject(Protocol):
         """
         ...
 
+    def reload(self) -> None:
+        """Have a worker of the code as it is installed now take over, as soon as that is loaded.
+
+        Raises:
+            RefusedError: this mount cannot be taken over.
+        """
+        ...
+
     async def bypass(self, reason: str) -> None:
         """Take the mount away from over the backing directory: new opens are native, what is open goes on.
 

@@ -143,6 +143,13 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     return {**done, "left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": len(left)}
 
 
+async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
+    """The worker as it is now; another one is on its way."""
+    worker = asdict(subject.status().worker)
+    subject.reload()
+    return worker
+
+
 async def bypass(subject: Subject, request: Request, _tell: Report) -> Json:
     await subject.bypass(request.text("reason"))
     return subject.status().to_json()
@@ -161,6 +168,7 @@ HANDLERS: dict[str, Handler] = {
     "discard": discard,
     "set": change,
     "bypass": bypass,
+    "reload": reload,
     "unmount": unmount,
 }
 

@@ -40,6 +40,7 @@ class Link:
         """Called on the order to leave, in the listening thread; returns when it is safe to end the process."""
         self.reload_failed: Callable[[str], None] = lambda _why: None
         self.adopted: Callable[[int], None] = lambda _pid: None
+        self.on_serving: Callable[[], None] = lambda: None
         self.session_name = ""
         """The token, also of a session that this worker is about to begin."""
         self.pause_s = 0.0
@@ -86,6 +87,7 @@ class Link:
         died_at = self._orders.get("died_at")
         self.pause_s = 0.0 if died_at is None else time.monotonic() - died_at
         self.tell(serving=text, pause_s=self.pause_s)
+        self.on_serving()
 
     def beat(self, busy_s: float) -> None:
         """A sign of life; `busy_s`: how long the request that is served longest has kept its thread."""
@@ -129,6 +131,18 @@ class Link:
         channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
         self.adopted(child.pid)
         self._listen()
+
+
+def alone() -> Link:
+    """The link of a worker without a supervisor, for measurements in one process: what it says is thrown away."""
+    ours, theirs = channel.pair()
+
+    def listen() -> None:
+        while channel.receive(ours)[0] is not None:
+            pass
+
+    threading.Thread(target=listen, name="no supervisor", daemon=True).start()
+    return Link(theirs, {"supervisor": os.getpid(), "settings": {}}, {})
 
 
 def orders_of(orders: dict[str, Any], fds: Sequence[int]) -> Link:

@@ -6,6 +6,7 @@ threads that may hang.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,6 +39,7 @@ from acpfs.ram import place as places
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import logs
 from acpfs.supervisor.assembly import Parts
+from acpfs.supervisor.link import Link
 from acpfs.types import Seq
 from acpfs.writeback import records
 from acpfs.writeback.ops import Op
@@ -76,11 +78,14 @@ class Life(Protocol):
     @property
     def stopping(self) -> bool: ...
     @property
+    def link(self) -> Link: ...
+    @property
     def bypassed(self) -> tuple[float, str] | None: ...
     @property
     def beneath(self) -> bool: ...
     async def unmount(self, *, leave: bool) -> None: ...
     async def bypass(self, reason: str) -> None: ...
+    def reload(self) -> None: ...
     async def finished(self) -> list[QueueEntry]: ...
 
 
@@ -98,7 +103,7 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
-        now, bypassed = time.time(), self._life.bypassed
+        now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
             mount=os.fspath(parts.settings.mountpoint),
@@ -110,7 +115,7 @@ class WorkerSubject:
             lanes=fs.open_lanes,
             lane_choices=fs.lane_choices,
             fsync=parts.settings.fsync.value,
-            worker=WorkerReport(os.getpid(), parts.started_at, __version__),
+            worker=WorkerReport(os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason),
             ram=_ram(
                 parts,
                 fs.tier.used_bytes,
@@ -263,12 +268,16 @@ class WorkerSubject:
         wanted = getattr(validated({**self._parts.settings.model_dump(), field: value}), field)
         _CHANGES[field](self._parts, wanted)
         setattr(self._parts.settings, field, wanted)
+        self._life.link.tell(settings=json.loads(self._parts.settings.model_dump_json(exclude_unset=True)))
         return {"key": field, "value": wanted}
 
     # -- the end
 
     async def unmount(self, *, leave: bool) -> None:
         await self._life.unmount(leave=leave)
+
+    def reload(self) -> None:
+        self._life.reload()
 
     async def bypass(self, reason: str) -> None:
         await self._life.bypass(reason)

@@ -121,6 +121,9 @@ class DoubleSubject:
             raise RefusedError("/mnt/x is in use")
         self.unmounted.set()
 
+    def reload(self) -> None:
+        raise RefusedError("it cannot be taken over")
+
     async def bypass(self, reason: str) -> None:
         raise RefusedError("nothing lies beneath")
 

@@ -97,7 +97,7 @@ class AcpfsMount:
         self.options.update(changed)
         self.path.mkdir(parents=True, exist_ok=True)
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._watch()
+        self.watch()
         words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]
         for name, value in self.options.items():
             option = "--" + name.replace("_", "-")
@@ -138,7 +138,7 @@ class AcpfsMount:
     def kill_processes(self, timeout_s: float = 20.0) -> None:
         """A worker whose supervisor dies starts another one, so until nobody is left."""
         deadline = time.monotonic() + timeout_s
-        while (living := self._living()) and time.monotonic() < deadline:
+        while (living := self.living()) and time.monotonic() < deadline:
             for pid in living:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -164,7 +164,7 @@ class AcpfsMount:
     def wait_ended(self, pid: int, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
         """Wait for the end of the daemon's process `pid`, and of the others that belong to it."""
         wait_gone(pid, timeout_s)
-        for other in self._living():
+        for other in self.living():
             wait_gone(other, timeout_s)
         self._unwatch()
 
@@ -180,11 +180,11 @@ class AcpfsMount:
 
     def leaks(self) -> list[str]:
         """What an unmounted acpfs has left behind that it should not have."""
-        for pid in self._living():
+        for pid in self.living():
             with contextlib.suppress(TimeoutError):  # the template ends with the supervisor, a moment later
                 wait_gone(pid, 5)
         found = [f"mount {self.path}"] if is_mounted(self.path) else []
-        found += [f"process {pid}" for pid in self._living()]
+        found += [f"process {pid}" for pid in self.living()]
         found += [f"mount {mounted}" for mounted in mounts_below(self.runtime_dir)]
         found += [f"staging file {path}" for path in staging_files(self.backing)]
         return found
@@ -193,7 +193,7 @@ class AcpfsMount:
         while is_mounted(self.path):
             subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=20)
 
-    def _living(self) -> list[int]:
+    def living(self) -> list[int]:
         """Processes that this mount started: they carry its runtime directory in their environment."""
         marker = f"ACPFS_RUNTIME_DIR={self.runtime_dir}".encode()
         found = {pid for pid in self._pids if _alive(pid)}
@@ -204,7 +204,7 @@ class AcpfsMount:
                         found.add(int(entry.name))
         return sorted(found)
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
         self._unwatch()
         self._watchdog = threading.Timer(self._watchdog_s, self.abort)
         self._watchdog.daemon = True

@@ -1,6 +1,6 @@
 """A worker dies by kill -9, the next one takes its session over: what programs have open goes on, on either lane.
 
-Without supervisor and engine: the session's descriptor is kept by the test. Each program says when it is half-way, and goes on when it is told.
+Without supervisor and engine: the session's descriptor is kept by the test. Each program says when it is half-way, and goes on when told.
 """
 
 from __future__ import annotations
@@ -99,13 +99,14 @@ PROGRAMS = {
     "with os.scandir() as entries:\n    names = [next(entries).name for _ in range(300)]; killed()\n"
     "    for n in range(0, 2000, 7): os.unlink(f'{n:05}')\n    open('new', 'w').close(); names += [e.name for e in entries]\n"
     "assert len(names) == len(set(names)); assert {f'{n:05}' for n in range(2000) if n % 7} <= set(names)",
-    "times that were set": "f = os.open('f', os.O_WRONLY | os.O_CREAT); os.write(f, b'abc'); os.utime(f, ns=(5 * 10**9, 7 * 10**9)); killed();"
-    "assert os.fstat(f).st_mtime_ns == 7 * 10**9; os.close(f); killed(); assert os.stat('f').st_mtime_ns == 7 * 10**9",
+    "times that were set": "f = os.open('f', os.O_WRONLY | os.O_CREAT); os.write(f, b'abc'); os.utime(f, ns=(5 * 10**9, 7 * 10**9));"
+    "killed(); assert os.fstat(f).st_mtime_ns == 7 * 10**9; os.close(f); killed(); assert os.stat('f').st_mtime_ns == 7 * 10**9",
     "several openers": "w = os.open('f', os.O_WRONLY | os.O_CREAT); r = os.open('f', os.O_RDONLY); os.write(w, b'abc'); killed();"
     "r2 = os.open('f', os.O_RDONLY); os.write(w, b'def'); killed(); w2 = os.open('f', os.O_WRONLY); os.pwrite(w2, b'X', 0);"
     "assert [os.pread(x, 9, 0) for x in (r, r2)] == [b'Xbcdef'] * 2",
-    "the working directory, and names": "os.makedirs('a/b/c'); os.chdir('a/b'); open('c/f', 'w').write('x'); killed(); os.rename('c', '../d');"
-    "killed(); assert content('../d/f') == b'x'; os.chdir('..'); os.rename('b', 'e'); assert sorted(os.listdir()) == ['d', 'e']",
+    "the working directory, and names": "os.makedirs('a/b/c'); os.chdir('a/b'); open('c/f', 'w').write('x'); killed();"
+    "os.rename('c', '../d'); killed(); assert content('../d/f') == b'x'; os.chdir('..'); os.rename('b', 'e');"
+    "assert sorted(os.listdir()) == ['d', 'e']",
 }
 
 

@@ -1,0 +1,217 @@
+"""The supervisor: restarts, hangs, reload, giving up, its own death, the service manager's store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
+from tests.rig.mounts import REPOSITORY, AcpfsMount, is_mounted, wait_gone
+
+needs_mount = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+WATCHDOG_S = 90.0
+
+
+def test_back_off_and_giving_up():
+    restarts = Restarts(8)
+    assert [restarts.delay_s(0.1) for _ in range(AT_ONCE)] == [0.0] * AT_ONCE
+    delays = [restarts.delay_s(0.1) for _ in range(4)]
+    assert delays == sorted(set(delays))
+    assert delays[-1] <= DELAY_MAX_S
+    assert restarts.delay_s(0.1) is None
+
+
+def test_a_worker_that_served_for_a_while_is_replaced_at_once_however_often():
+    restarts = Restarts(3)
+    assert [restarts.delay_s(EARLY_S) for _ in range(20)] == [0.0] * 20
+
+
+@pytest.fixture
+def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
+    (tmp_path / "backing").mkdir()
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S) as made:
+        yield made
+
+
+class TestNative:
+    pytestmark = [*needs_mount, pytest.mark.transports("native")]
+
+    def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(self, mount: AcpfsMount):
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            worker, supervisor = mount.pid, mount.supervisor
+            os.kill(supervisor, signal.SIGKILL)
+            wait_gone(supervisor)
+            file.write(b"two ")
+            assert mount.pid == worker
+            mount.wait_status(lambda _status: mount.supervisor != supervisor)
+            os.kill(worker, signal.SIGKILL)
+            file.write(b"three")
+        assert mount.pid != worker
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two three"
+        assert mount.leaks() == []
+
+    def test_reload_while_a_file_is_written(self, mount: AcpfsMount):
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            before = mount.status()["worker"]
+            after = mount.ctl("reload")
+            file.write(b"two")
+        assert (after["number"], after["last_end"]) == (before["number"] + 1, "reload")
+        assert after["pid"] != before["pid"]
+        assert after["pause_s"] < 1.0
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+
+    def test_settings_changed_in_use_outlive_the_worker(self, mount: AcpfsMount):
+        mount.ctl("set", "bandwidth=5M")
+        wait_gone(mount.kill_worker())
+        assert mount.ctl("config")["bandwidth"] == 5 << 20
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", "3")
+    (tmp_path / "backing").mkdir()
+    log = tmp_path / "acpfs.log"
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, log_file=str(log)) as mount:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            os.kill(mount.pid, signal.SIGSTOP)
+            started = time.monotonic()
+            os.mkdir(mount.path / "d")
+            assert time.monotonic() - started < 15
+            file.write(b"two")
+        assert mount.status()["worker"]["last_end"] == "hung"
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+def test_a_worker_that_cannot_live_falls_through(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "3")
+    (tmp_path / "backing").mkdir()
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S) as mount:
+        (mount.path / "kept").write_text("x")
+        mount.flush()
+        supervisor = mount.supervisor
+        with contextlib.suppress(Exception):  # the last question is asked when nobody is left
+            while True:
+                wait_gone(mount.kill_worker())
+        wait_gone(supervisor)
+        (mount.path / "native").write_text("y")
+        assert (mount.backing / "native").read_text() == "y"
+        assert (mount.path / "kept").read_text() == "x"
+        mount.start()
+        assert sorted(os.listdir(mount.path)) == ["kept", "native"]
+
+
+@pytest.mark.mount
+@pytest.mark.transports("libfuse")
+def test_a_libfuse_mount_is_made_anew_and_loses_nothing(mount: AcpfsMount):
+    mount.ctl("set", "bandwidth=256K")
+    content = os.urandom(1 << 20)
+    (mount.path / "f").write_bytes(content)
+    wait_gone(mount.kill_worker())
+    mount.wait_status(lambda status: status["worker"]["number"] == 2)
+    assert (mount.path / "f").read_bytes() == content
+    mount.ctl("set", "bandwidth=0")
+    mount.umount()
+    assert (mount.backing / "f").read_bytes() == content
+
+
+class ManagerDouble:
+    """A service manager as far as notifications and the store of descriptors go."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.settimeout(30)
+        self.stored: list[tuple[str, int]] = []
+
+    def wait(self, word: str) -> None:
+        """Until it is told that."""
+        while True:
+            text, fds, _flags, _address = socket.recv_fds(self.socket, 65536, 16)
+            lines = dict(line.split("=", 1) for line in text.decode().splitlines())
+            if "FDSTORE" in lines:
+                self.stored += [(lines["FDNAME"], fd) for fd in fds]
+            if "FDSTOREREMOVE" in lines:
+                for name, fd in [entry for entry in self.stored if entry[0] == lines["FDNAME"]]:
+                    os.close(fd)
+                    self.stored.remove((name, fd))
+            if word in lines:
+                return
+
+    def start(self, mount: AcpfsMount) -> subprocess.Popen[bytes]:
+        """Start the service, with what is in the store."""
+        count = len(self.stored)
+        program = (
+            f"import os,sys; names={':'.join(name for name, _ in self.stored)!r}; fds={[fd for _, fd in self.stored]!r}\n"
+            "high=[os.dup2(fd, 500+n) for n, fd in enumerate(fds)]\n"
+            "for n, fd in enumerate(high): os.dup2(fd, 3+n, inheritable=True); os.close(fd)\n"
+            "if fds: os.environ.update(LISTEN_FDS=str(len(fds)), LISTEN_PID=str(os.getpid()), LISTEN_FDNAMES=names)\n"
+            "os.execv(sys.executable, [sys.executable, '-m', 'acpfs.cli.main', *sys.argv[1:]])"
+        )
+        env = {**os.environ, "NOTIFY_SOCKET": str(self.path), "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
+        words = ["mount", str(mount.backing), str(mount.path), "--foreground", "--ram", "64M", "--transport", "native"]
+        with open(mount.log, "ab") as log:
+            assert count < 60
+            return subprocess.Popen([sys.executable, "-c", program, *words], env=env, stderr=log, pass_fds=[fd for _, fd in self.stored])
+
+
+@pytest.mark.mount
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_the_session_outlives_the_whole_service_in_the_store(tmp_path: Path):
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "mnt").mkdir()
+    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", watchdog_s=WATCHDOG_S)
+    manager = ManagerDouble(tmp_path / "notify")
+    mount.watch()
+    try:
+        first = manager.start(mount)
+        manager.wait("READY")
+        program = "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'one '); print(1, flush=True); input(); f.write(b'two')"
+        # not in this process: to start another one while nobody serves would wait for a close of its copies of open files
+        with subprocess.Popen(
+            [sys.executable, "-c", program, str(mount.path / "f")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as writer:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"1\n"
+            for pid in mount.living():  # as a service manager ends all of a service when its main process has died
+                os.kill(pid, signal.SIGKILL)
+            first.wait(20)
+            second = manager.start(mount)
+            writer.communicate(b"go\n", timeout=40)
+            assert writer.returncode == 0
+        manager.wait("READY")
+        second.terminate()
+        manager.wait("STOPPING")
+        assert second.wait(30) == 0
+        assert not is_mounted(mount.path)
+        assert (mount.backing / "f").read_bytes() == b"one two"
+        with contextlib.suppress(TimeoutError):
+            manager.socket.settimeout(0.5)
+            manager.wait("nothing more")
+        assert manager.stored == []
+    finally:
+        mount.abort()
+        manager.socket.close()
+        for _name, fd in manager.stored:
+            os.close(fd)
