@@ -21,6 +21,7 @@ from acpfs.errors import AcpfsError, MachineError, RefusedError
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.mountpoint import check_apart, check_free
+from acpfs.supervisor.service import has_inherited_session
 
 DEV_FUSE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
@@ -38,6 +39,8 @@ def check_all(settings: Settings) -> Settings:
     settings = settings.model_copy(update={"backing": Path(os.path.abspath(settings.backing)), "mountpoint": Path(mountpoint)})
     check_fuse()
     budget_bytes(settings.ram, read_memory())
+    if has_inherited_session():
+        return _allowed(settings)  # the mount is there, and a look at it would wait for the worker that is still to be started
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))

@@ -29,9 +29,7 @@ def backing(tmp_path: Path) -> Path:
 
 def undrained(mount: AcpfsMount) -> None:
     """End the daemon with what it has left, as a crash does, and fall through, as its supervisor would."""
-    pid = mount.pid
-    os.kill(pid, 9)
-    mount.wait_ended(pid)
+    mount.kill_processes()
     (tier,) = (p for p in (mount.runtime_dir / "tiers").iterdir() if p.is_dir())
     assert fallthrough.fall(mount.runtime_dir, str(mount.path), "the worker does not come back", tier=tier)
 

@@ -5,7 +5,6 @@ The drain is slowed by `bandwidth`, so that RAM fills. Writers run in threads or
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import signal
