@@ -69,6 +69,10 @@ class Service:
         self._remove(self._stored)
         self._stored = set()
 
+    def takes(self, names: Iterable[str]) -> None:
+        """These lie in the store already, from the supervisor before."""
+        self._stored |= {*names, "state"}
+
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
             self.notify(f"FDSTOREREMOVE=1\nFDNAME={_PREFIX}{name}")

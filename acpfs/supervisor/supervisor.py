@@ -95,6 +95,7 @@ class Supervisor:
         if self._child is None:
             self._kept, state = inherited()
             if "session" in self._kept:
+                self._service.takes(self._kept)
                 self._facts, self._workers, self._reason = state["facts"], max(1, int(state["workers"])), "the supervisor was started again"
                 self._died_at = time.monotonic()
         self._template = self._spawn_template()

@@ -300,6 +300,8 @@ class Worker:
             if error is not None and not isinstance(error, OSError):
                 raise error
             if error is None and future.result():
+                if "backing" in self.link.kept:
+                    self.link.keep("backing", [self._parts.directory.descriptor])
                 self._parts.engine.retry({Seq(0)})  # none that is parked, but what is scheduled: now
 
     async def _write_metrics(self) -> None:

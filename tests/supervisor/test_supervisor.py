@@ -42,7 +42,7 @@ def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
         yield made
 
 
-@pytest.mark.clause("S75")
+@pytest.mark.clause("S82")
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(mount: AcpfsMount):

@@ -47,7 +47,7 @@ def run_through(mount: AcpfsMount, names: list[str], kill_every_s: tuple[float, 
     return kills, max(pauses)
 
 
-@pytest.mark.clause("S74")
+@pytest.mark.clause("S81")
 @pytest.mark.transports("native-direct", "native-passthrough")
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_programs_go_on(tmp_path: Path, transport: str, names: list[str], monkeypatch: pytest.MonkeyPatch):
