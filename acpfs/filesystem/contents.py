@@ -238,7 +238,7 @@ class Contents:
         """Move a content out of the RAM tier; versions keep their tier file."""
         content = node.content
         assert content is not None
-        if node.kernel_handles:
+        if node.in_kernel:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the kernel's handles stay on the tier file
         if content.busy is not None or content.overflow:
             return
@@ -391,7 +391,7 @@ class Contents:
             await wait(content.busy)
             await self.empty(node)
             return
-        if node.kernel_handles:
+        if node.in_kernel:
             content = await self._before_change(node, 0)  # the kernel's handles stay on this tier file
         if content.overflow or self._frozen_bytes(content) > 0:
             self.create(node)

@@ -146,6 +146,7 @@ class Files:
         try:
             backing_fd = await self._take_lane(handle)
         except BaseException:
+            node.bound_handles -= handle.bound
             self._closed(node)
             raise
         self._handles[handle.number] = handle
@@ -169,9 +170,9 @@ class Files:
             lane = self._choose(handle)  # much may have happened meanwhile
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
-            handle.unseen = handle.writable and handle.may_map and node.kernel_handles > 0 and node.content is not None
-            if handle.unseen:
+            if self._lanes.bind(handle):
                 await self._expect_kernel_writes(node, 0)
+                handle.unseen = True
             node.daemon_mappers += handle.may_map
             return -1
         if handle.writable:
@@ -194,7 +195,7 @@ class Files:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
         handle = self.handle(number)
         self._leave_lane(handle)
-        handle.lane = self._lanes.daemon_lane
+        handle.lane, handle.bound = self._lanes.daemon_lane, False
         handle.node.daemon_mappers += handle.may_map
         self._kept.changed(handle)
 
@@ -202,6 +203,7 @@ class Files:
         node = handle.node
         if handle.lane is not Lane.PASSTHROUGH:
             node.daemon_mappers -= handle.may_map
+            node.bound_handles -= handle.bound
         else:
             node.kernel_handles -= 1
         if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
@@ -360,6 +362,7 @@ class Files:
             self._contents.writers += handle.writable
             if handle.lane is not Lane.PASSTHROUGH:
                 node.daemon_mappers += handle.may_map
+                node.bound_handles += handle.bound
             else:
                 node.kernel_handles += 1
             if handle.unseen or (handle.lane is Lane.PASSTHROUGH and handle.writable):
@@ -462,7 +465,7 @@ class Files:
             self._changes.freeze(node)
 
     async def _truncate(self, node: Node, size: int) -> None:
-        if not node.kernel_handles:
+        if not node.in_kernel:
             await self._spills.whole(node)
         if size == 0 and node.content is None:
             self._contents.create(node)
@@ -477,7 +480,7 @@ class Files:
         while True:
             if node.content is None:
                 await self._bring_up(node, size)
-            elif node.content.spill is not None and not node.kernel_handles:
+            elif node.content.spill is not None and not node.in_kernel:
                 await self._spills.whole(node)
             elif node.content.sealed:
                 await self.persisted(node)  # larger than RAM, and on its way to the backing directory

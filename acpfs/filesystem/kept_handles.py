@@ -20,7 +20,7 @@ from acpfs.writeback.ops import Op
 NO_SLOT = -1
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
-_WROTE, _UNSEEN, _CREATED = 1, 2, 4
+_WROTE, _UNSEEN, _CREATED, _BOUND = 1, 2, 4, 8
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +37,8 @@ class Handle:
     """Who opened it."""
     unseen: bool = False
     """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
+    bound: bool = False
+    """In the daemon's lane, opened while the kernel had a file for the node: mappings through it are of that file."""
     tentative: Op | None = None
     """The STORE of its latest close, as long as it is not known to be the last one."""
     tentative_since: float = 0.0
@@ -88,7 +90,7 @@ class KeptHandles:
 
     @staticmethod
     def _bits(handle: Handle) -> int:
-        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created
+        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound
 
     def changed(self, handle: Handle) -> None:
         """Its lane, or whether it wrote, or its tentative close changed."""
@@ -115,6 +117,7 @@ class KeptHandles:
             handle = Handle(HandleId(words[_NUMBER]), node, words[_FLAGS], lane=_LANES[words[_LANE]], pid=words[_PID])
             handle.unique, handle.slot = words[_UNIQUE], slot
             handle.wrote, handle.unseen, handle.created = bool(bits & _WROTE), bool(bits & _UNSEEN), bool(bits & _CREATED)
-            if handle.lane is Lane.PASSTHROUGH:
+            handle.bound = bool(bits & _BOUND)
+            if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

@@ -6,11 +6,13 @@ itself; the daemon sees neither. So only opens whose writes need not be seen may
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable
 
+from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
 from acpfs.types import HandleId
@@ -49,6 +51,23 @@ class Lanes:
         self.reasons[reason or Lane.PASSTHROUGH.value] += 1
         return self._daemon_lane if reason else Lane.PASSTHROUGH
 
+    @staticmethod
+    def bind(handle: Handle) -> bool:
+        """Note an open in the daemon's lane beside such as the kernel serves; whether it may write unseen, through a mapping.
+
+        Raises:
+            OSError: EBUSY, the kernel has the backing directory's file, which a writable mapping must not change (exception X7).
+        """
+        node = handle.node
+        if not node.in_kernel:
+            return False
+        may_write = handle.writable and handle.may_map
+        if may_write and (node.content is None or node.kernel_target != node.content.tier_id):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        handle.bound = True
+        node.bound_handles += 1
+        return may_write
+
     def _against(self, node: Node, flags: int) -> str:
         """Why not passthrough; "" for no reason."""
         access = flags & os.O_ACCMODE
@@ -56,7 +75,7 @@ class Lanes:
             return "not offered by transport and kernel"
         if node.content is not None and (node.content.overflow or node.content.spill is not None):
             return "does not fit into RAM"
-        if node.kernel_handles and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
+        if node.in_kernel and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
             return "open in the passthrough lane on an earlier content"
         if access == os.O_RDWR:
             return "may be mapped writable: the daemon must see those writes"

@@ -104,12 +104,19 @@ class Node:
     """Handles in the daemon's lane that may have mappings (any but O_WRONLY): the kernel takes no passthrough open beside these."""
     kernel_handles: int = 0
     """Handles in the passthrough lane; all of them on the same file, `kernel_target`."""
+    bound_handles: int = 0
+    """Handles in the daemon's lane that were opened beside these: while one is left, the kernel maps `kernel_target` for all of them."""
     kernel_target: TierId | None = None
     """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
     kernel_writers: int = 0
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
+
+    @property
+    def in_kernel(self) -> bool:
+        """Whether the kernel has a file for the node: every further open gets that one, and mappings are of that one."""
+        return self.kernel_handles > 0 or self.bound_handles > 0
 
     @property
     def is_dir(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import subprocess
 import time
@@ -321,3 +322,48 @@ def test_links_from_before_the_mount_are_one_file_once_they_are_seen(transport, 
     assert (backing / "a").stat().st_ino == (backing / "b").stat().st_ino
     assert (backing / "c").read_bytes() == b"new"
     assert (backing / "d").read_bytes() == b"old"
+
+
+@clause("S44")
+def test_a_mapping_of_a_file_that_was_once_in_passthrough_is_of_the_current_content(transport, make_mount, backing):
+    """The kernel keeps its file for a node as long as anybody is left who opened it beside a reader in passthrough."""
+    mount = make_mount(backing, transport)
+    path = mount.path / "f"
+    path.write_bytes(b"o" * 64)
+    mount.flush()
+    reader = os.open(path, os.O_RDONLY)
+    both = os.open(path, os.O_RDWR)
+    os.pwrite(both, b"v", 0)
+    os.fsync(both)  # a version whose bytes must not change
+    os.close(reader)
+    os.ftruncate(both, 0)
+    os.pwrite(both, b"n" * 32, 0)
+    with mmap.mmap(both, 32) as mapping:
+        assert mapping[:] == b"n" * 32
+        mapping[8:12] = b"here"
+        mapping.flush()
+    assert os.pread(both, 64, 0) == b"n" * 8 + b"here" + b"n" * 20
+    os.close(both)
+    mount.flush()
+    assert (backing / "f").read_bytes() == b"n" * 8 + b"here" + b"n" * 20
+
+
+@clause("X7")
+def test_a_file_that_is_read_from_the_backing_directory_is_never_mapped_writable_there(transport, make_mount, backing):
+    (backing / "f").write_bytes(b"below" * 1000)
+    mount = make_mount(backing, transport)
+    path = mount.path / "f"
+    reader = os.open(path, os.O_RDONLY)
+    try:
+        writer = os.open(path, os.O_RDWR)
+    except OSError as error:
+        assert error.errno == errno.EBUSY
+        assert mount.status()["lane_choices"].get("passthrough")
+    else:
+        with mmap.mmap(writer, 0) as mapping:
+            mapping[0:5] = b"above"
+            mapping.flush()
+        assert (backing / "f").read_bytes() == b"below" * 1000
+        os.close(writer)
+    os.close(reader)
+    eventually(lambda: error_of(lambda: os.close(os.open(path, os.O_RDWR))) == 0)
