@@ -23,7 +23,7 @@ import time
 import traceback
 from typing import Any
 
-from acpfs.supervisor import channel
+from acpfs.supervisor import channel, privileges
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
@@ -393,6 +393,7 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Entry of the process."""
     os.umask(0o022)
+    privileges.confine()
     if arguments[0] == "--adopt":
         supervisor = Supervisor({})
         supervisor.adopt(socket.socket(fileno=int(arguments[1])))
