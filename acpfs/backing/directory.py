@@ -527,6 +527,12 @@ class BackingDirectory:
         with self._parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=dir_fd)
 
+    def remove_own_directory(self, names: LowerPath) -> None:
+        """An empty one below `.acpfs`; nothing when it is not there."""
+        self._count("rmdir own")
+        with self._parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+            os.rmdir(name, dir_fd=dir_fd)
+
     def list_own(self, names: LowerPath) -> list[bytes]:
         self._count("listdir own")
         try:

@@ -14,17 +14,15 @@ import json
 import os
 import re
 import secrets
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.leftovers import Machine
 from acpfs.errors import RefusedError
 
 _VOLUME = (b"volume",)
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_HOST_CHARACTERS_MAX = 40
 
 
 def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None) -> str:
@@ -34,9 +32,8 @@ def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None) -> s
     directory = runtime_dir / "identity"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname().split(".")[0])[:_HOST_CHARACTERS_MAX].strip("-") or "node"
     with contextlib.suppress(FileExistsError):
-        _write_once(path, f"{host}-{secrets.token_hex(4)}")
+        _write_once(path, f"{Machine.this().prefix()}{secrets.token_hex(4)}")
     return path.read_text(encoding="ascii").strip()
 
 
@@ -74,12 +71,14 @@ def claim(directory: BackingDirectory, runtime_dir: Path, mountpoint: Path) -> I
     """
     volume_id = _volume_id(directory)
     lock_fd = _lock(runtime_dir, volume_id, directory.node_id)
+    machine = Machine.this()
     try:
         record = {
             "node": directory.node_id,
-            "host": socket.gethostname(),
+            "host": machine.host,
             "pid": os.getpid(),
-            "boot_id": _boot_id(),
+            "boot_id": machine.boot_id,
+            "hardware": machine.hardware,
             "mountpoint": os.fsencode(mountpoint).decode("utf-8", "replace"),
             "started_at": time.time(),
         }
@@ -118,10 +117,3 @@ def _lock(runtime_dir: Path, volume_id: str, node: str) -> int:
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
-
-
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""

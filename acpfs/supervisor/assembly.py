@@ -17,6 +17,7 @@ from pathlib import Path
 
 import structlog
 
+from acpfs.backing import leftovers
 from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
@@ -142,6 +143,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings)
         verifier = Verifier(manifest, directory, fs.lock)
         state.commit()
+        if not link.session:
+            calls.commits.submit("leftovers", _clear_leftovers, directory, place)
         undo.pop_all()
     return Parts(
         settings,
@@ -208,6 +211,14 @@ def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Ident
     probed = ProbeReport(Features(**facts["features"]), tuple(facts["notes"]))
     directory.adapt(probed.features)
     return directory, Identity(facts["node"], facts["volume"], link.kept["identity"][0]), probed
+
+
+def _clear_leftovers(directory: BackingDirectory, place: places.Place) -> None:
+    """Of node ids that ended with an earlier boot. They cost space, not correctness: where it fails now, the next mount does it."""
+    try:
+        place.warnings += leftovers.clear(directory, leftovers.Machine.this())
+    except OSError as error:
+        log.warning("what earlier boots left in the backing directory is not removed", error=error.strerror)
 
 
 def _unknown_bytes() -> int | None:

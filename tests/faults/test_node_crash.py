@@ -1,0 +1,168 @@
+"""The node goes: all processes killed, the RAM tier wiped. What the backing directory then shows, and what the next mount clears away."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.leftovers import Machine, clear
+from acpfs.errors import ExitCode
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount, CommandError, mounts_below, staging_files
+
+clause = pytest.mark.clause
+Make = Callable[..., AcpfsMount]
+QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
+
+
+def crash_node(mount: AcpfsMount) -> None:
+    """Kill all, and wipe what a reboot wipes: the RAM tier and the rest of the runtime directory, with the random node ids in it."""
+    mount.kill()
+    for mounted in mounts_below(mount.runtime_dir):
+        subprocess.run(["umount", "-l", str(mounted)], check=True, timeout=20)
+    shutil.rmtree(mount.runtime_dir)
+
+
+@pytest.mark.mount
+@pytest.mark.timeout(120)
+@clause("S3", "S86")
+def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mount: Make, fault_fs: FaultFs):
+    mount = make_mount(fault_fs.path, transport, node_id="n1", **QUICK)
+    (mount.path / "latest").write_bytes(b"1")
+    (mount.path / "shard-1").write_bytes(b"one")
+    mount.flush()
+    stopped = fault_fs.rule("freeze", ops=["rename", "fsync"])
+    for number in range(4):
+        (mount.path / f"shard-2-{number}").write_bytes(os.urandom(300_000))
+    (mount.path / "latest").write_bytes(b"2")
+    fault_fs.wait_hits(stopped)
+    assert staging_files(fault_fs.source) != []
+    crash_node_frozen(mount, fault_fs)
+    assert staging_files(fault_fs.source) != []
+    visible = {path.name: path.read_bytes() for path in fault_fs.source.iterdir() if path.is_file()}
+    assert visible["latest"] == b"1"
+    assert visible["shard-1"] == b"one"
+    mount.start()
+    (mount.path / "after").write_bytes(b"x")
+    mount.flush()
+    assert staging_files(fault_fs.source) == []
+    assert {path.name: path.read_bytes() for path in mount.path.iterdir()} == {**visible, "after": b"x"}
+    mount.umount()
+
+
+def crash_node_frozen(mount: AcpfsMount, fault_fs: FaultFs) -> None:
+    """Processes in a call that hangs die only when it ends; the frozen calls fail instead of being carried out."""
+    fault_fs.rule("fail", ops=["rename", "fsync"], errno="EIO")
+    for pid in mount.living():
+        os.kill(pid, 9)
+    fault_fs.thaw()
+    crash_node(mount)
+    fault_fs.clear()
+
+
+@pytest.mark.mount
+@clause("S86")
+def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, make_mount: Make, tmp_path: Path):
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    first = make_mount(backing, transport, "m1", node_id="n1", **QUICK)
+    second = make_mount(backing, transport, "m2", node_id="n2", **QUICK)
+    (first.path / "a").write_bytes(b"1")
+    (second.path / "b").write_bytes(b"2")
+    first.flush()
+    second.flush()
+    assert (first.path / "b").read_bytes() == b"2"
+    assert (second.path / "a").read_bytes() == b"1"
+    assert sorted(os.listdir(backing / ".acpfs" / "staging")) == ["n1", "n2"]
+    second.umount()
+    (first.path / "c").write_bytes(b"3")
+    first.umount()
+    assert (backing / "c").read_bytes() == b"3"
+
+
+@pytest.mark.mount
+@pytest.mark.timeout(120)
+@clause("S86")
+def test_a_ram_tier_of_another_backing_directory_is_refused(transport: str, make_mount: Make, tmp_path: Path):
+    """The same tier directory, whose record names another volume: somebody restored or copied a runtime directory."""
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    mount = make_mount(backing, transport, node_id="n1", bandwidth=1)
+    (mount.path / "kept").write_bytes(os.urandom(100_000))
+    meta = Path(mount.status()["ram"]["directory"]) / "meta.json"
+    mount.kill()
+    ours = meta.read_text()
+    meta.write_text(json.dumps({**json.loads(ours), "volume_id": "0" * 32, "backing": "/elsewhere"}))
+    with pytest.raises(CommandError, match="belongs to /elsewhere") as refused:
+        mount.start(bandwidth=0)
+    assert refused.value.code == ExitCode.REFUSED
+    meta.write_text(ours)
+    mount.start()
+    mount.flush()
+    assert (backing / "kept").stat().st_size == 100_000
+    mount.umount()
+
+
+# -- what node ids that are no more have left
+
+HERE = Machine("host1.example", "4c4c4544-0035", "boot-2")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[BackingDirectory]:
+    opened = BackingDirectory(tmp_path, "host1-new")
+    yield opened
+    opened.disconnect()
+
+
+def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
+    """A node's record and two staging files."""
+    other = BackingDirectory(tmp_path, node)
+    record = {"node": node, "host": machine.host, "hardware": machine.hardware, "boot_id": machine.boot_id}
+    other.write_own((b"nodes", node.encode()), json.dumps(record).encode())
+    for name in ("1-abc", "overflow-def"):
+        other.close(other.create_staging(name))
+    other.disconnect()
+    return tmp_path / ".acpfs" / "staging" / node
+
+
+@clause("S86")
+def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: BackingDirectory, tmp_path: Path):
+    left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
+    assert clear(directory, HERE) == []
+    assert not left.exists()
+    assert not (tmp_path / ".acpfs" / "nodes" / "host1-old").exists()
+
+
+@clause("S86")
+@pytest.mark.parametrize(
+    ("node", "machine"),
+    [
+        ("host1-live", HERE),
+        ("host1-odd", replace(HERE, boot_id="")),
+        ("host1-namesake", replace(HERE, host="host1.elsewhere", boot_id="boot-1")),
+        ("host2-old", replace(HERE, host="host2", boot_id="boot-1")),
+        ("host1-new", replace(HERE, boot_id="boot-1")),
+    ],
+)
+def test_what_may_be_anothers_only_copy_is_left_alone(directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine):
+    left = left_by(tmp_path, node, machine)
+    assert clear(directory, HERE) == []
+    assert len(list(left.iterdir())) == 2
+
+
+@clause("S86")
+@pytest.mark.parametrize("hardware", ["", "another"])
+def test_without_proof_it_is_named_and_left(directory: BackingDirectory, tmp_path: Path, hardware: str):
+    left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1", hardware=hardware))
+    (said,) = clear(directory, replace(HERE, hardware="" if not hardware else HERE.hardware))
+    assert "node id host1-old left 2 staging files" in said
+    assert len(list(left.iterdir())) == 2
