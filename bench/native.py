@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import time
@@ -35,6 +36,18 @@ class Samples:
 
     found: dict[tuple[str, str], list[float]] = field(default_factory=dict)
     warm: bool = False
+    huge: Path | None = None
+    """A directory on a tmpfs with huge pages."""
+
+    def warm_memory(self, size: int) -> None:
+        """Use so many bytes and free them, before a sample: a virtual machine gives pages that stay free for a while back to its host,
+        and the next one to touch them pays for that with three times the time of the write itself, whichever file system it is.
+        """
+        assert self.huge is not None
+        path = self.huge / "warmth"
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+        path.unlink()
 
     def add(self, work: str, place: str, value: float) -> None:
         if self.warm:
@@ -74,22 +87,31 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS_S
 
 
+def in_turn(where: list[Place], number: int) -> list[Place]:
+    """The places in another order each round: whoever comes after a place that left work behind (the kernel frees and discards what was
+    deleted) is slower, and that shall not always be the same one.
+    """
+    return random.Random(number).sample(where, len(where))
+
+
 # -- sections: each measures its places in turn
 
 
 def writes(samples: Samples, where: list[Place], size: int, count: int) -> None:
-    for _ in rounds(samples, count):
-        for place in where:
+    for number in rounds(samples, count):
+        for place in in_turn(where, number):
             path = place.directory / "one-1.bin"
+            samples.warm_memory(size)
             samples.add("write", place.name, together("write8", [path], size))
             path.unlink()
             place.settle()
 
 
 def four_writers(samples: Samples, where: list[Place], size: int, count: int) -> None:
-    for _ in rounds(samples, count):
-        for place in where:
+    for number in rounds(samples, count):
+        for place in in_turn(where, number):
             paths = [place.directory / f"four-{n}.bin" for n in range(STREAMS)]
+            samples.warm_memory(size)
             samples.add("four", place.name, together("write8", paths, size // STREAMS))
             for path in paths:
                 path.unlink()
@@ -97,9 +119,10 @@ def four_writers(samples: Samples, where: list[Place], size: int, count: int) ->
 
 
 def saves(samples: Samples, where: list[Place], size: int, count: int) -> None:
-    for _ in rounds(samples, count):
-        for place in where:
+    for number in rounds(samples, count):
+        for place in in_turn(where, number):
             path = place.directory / "model-1.pt"
+            samples.warm_memory(size)
             samples.add("save", place.name, together("save", [path], size))
             path.unlink()
             place.settle()
@@ -110,9 +133,9 @@ def reads(samples: Samples, where: list[Place], size: int, count: int) -> None:
     for place in where:
         together("save", [place.directory / "kept.pt"], size)
         place.settle()
-    for _ in rounds(samples, count):
+    for number in rounds(samples, count):
         for operation in ("read", "read_mapped", "load", "load_mapped"):
-            for place in where:
+            for place in in_turn(where, number):
                 path = place.directory / "kept.pt"
                 samples.add(operation, place.name, together(operation, [path], path.stat().st_size))
     for place in where:
@@ -250,10 +273,12 @@ def bytes_in_turn(samples: Samples, stack: contextlib.ExitStack, scratch: Path, 
     shm.mkdir()
     stack.callback(shm.rmdir)
     tmp = Place("tmpfs", stack.enter_context(places.tmpfs(scratch / "tmpfs", "within_size")))
+    samples.huge = tmp.directory
     native = mounted("native")
     plain = scratch / "backing-native"
     if "writes" in only:
-        writes(samples, [native, tmp, Place("shm", shm), mounted("native-direct"), mounted("libfuse")], size, count)
+        writes(samples, [native, tmp, Place("shm", shm)], size, count)
+        writes(samples, [mounted("native-direct"), mounted("libfuse")], size, count)
     if "four" in only:
         four_writers(samples, [native, tmp], size, count)
     if "saves" in only:
