@@ -29,6 +29,16 @@ def _until_it_answers(daemon: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
+def name() -> str:
+    """Of this process' volume."""
+    return f"bench{os.getpid()}"
+
+
+def restart_bricks() -> None:
+    """Start those brick processes that are gone."""
+    _order("volume", "start", name(), "force")
+
+
 def _configuration(base: Path) -> Path:
     work = base / "glusterd"
     work.mkdir(parents=True)
@@ -40,7 +50,7 @@ def _configuration(base: Path) -> Path:
 @contextlib.contextmanager
 def volume(base: Path) -> Iterator[Path]:
     """A mounted volume below `base`; stopped and removed at the end."""
-    name, host = f"bench{os.getpid()}", socket.gethostname()
+    host = socket.gethostname()
     mounted = base / "volume"
     mounted.mkdir(parents=True)
     log = str(base / "glusterd.log")
@@ -48,14 +58,14 @@ def volume(base: Path) -> Iterator[Path]:
     try:
         _until_it_answers(daemon)
         bricks = [f"{host}:{base}/brick{n}" for n in range(BRICKS)]
-        _order("volume", "create", name, "replica", str(BRICKS), *bricks, "force")
-        _order("volume", "start", name)
-        mount = ["glusterfs", f"--volfile-server={host}", f"--volfile-id={name}", f"--log-file={base / 'mount.log'}", str(mounted)]
+        _order("volume", "create", name(), "replica", str(BRICKS), *bricks, "force")
+        _order("volume", "start", name())
+        mount = ["glusterfs", f"--volfile-server={host}", f"--volfile-id={name()}", f"--log-file={base / 'mount.log'}", str(mounted)]
         subprocess.run(mount, check=True, timeout=START_TIMEOUT_S)
         yield mounted
     finally:
         subprocess.run(["umount", "-l", str(mounted)], check=False)
-        _order("volume", "stop", name, check=False)
+        _order("volume", "stop", name(), check=False)
         _stop_helpers(base)
         daemon.terminate()
         daemon.wait(20)

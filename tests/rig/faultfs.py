@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -31,6 +32,8 @@ import trio
 from tests.rig.faultfs_ops import FaultyOperations
 from tests.rig.faults import Faults, Features, rule_from
 from tests.rig.journal import Recorder
+from tests.rig.power import PowerLog
+from tests.rig.power_ops import LoggedOperations
 
 TASKS_MAX = 2000
 """Calls that may hang at once before further ones wait in the kernel."""
@@ -51,6 +54,7 @@ class FaultFs:
         bandwidth: int = 0,
         fsync_s: float = 0.0,
         record: Path | None = None,
+        power: Path | None = None,
         page_cache: bool = False,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
@@ -60,6 +64,7 @@ class FaultFs:
         self._args = [str(source), str(path), "--control", str(self._socket), "--lifeline"]
         self._args += ["--bandwidth", str(bandwidth), "--fsync-s", str(fsync_s)]
         self._args += ["--record", str(record)] if record else []
+        self._args += ["--power", str(power)] if power else []
         self._args += ["--page-cache"] if page_cache else []
         self._watchdog = threading.Timer(watchdog_s, self.abort)
         self._process: subprocess.Popen[bytes] | None = None
@@ -299,10 +304,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--bandwidth", type=int, default=0, help="bytes per second that all readers and writers share; 0: no limit")
     parser.add_argument("--fsync-s", type=float, default=0.0, help="seconds that each fsync takes, in parallel")
     parser.add_argument("--record", help="journal of all that becomes visible")
+    parser.add_argument("--power", help="log of all that a power loss could take away; see tests/rig/power.py")
     parser.add_argument("--page-cache", action="store_true", help="let the kernel cache open files, which mmap needs")
     parser.add_argument("--sync", action="store_true", help="really flush the source on fsync")
     parser.add_argument("--lifeline", action="store_true", help="end when stdin is closed")
     return parser.parse_args(argv)
+
+
+def _operations(args: argparse.Namespace, faults: Faults, recorder: Recorder | None) -> FaultyOperations:
+    kind = functools.partial(LoggedOperations, log=PowerLog(Path(args.power))) if args.power else FaultyOperations
+    return kind(args.source, faults, recorder, page_cache=args.page_cache, sync=args.sync)
 
 
 def main(argv: list[str]) -> None:
@@ -316,7 +327,7 @@ def main(argv: list[str]) -> None:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(args.record, "a", encoding="ascii")) if args.record else None
         recorder = Recorder(os.path.realpath(args.source), out) if out else None
-        operations = FaultyOperations(args.source, faults, recorder, page_cache=args.page_cache, sync=args.sync)
+        operations = _operations(args, faults, recorder)
         options = {"default_permissions", "allow_other", "fsname=faultfs", "subtype=faultfs"}
         pyfuse3.init(operations, args.mountpoint, options)
         stack.callback(pyfuse3.close, unmount=True)

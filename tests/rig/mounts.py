@@ -60,6 +60,7 @@ class AcpfsMount:
         *,
         runtime_dir: Path | None = None,
         watchdog_s: float = WATCHDOG_S,
+        environment: dict[str, str] | None = None,
         **options: object,
     ) -> None:
         """`options` are settings as the command line has them: `ram="64M"`, `attr_timeout=0.1`, `fsync="durable"`."""
@@ -67,6 +68,7 @@ class AcpfsMount:
         self.runtime_dir = runtime_dir or path.with_name(path.name + ".run")
         self.log = self.runtime_dir.with_suffix(".log")
         self.options: dict[str, object] = {"ram": "512M", **options}
+        self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
         self._watchdog_s = watchdog_s
         self._watchdog: threading.Timer | None = None
         self._pids: set[int] = set()
@@ -226,7 +228,7 @@ class AcpfsMount:
         """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
         program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
         env = {**os.environ, **ENVIRONMENTS[self.transport], "ACPFS_RUNTIME_DIR": str(self.runtime_dir)}
-        env |= {"PYTHONPATH": str(REPOSITORY), "COLUMNS": "200"}
+        env |= {"COLUMNS": "200", **self._environment}
         with open(self.log, "a+", encoding="utf-8") as err, open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out:
             err_start = err.seek(0, os.SEEK_END)
             arguments = [sys.executable, "-X", "faulthandler", "-c", program, *words]

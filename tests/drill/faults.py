@@ -1,0 +1,158 @@
+"""What is killed, how, and what must be true afterwards. Each fault is one cycle on a stand: work, kill, look, mend, drain, look.
+
+The stand is drained and its history begun anew at the end of each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass, field
+
+from tests.drill import points, verdict
+from tests.drill.stand import Stand, _wait_dead
+
+WORK_S_MAX = 0.5
+CHARGE_WAIT_S = 1.2
+"""A point that is not passed in this time is given up, and the kill comes at a random moment."""
+IN_A_ROW = 0.35
+"""How often the next daemon is killed again while it recovers."""
+
+
+@dataclass
+class Outcome:
+    """What one cycle brought."""
+
+    losses: list[str] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)
+    """One entry per kill: where it happened."""
+    instants: int = 0
+    """Further instants that were looked at without a kill."""
+
+
+AT_RANDOM = "at a random moment"
+
+
+def let_work(seconds: float) -> None:
+    """Let the others work for a while."""
+    select.select([], [], [], seconds)
+
+
+def _die_somewhere(stand: Stand) -> str:
+    """Kill the worker at a point, or at a random moment; returns the point's name."""
+    pid = stand.mount.pid
+    if stand.random.random() < 0.7:
+        number = stand.random.randrange(len(points.POINTS))
+        stand.charge(number, 1 + int(stand.random.expovariate(0.15)))
+        with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as closing:
+            fd = os.pidfd_open(pid)
+            closing.callback(os.close, fd)
+            if select.select([fd], [], [], CHARGE_WAIT_S)[0]:
+                return points.label(number)
+        if stand.withdraw():
+            _wait_dead(pid)
+            return points.label(number)
+    else:
+        let_work(stand.random.random() * WORK_S_MAX)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    _wait_dead(pid)
+    return AT_RANDOM
+
+
+def kill_daemon(stand: Stand) -> Outcome:
+    """All of acpfs' processes die, the mount with them; it is mounted anew, perhaps several times, before the drain is through."""
+    stand.go()
+    outcome = Outcome(killed=[_die_somewhere(stand)])
+    stand.kill_all()
+    stand.stop()
+    outcome.losses += stand.check_backing("after the kill")
+    while True:
+        stand.withdraw()
+        stand.mount.start()
+        stand.history, lost = verdict.check_mount(stand.history, *stand.read_mount())
+        outcome.losses += lost
+        stand.history.lose_writers()
+        if stand.random.random() > IN_A_ROW or outcome.losses:
+            break
+        outcome.killed.append(_die_somewhere(stand))
+        stand.kill_all()
+        outcome.losses += stand.check_backing("after another kill")
+    outcome.losses += _settle(stand)
+    return outcome
+
+
+def _settle(stand: Stand) -> list[str]:
+    """What lost its writer is stored as it is; then everything must be there."""
+    stand.mount.ask("retry", paths=[""])
+    stand.history.publish_all()
+    losses = stand.check_drained()
+    stand.begin()
+    return losses
+
+
+def kill_worker(stand: Stand) -> Outcome:
+    """The worker dies, again and again, and is brought back: the application notices nothing."""
+    stand.go()
+    outcome = Outcome()
+    for _ in range(stand.random.randrange(1, 4)):
+        outcome.killed.append(_die_somewhere(stand))
+        stand.wait_served()
+    outcome.losses = nothing_noticed(stand)
+    return outcome
+
+
+def kill_supervisor(stand: Stand) -> Outcome:
+    """Whoever brings workers back dies itself."""
+    stand.go()
+    let_work(stand.random.random() * WORK_S_MAX)
+    for pid in stand.supervisors():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _wait_dead(pid)
+    let_work(stand.random.random() * WORK_S_MAX)
+    return Outcome(nothing_noticed(stand), [AT_RANDOM])
+
+
+def nothing_noticed(stand: Stand) -> list[str]:
+    answer = stand.stop()
+    if "failed" in answer:
+        losses = [f"the application saw an error: {answer['failed']}"]
+        stand.history, lost = verdict.check_mount(stand.history, *stand.read_mount())
+        stand.history.lose_writers()
+        return losses + lost + _settle(stand)
+    losses = check_still(stand)
+    losses += verdict.check_equal(stand.read_mount()[0], stand.history.now(), "mount after the takeover")
+    return losses + drain(stand)
+
+
+def check_still(stand: Stand) -> list[str]:
+    """The backing directory as it is at one instant: the worker is stopped while it is read."""
+    pid = stand.mount.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        return stand.check_backing("while it drains")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def drain(stand: Stand) -> list[str]:
+    """Everything must be there; then a new history."""
+    losses = stand.check_drained()
+    stand.begin()
+    return losses
+
+
+def kill_application(stand: Stand) -> Outcome:
+    """The application dies with files open; what it had written counts as closed."""
+    stand.go()
+    let_work(stand.random.random() * WORK_S_MAX)
+    stand.kill_application()
+    losses = check_still(stand)
+    stand.history, lost = verdict.check_mount(stand.history, *stand.read_mount())
+    losses += lost
+    stand.history.close_all()
+    stand.history.publish_all()
+    return Outcome(losses + drain(stand), [AT_RANDOM])

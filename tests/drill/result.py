@@ -1,0 +1,86 @@
+"""What was tried and what was lost: gathered from all stands, shown as a table, kept as JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+import platform
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+
+class Result:
+    """Thread-safe; one for a whole run."""
+
+    def __init__(self, seed: int, **settings: Any) -> None:
+        self.seed, self.settings = seed, settings
+        self.tried: Counter[tuple[str, str]] = Counter()
+        self.lost: Counter[tuple[str, str]] = Counter()
+        self.points: Counter[str] = Counter()
+        self.losses: list[dict[str, Any]] = []
+        self.pauses_s: list[float] = []
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+
+    @property
+    def kills(self) -> int:
+        """How often something was killed or taken away."""
+        with self._lock:
+            return sum(count for (fault, _workload), count in self.tried.items() if "instants" not in fault)
+
+    def note(self, fault: str, workload: str, losses: list[str], *, times: int = 1, point: str = "", **where: Any) -> None:
+        """A fault was tried `times` times on a workload, and this was lost."""
+        with self._lock:
+            self.tried[fault, workload] += times
+            self.lost[fault, workload] += len(losses)
+            if point:
+                self.points[point] += 1
+            for loss in losses:
+                self.losses.append({"fault": fault, "workload": workload, "point": point, "loss": loss, "seed": self.seed, **where})
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything."""
+        rows = [{"fault": f, "workload": w, "tried": n, "losses": self.lost[f, w]} for (f, w), n in sorted(self.tried.items())]
+        return {
+            "seed": self.seed,
+            "settings": self.settings,
+            "kernel": platform.release(),
+            "seconds": round(time.monotonic() - self._began, 1),
+            "kills": self.kills,
+            "losses": self.losses,
+            "rows": rows,
+            "points": dict(sorted(self.points.items())),
+            "pauses_s": sorted(round(pause, 3) for pause in self.pauses_s),
+        }
+
+    def table(self) -> Table:
+        """fault × workload × tried × losses."""
+        table = Table("fault", "workload", "tried", "losses", title=f"drill, seed {self.seed}")
+        for (fault, workload), tried in sorted(self.tried.items()):
+            lost = self.lost[fault, workload]
+            table.add_row(fault, workload, str(tried), f"[bold red]{lost}" if lost else "0")
+        table.add_section()
+        table.add_row("all kills", "", str(self.kills), str(len(self.losses)))
+        return table
+
+    def save(self, base: Path) -> None:
+        """`base`.json and `base`.md."""
+        found = self.to_json()
+        base.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        lines = [
+            "# Drill",
+            "",
+            f"Seed {self.seed}, {found['seconds']:.0f} s, Linux {found['kernel']}: **{found['kills']} kills, {len(self.losses)} losses**.",
+            f"Workers died at {len(self.points)} different fault points. What is done and checked: docs/CONFORMANCE.md, Drill.",
+            "",
+            "| fault | workload | tried | losses |",
+            "|---|---|---|---|",
+            *(f"| {row['fault']} | {row['workload']} | {row['tried']} | {row['losses']} |" for row in found["rows"]),
+            "",
+            *(f"* {entry['fault']}, {entry['workload']}, {entry['point']}: {entry['loss']}" for entry in self.losses[:20]),
+        ]
+        base.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")

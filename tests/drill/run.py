@@ -1,0 +1,177 @@
+"""A whole drill: blocks of cycles in processes of their own, several at a time, until there were enough kills or the time is up.
+
+Workloads, transports and kinds of stands take turns; what each block does follows from the seed. A block that says nothing for long is
+ended and is a loss: something hangs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.drill.block import Block
+from tests.drill.result import Result
+from tests.drill.workloads import WORKLOADS
+from tests.rig.mounts import REPOSITORY, mounts_below
+
+SILENCE_S_MAX = 240.0
+CYCLES = {"disk": 12, "power": 6, "server": 8, "gluster": 8}
+
+
+@dataclass
+class Plan:
+    """What a drill consists of."""
+
+    seed: int
+    kills: int
+    minutes: float
+    parallel: int = 2
+    kinds: list[str] = field(default_factory=lambda: ["disk", "power", "disk", "server"])
+    workloads: list[str] = field(default_factory=lambda: list(WORKLOADS))
+    transports: list[str] = field(default_factory=lambda: ["native", "native-direct", "native-passthrough", "libfuse"])
+    only: list[str] = field(default_factory=list)
+    mutant: str = ""
+    torch: bool = False
+    cycles: int = 0
+    """Per block; 0: as many as is usual for its kind."""
+
+    def blocks(self) -> Iterator[Block]:
+        """For ever; each kind over each workload, then again with other seeds and transports."""
+        chooser = random.Random(self.seed)
+        while True:
+            turns = list(itertools.product(self.kinds, self.workloads))
+            chooser.shuffle(turns)
+            for kind, workload in turns:
+                yield self._block(kind, workload, chooser)
+
+    def _block(self, kind: str, workload: str, chooser: random.Random) -> Block:
+        options: dict[str, object] = {"fsync": "durable"} if chooser.random() < 0.2 else {}
+        options |= {"verify_after_write": True} if chooser.random() < 0.2 else {}
+        return Block(
+            kind,
+            workload,
+            chooser.choice(self.transports),
+            chooser.randrange(1 << 30),
+            "",
+            self.cycles or CYCLES[kind],
+            self.mutant,
+            torch=self.torch and workload == "torch.save",
+            only=self.only,
+            options=options,
+        )
+
+
+class Drill:
+    """Runs a plan."""
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+        """`tell` gets a line about each cycle."""
+        self.plan = plan
+        self.result = Result(plan.seed, **{k: v for k, v in asdict(plan).items() if k != "seed" and v})
+        self._tell = tell
+        self._blocks = plan.blocks()
+        self._lock = threading.Lock()
+        self._deadline = time.monotonic() + plan.minutes * 60
+        self._base = Path(tempfile.mkdtemp(prefix="drill-"))
+        self._number = 0
+
+    def run(self) -> Result:
+        """Until done."""
+        threads = [threading.Thread(target=self._work) for _ in range(self.plan.parallel)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            self._deadline = 0.0
+            for thread in threads:
+                thread.join()
+            shutil.rmtree(self._base, ignore_errors=True)
+        return self.result
+
+    @property
+    def _done(self) -> bool:
+        return self.result.kills >= self.plan.kills or time.monotonic() > self._deadline
+
+    def _work(self) -> None:
+        while not self._done:
+            with self._lock:
+                block = next(self._blocks)
+                self._number += 1
+                block.base = str(self._base / f"block{self._number}")
+            self._run(block)
+
+    def _run(self, block: Block) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.drill.block", json.dumps(asdict(block))],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=open(self._base / "blocks.log", "ab"),  # noqa: SIM115 - the process keeps it
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ACPFS_STARTED_BELOW": block.base},
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        with process.stdout as lines:
+            while select.select([lines], [], [], SILENCE_S_MAX)[0] and (line := lines.readline()):
+                self._note(block, json.loads(line))
+                if self._done:
+                    break
+            else:
+                if process.poll() is None and not line_ended(process):
+                    self._lost(block, "the block says nothing any more: something hangs")
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        if process.wait() not in (0, -signal.SIGTERM):
+            self._lost(block, f"the block ended with {process.returncode}: {(self._base / 'blocks.log').read_text()[-1500:]}")
+        clean_up(Path(block.base))
+
+    def _note(self, block: Block, found: dict[str, object]) -> None:
+        fault, killed, losses = str(found["fault"]), list(found["killed"]), list(found["losses"])  # type: ignore[call-overload]
+        where = {"transport": block.transport, "block": asdict(block), "cycle": found["cycle"]}
+        for number, point in enumerate(killed):
+            self.result.note(fault, block.workload, losses if number == 0 else [], point=point, **where)
+        if found["instants"]:
+            self.result.note(f"{fault}, instants", block.workload, [], times=int(str(found["instants"])))
+        self._tell(f"{fault} × {block.workload} × {block.transport}: {', '.join(killed)}" + "".join(f"\n  LOST {loss}" for loss in losses))
+
+    def _lost(self, block: Block, loss: str) -> None:
+        self.result.note("?", block.workload, [loss], block=asdict(block))
+        self._tell(f"LOST {loss}")
+
+
+def line_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process closes its output because it ends."""
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def clean_up(base: Path) -> None:
+    """Whatever a block that was ended has left: processes that it started, mounts below its directory."""
+    marker = f"ACPFS_STARTED_BELOW={base}".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+    for mounted in mounts_below(base):
+        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+    shutil.rmtree(base, ignore_errors=True)

@@ -1,0 +1,277 @@
+"""A stand: one backing directory, one mount, one application in a process of its own, and the history that its journal tells.
+
+`faults` does something to it, `verdict` says what was lost. Independent of all other stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from acpfs.errors import AcpfsError
+from tests.drill import points, verdict
+from tests.drill.history import History
+from tests.drill.spec import JournalReader, Tree, tree_of
+from tests.rig.mounts import REPOSITORY, AcpfsMount, staging_files
+
+ANSWER_TIMEOUT_S = 90.0
+GAUGES_TIMEOUT_S = 10.0
+DESCRIPTORS_MORE_MAX = 40
+"""A worker keeps some descriptors and threads for later; more than so many beyond its first drain are a leak."""
+INJECT = REPOSITORY / "tests" / "drill" / "inject"
+QUICK: dict[str, object] = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "ram": "256M"}
+
+
+class Application:
+    """The application's process, as the drill sees it."""
+
+    def __init__(self, stand: Stand, seed: int) -> None:
+        self._journal = stand.base / f"journal.{seed}"
+        self.reader = JournalReader(self._journal)
+        python = os.environ.get("ACPFS_TORCH_PYTHON", sys.executable) if stand.torch else sys.executable
+        words = [str(stand.mount.path), str(self._journal), str(stand.mount.runtime_dir), stand.workload, str(seed)]
+        self._process = subprocess.Popen(
+            [python, "-m", "tests.drill.application", *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=open(stand.base / "application.log", "ab"),  # noqa: SIM115 - the process keeps it
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(stand.base)},
+            cwd="/",
+        )
+        self.answer()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def order(self, **words: Any) -> None:
+        """One line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """One line from its standard output.
+
+        Raises:
+            TimeoutError: it says nothing: it hangs in the mount.
+        """
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], ANSWER_TIMEOUT_S)[0]:
+            raise TimeoutError(f"the application hangs: {Path(f'/proc/{self.pid}/wchan').read_text()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the application ended")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def pause(self) -> dict[str, Any]:
+        """Have it stop after its round, unless it has failed before."""
+        self.order(pause=True)
+        return self.answer()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._process.kill()
+        self._process.wait(60)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+class Stand:
+    """See above; a context manager."""
+
+    def __init__(
+        self, base: Path, workload: str, transport: str, seed: int, *, mutant: str = "", torch: bool = False, **options: object
+    ) -> None:
+        self.base, self.workload, self.torch = base, workload, torch
+        self.random = random.Random(seed)
+        self.charges = base / "charges"
+        self.charges.mkdir(parents=True)
+        self.backing = self.make_backing()
+        environment = {points.VARIABLE: str(self.charges), "PYTHONPATH": f"{INJECT}:{REPOSITORY}", "ACPFS_EARLY_DEATHS_MAX": "1000000"}
+        if mutant:
+            environment["ACPFS_MUTANT"] = mutant
+        self.mount = AcpfsMount(self.backing, base / "mnt", transport, environment=environment, watchdog_s=900.0, **{**QUICK, **options})
+        self.history = History()
+        self.application: Application | None = None
+        self.round = 0
+        self._footprints: dict[int, int] = {}
+
+    def make_backing(self) -> Path:
+        """The backing directory; others than a plain one override this."""
+        backing = self.base / "backing"
+        backing.mkdir()
+        return backing
+
+    @property
+    def shown(self) -> Path:
+        """Where the content of the backing directory can be read without asking a server that may be dead."""
+        return self.backing
+
+    def __enter__(self) -> Stand:
+        self.mount.start()
+        self.begin()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self.application is not None:
+            self.application.kill()
+        self.mount.abort()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+    # -- the application
+
+    def begin(self) -> None:
+        """A new history from what the mount shows now."""
+        seen = tree_of(self.mount.path)
+        durable = self.mount.options.get("fsync") == "durable"
+        self.history = History(seen, self.contents())
+        self.history.durable_fsync = durable
+
+    def contents(self) -> dict[str, bytes]:
+        """Bytes of every file in the mount, by path."""
+        root = self.mount.path
+        return {path: (root / path).read_bytes() for path, (kind, _what) in tree_of(root).items() if kind == "file"}
+
+    def go(self) -> None:
+        """Have the application work on from the state that it has."""
+        if self.application is None:
+            self.application = Application(self, self.random.randrange(1 << 30))
+        now = self.history.now()
+        self.application.order(go={path: kind == "dir" for path, (kind, _what) in now.items()}, round=self.round)
+
+    def stop(self) -> dict[str, Any]:
+        """Pause the application and take its journal over."""
+        assert self.application is not None
+        answer = self.application.pause()
+        self.round = answer["round"]
+        self.history.follow(self.application.reader.calls())
+        return answer
+
+    def kill_application(self) -> None:
+        """kill -9; its journal is taken over."""
+        assert self.application is not None
+        self.application.kill()
+        calls = self.application.reader.calls()
+        self.application = None
+        self.round += 1000  # names of rounds are not used again
+        self.history.follow(calls)
+
+    # -- acpfs' processes
+
+    def supervisors(self) -> list[int]:
+        """Processes that bring workers back."""
+        return [pid for pid in self.mount._living() if b"acpfs.supervisor.supervisor" in _words(pid)]
+
+    def wait_served(self, timeout_s: float = 60.0) -> None:
+        """Wait for a worker that answers."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            with contextlib.suppress(AcpfsError, OSError):
+                self.mount.status()
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError("no worker answers")
+            select.select([], [], [], 0.02)
+
+    def kill_all(self) -> None:
+        """kill -9 of every process of the mount, whoever brings others back first; the dead mount is taken away."""
+        for _round in range(3):
+            living = self.mount._living()
+            for pid in sorted(living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in living:
+                _wait_dead(pid)
+        self.mount._detach()
+
+    def charge(self, point: int, passes: int) -> None:
+        """Have the worker die there."""
+        (self.charges / "fired").unlink(missing_ok=True)
+        (self.charges / "next.new").write_text(json.dumps([point, passes]))
+        (self.charges / "next.new").rename(self.charges / "next")
+
+    def withdraw(self) -> bool:
+        """No more dying by charge; whether it has happened."""
+        (self.charges / "next").unlink(missing_ok=True)
+        return (self.charges / "fired").exists()
+
+    # -- judging
+
+    def read_mount(self, timeout_s: float = 60.0) -> tuple[Tree, dict[str, bytes]]:
+        """What the mount shows, read in a thread so that a hang is an error."""
+        found: list[tuple[Tree, dict[str, bytes]]] = []
+        thread = threading.Thread(target=lambda: found.append((tree_of(self.mount.path), self.contents())), daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        if not found:
+            raise TimeoutError("the mount cannot be read")
+        return found[0]
+
+    def check_backing(self, when: str) -> list[str]:
+        """Prefix consistency of what the backing directory shows now."""
+        moment = time.monotonic()
+        return verdict.check_published(self.history, tree_of(self.shown), moment, f"backing directory {when}")
+
+    def check_drained(self) -> list[str]:
+        """Flush, then: backing directory and mount are the application's last state, checksums agree, nothing is left over."""
+        self.mount.flush(timeout_s=60)
+        expected = self.history.now()
+        losses = verdict.check_equal(tree_of(self.shown), expected, "backing directory after the drain")
+        losses += verdict.check_equal(self.read_mount()[0], expected, "mount after the drain")
+        losses += self.check_checksums()
+        losses += self._check_left()
+        return losses
+
+    def check_checksums(self) -> list[str]:
+        """Manifest and notes."""
+        return verdict.check_checksums(self.shown)
+
+    def _check_left(self) -> list[str]:
+        deadline = time.monotonic() + GAUGES_TIMEOUT_S
+        while True:
+            status = self.mount.status()
+            left = verdict.check_gauges(status) + [f"left: {path}" for path in staging_files(self.shown)]
+            if not left or time.monotonic() > deadline:
+                return left + self._check_footprint(status["worker"]["pid"])
+            select.select([], [], [], 0.05)
+
+    def footprint(self, pid: int) -> int:
+        """Descriptors and threads of a process."""
+        return len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir(f"/proc/{pid}/task"))
+
+    def _check_footprint(self, pid: int) -> list[str]:
+        now = self.footprint(pid)
+        first = self._footprints.setdefault(pid, now)
+        return [f"worker has {now} descriptors and threads, {first} at first"] if now > first + DESCRIPTORS_MORE_MAX else []
+
+
+def _words(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _wait_dead(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            if not select.select([fd], [], [], 20)[0]:
+                raise TimeoutError(f"process {pid} does not die")
+        finally:
+            os.close(fd)

@@ -1,0 +1,76 @@
+"""The crash matrix: kills everything at any time and says what was lost. Run through tools/drill.
+
+fault × workload × times tried × losses, from a seed. Ends with 1 when something was lost.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import click
+from rich.console import Console
+
+from tests.drill.block import KINDS
+from tests.drill.mutants import MUTANTS
+from tests.drill.points import POINTS, label
+from tests.drill.run import Drill, Plan
+from tests.drill.workloads import WORKLOADS
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+
+
+def _list(_context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        for name, kind in KINDS.items():
+            console.print(f"{name}: {', '.join(kind.faults)}")
+        for number in range(len(POINTS)):
+            console.print(label(number))
+        sys.exit(0)
+
+
+@click.command()
+@click.option("--kills", default=200, help="how many")
+@click.option("--minutes", default=10.0, help="at most so long")
+@click.option("--seed", default=1)
+@click.option("--parallel", default=2, help="independent mounts at a time")
+@click.option("--stand", "stands", multiple=True, type=click.Choice(list(KINDS)), help="kinds of stands; default: all but gluster")
+@click.option("--workload", "workloads", multiple=True, type=click.Choice(list(WORKLOADS)))
+@click.option("--transport", "transports", multiple=True, help="native, native-direct, native-passthrough, libfuse")
+@click.option("--only", multiple=True, help="faults, by name")
+@click.option("--cycles", default=0, help="per mount; default: 6 to 12")
+@click.option("--mutant", default="", type=click.Choice(["", *MUTANTS]), help="break acpfs on purpose: the drill must find it")
+@click.option("--torch", is_flag=True, help="real torch.save; ACPFS_TORCH_PYTHON names an interpreter that has torch")
+@click.option("--save", type=click.Path(path_type=Path), help="keep the result in this .md and the .json beside it")
+@click.option("--quiet", is_flag=True, help="only the table")
+@click.option("--list", "_listed", is_flag=True, expose_value=False, is_eager=True, callback=_list, help="show faults and fault points")
+def main(
+    kills: int,
+    minutes: float,
+    seed: int,
+    parallel: int,
+    stands: tuple[str, ...],
+    workloads: tuple[str, ...],
+    transports: tuple[str, ...],
+    only: tuple[str, ...],
+    cycles: int,
+    mutant: str,
+    torch: bool,
+    save: Path | None,
+    quiet: bool,
+) -> None:
+    """Kill everything, at any time, and check what is left."""
+    plan = Plan(seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles)
+    plan.kinds, plan.workloads = list(stands) or plan.kinds, list(workloads) or plan.workloads
+    plan.transports = list(transports) or plan.transports
+    result = Drill(plan, (lambda _line: None) if quiet else lambda line: console.print(line, markup=False)).run()
+    console.print(result.table())
+    if save is not None:
+        result.save(save)
+    sys.exit(1 if result.losses else 0)
+
+
+if __name__ == "__main__":
+    main()
