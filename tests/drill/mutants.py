@@ -75,8 +75,8 @@ def _amnesia() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {
     "unordered": _unordered,
     "torn": _torn,
-    "no fsync": _no_fsync,
-    "no directory fsync": _no_directory_fsync,
+    "no_fsync": _no_fsync,
+    "no_directory_fsync": _no_directory_fsync,
     "forgets": _forgets,
     "leaks": _leaks,
     "amnesia": _amnesia,
