@@ -71,6 +71,7 @@ def kill_daemon(stand: Stand) -> Outcome:
     outcome.losses += stand.check_backing("after the kill")
     while True:
         stand.withdraw()
+        stand.mount._detach()
         stand.mount.start()
         stand.history, lost = verdict.check_mount(stand.history, *stand.read_mount())
         outcome.losses += lost

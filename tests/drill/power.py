@@ -69,8 +69,9 @@ class PowerStand(Stand):
 
     def lose_power(self) -> list[tuple[Any, ...]]:
         """Everything dies and RAM is empty; returns the log of the storage."""
+        self.kill_all()  # first: the end of an application closes its files
         self.kill_application()
-        self.kill_all()
+        self.mount._detach()
         self.storage.abort()
         for mounted in mounts_below(self.mount.runtime_dir):
             subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)

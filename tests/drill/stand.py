@@ -189,7 +189,7 @@ class Stand:
             select.select([], [], [], 0.02)
 
     def kill_all(self) -> None:
-        """kill -9 of every process of the mount, whoever brings others back first; the dead mount is taken away."""
+        """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors."""
         for _round in range(3):
             living = self.mount._living()
             for pid in sorted(living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)):
@@ -197,7 +197,6 @@ class Stand:
                     os.kill(pid, signal.SIGKILL)
             for pid in living:
                 _wait_dead(pid)
-        self.mount._detach()
 
     def charge(self, point: int, passes: int) -> None:
         """Have the worker die there."""
