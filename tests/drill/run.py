@@ -77,8 +77,9 @@ class Plan:
 class Drill:
     """Runs a plan."""
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
-        """`tell` gets a line about each cycle."""
+    def __init__(self, plan: Plan, tell: Callable[[str], None], *, until_loss: bool = False) -> None:
+        """`tell` gets a line about each cycle; `until_loss`: the first loss is the end."""
+        self._until_loss = until_loss
         self.plan = plan
         self.result = Result(plan.seed, **{k: v for k, v in asdict(plan).items() if k != "seed" and v})
         self._tell = tell
@@ -105,7 +106,8 @@ class Drill:
 
     @property
     def _done(self) -> bool:
-        return self.result.kills >= self.plan.kills or time.monotonic() > self._deadline
+        enough = self.result.kills >= self.plan.kills or (self._until_loss and bool(self.result.losses))
+        return enough or time.monotonic() > self._deadline
 
     def _work(self) -> None:
         while not self._done:

@@ -175,7 +175,16 @@ class Stand:
 
     def supervisors(self) -> list[int]:
         """Processes that bring workers back."""
-        return [pid for pid in self.mount._living() if b"acpfs.supervisor.supervisor" in _words(pid)]
+        return [pid for pid in self.processes() if b"acpfs.supervisor.supervisor" in _words(pid)]
+
+    def processes(self) -> list[int]:
+        """Everything that the mount has started: it carries the runtime directory in its environment."""
+        marker, found = f"ACPFS_RUNTIME_DIR={self.mount.runtime_dir}".encode(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+        return found
 
     def wait_served(self, timeout_s: float = 60.0) -> None:
         """Wait for a worker that answers."""
@@ -191,7 +200,7 @@ class Stand:
     def kill_all(self) -> None:
         """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors."""
         for _round in range(3):
-            living = self.mount._living()
+            living = self.processes()
             for pid in sorted(living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
