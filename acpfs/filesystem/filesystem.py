@@ -101,6 +101,7 @@ class FileSystem:
         """What the next worker of the session will need; transports keep theirs here too."""
         self._lower = lower
         self._calls = calls
+        tier.when_safe = state.after_commit
         self._table = NodeTable(state)
         self._overflow = Overflow(lower, calls, tier, settings.backing_timeout_s)
         self._contents = Contents(tier, log, self._table, copies, self._overflow, settings.when_full)

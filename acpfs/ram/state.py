@@ -42,6 +42,7 @@ class StateDatabase:
         self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
         self._open = False
         self._writers: list[Callable[[], None]] = []
+        self._after: list[Callable[[], None]] = []
         self._check_version()
 
     def _check_version(self) -> None:
@@ -78,6 +79,10 @@ class StateDatabase:
         """Have `write` called at each commit: it brings the rows of what a layer has changed in memory since the last one."""
         self._writers.append(write)
 
+    def after_commit(self, action: Callable[[], None]) -> None:
+        """Have `action` called once, after the next commit: what takes away something that the state of before it still needs."""
+        self._after.append(action)
+
     def commit(self) -> None:
         """End the step's transaction, if it changed anything."""
         for write in self._writers:
@@ -85,6 +90,10 @@ class StateDatabase:
         if self._open:
             self._db.execute("COMMIT")
             self._open = False
+        if self._after:
+            actions, self._after = self._after, []
+            for action in actions:
+                action()
 
     def close(self) -> None:
         """Commit and close."""

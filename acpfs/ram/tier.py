@@ -10,7 +10,9 @@ import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from acpfs.types import TierId
@@ -50,6 +52,8 @@ class Tier:
         self._last_id = 0
         self.make_room: Callable[[int], None] = lambda _bytes: None
         """Called with the number of bytes wanted when the budget does not hold them; frees what may leave."""
+        self.when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink()
+        """Puts the end of a tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`."""
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))
             self._last_id = max(self._last_id, int(name))
@@ -83,10 +87,14 @@ class Tier:
         return list(self._allocated)
 
     def remove(self, tier_id: TierId) -> None:
-        """Delete a tier file and give its bytes back to the budget."""
-        os.unlink(str(tier_id), dir_fd=self._dir_fd)
+        """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget."""
         self.used_bytes -= self._allocated.pop(tier_id)
+        self.when_safe(partial(self._unlink, tier_id))
         self._wake()
+
+    def _unlink(self, tier_id: TierId) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(str(tier_id), dir_fd=self._dir_fd)
 
     def copy(self, source: TierId, target: TierId, size: int) -> None:
         """Copy the first `size` bytes; slow, thread-safe; the caller has reserved the bytes and settles afterwards."""

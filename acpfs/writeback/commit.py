@@ -178,6 +178,7 @@ class Committer:
 
     def _again(self, op: Op) -> LowerStat | None:
         """Carried out by the last worker, which did not live to flush it."""
+        self._conflicts.done_before(op)
         path = self._path(op.ino)
         if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
             return None

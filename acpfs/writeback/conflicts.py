@@ -66,6 +66,9 @@ class Conflicts:
         self._inos: frozenset[Ino] = frozenset()
         self._aside: dict[Place, bytes] = {(Ino(p), name): aside for p, name, aside in state.rows("SELECT parent, name, aside FROM aside")}
         self._seen: dict[Ino, Look] = {}
+        self._made: dict[Ino, tuple[int, int]] = {}
+        self._dated: dict[Ino, int] = {}
+        """By what operations of the last worker can be known again: inode and size of a content, or its time."""
         rows = state.rows("SELECT path, kind, kept_as, at FROM conflict ORDER BY number")
         self.total = len(rows)
         self.told = [Conflict(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
@@ -84,6 +87,13 @@ class Conflicts:
         """The operation was carried out: what is there now is ours."""
         if st is not None and (self._until or self._inos):
             self._seen[op.ino] = (stat.S_IFMT(st.mode), st.size, st.mtime_ns)
+
+    def done_before(self, op: Op) -> None:
+        """The last worker carried it out and did not live to say how it was left: what looks as the operation made it is ours."""
+        if op.version is not None:
+            self._made[op.ino] = (op.version.staging_ino, op.version.size)
+        if op.meta.mtime_ns is not None:
+            self._dated[op.ino] = op.meta.mtime_ns
 
     def place(self, op: Op, parent: Ino, name: bytes) -> Place:
         """Where a name that the operation mentions lies for it: beside, once there was a conflict."""
@@ -195,6 +205,8 @@ class Conflicts:
         return node is None or not self._is_node(node, st)
 
     def _is_node(self, node: Ino, st: LowerStat) -> bool:
+        if self._made.get(node) == (st.ino, st.size) or self._dated.get(node) == st.mtime_ns:
+            return True
         with self._lock:
             seen = self._seen.get(node)
             left = self._left_as(node) if seen is None else None

@@ -151,9 +151,8 @@ def kill_application(stand: Stand) -> Outcome:
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
     stand.kill_application()
-    losses = check_still(stand)
-    stand.history, lost = verdict.check_mount(stand.history, *stand.read_mount())
-    losses += lost
+    stand.history, losses = verdict.check_mount(stand.history, *stand.read_mount())
     stand.history.close_all()
     stand.history.publish_all()
+    losses += check_still(stand)
     return Outcome(losses + drain(stand), [AT_RANDOM])

@@ -67,6 +67,7 @@ STEPS = (
     Step("tier: copy", "acpfs.ram.tier", "Tier", "copy"),
     Step("tier: remove", "acpfs.ram.tier", "Tier", "remove"),
     Step("manifest: entry", "acpfs.writeback.manifest", "Manifest", "put"),
+    Step("tier: unlink", "acpfs.ram.tier", "Tier", "_unlink"),
 )
 POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +223,16 @@ class Stand:
 
     def read_mount(self, timeout_s: float = 60.0) -> tuple[Tree, dict[str, bytes]]:
         """What the mount shows, read in a thread so that a hang is an error."""
-        found: list[tuple[Tree, dict[str, bytes]]] = []
-        thread = threading.Thread(target=lambda: found.append((tree_of(self.mount.path), self.contents())), daemon=True)
-        thread.start()
-        thread.join(timeout_s)
-        if not found:
-            raise TimeoutError("the mount cannot be read")
-        return found[0]
+        found: Future[tuple[Tree, dict[str, bytes]]] = Future()
+
+        def read() -> None:
+            try:
+                found.set_result((tree_of(self.mount.path), self.contents()))
+            except BaseException as error:  # noqa: BLE001 - whatever it was belongs to whoever waits
+                found.set_exception(error)
+
+        threading.Thread(target=read, daemon=True).start()
+        return found.result(timeout_s)
 
     def check_backing(self, when: str) -> list[str]:
         """Prefix consistency of what the backing directory shows now."""

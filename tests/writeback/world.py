@@ -68,6 +68,8 @@ class ListenerDouble:
 
     def persisted(self, op: Op, stat: LowerStat | None) -> None:
         self.persisted_ops.append((op, stat))
+        if stat is not None:
+            self._world.left[op.ino] = stat.identity()
         self._finished(op)
 
     def dropped(self, op: Op) -> None:
@@ -79,7 +81,7 @@ class ListenerDouble:
             self._world.unuse(op.version)
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
-        return None
+        return self._world.left.get(ino)
 
     def staging_in_use(self) -> set[str]:
         return set()
@@ -119,6 +121,7 @@ class World:
         self.inos: dict[str, Ino] = {"": ROOT}
         self.contents: dict[str, bytes] = {}
         """By path; of symlinks their target."""
+        self.left: dict[Ino, tuple[int, int, int, int]] = {}
         self.seen: list[dict[bytes, bytes]] = [{}]
         self._last_ino = 1
         self._symlink_inos: set[Ino] = set()
