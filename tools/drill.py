@@ -6,16 +6,20 @@ fault × workload × times tried × losses, from a seed. Ends with 1 when someth
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import click
 from rich.console import Console
 
+from tests.drill import soak as soaking
 from tests.drill.block import KINDS
 from tests.drill.mutants import MUTANTS
 from tests.drill.points import POINTS, label
+from tests.drill.result import Result
 from tests.drill.run import Drill, Plan
 from tests.drill.workloads import WORKLOADS
 
@@ -44,6 +48,7 @@ def _list(_context: click.Context, _option: click.Parameter, wanted: bool) -> No
 @click.option("--mutant", default="", type=click.Choice(["", *MUTANTS]), help="break acpfs on purpose: the drill must find it")
 @click.option("--torch", is_flag=True, help="real torch.save; ACPFS_TORCH_PYTHON names an interpreter that has torch")
 @click.option("--save", type=click.Path(path_type=Path), help="keep the result in this .md and the .json beside it")
+@click.option("--soak", default=0.0, help="instead: so many minutes of mixed load and faults on one mount")
 @click.option("--quiet", is_flag=True, help="only the table")
 @click.option("--list", "_listed", is_flag=True, expose_value=False, is_eager=True, callback=_list, help="show faults and fault points")
 def main(
@@ -59,13 +64,21 @@ def main(
     mutant: str,
     torch: bool,
     save: Path | None,
+    soak: float,
     quiet: bool,
 ) -> None:
     """Kill everything, at any time, and check what is left."""
+    tell: Callable[[str], None] = (lambda _line: None) if quiet else lambda line: console.print(line, markup=False)
+    if soak:
+        finish(soaking.soak(seed, soak, (transports or ("native",))[0], tell)[0], save)
     plan = Plan(seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles)
     plan.kinds, plan.workloads = list(stands) or plan.kinds, list(workloads) or plan.workloads
     plan.transports = list(transports) or plan.transports
-    result = Drill(plan, (lambda _line: None) if quiet else lambda line: console.print(line, markup=False)).run()
+    finish(Drill(plan, tell).run(), save)
+
+
+def finish(result: Result, save: Path | None) -> NoReturn:
+    """Table, files, exit code."""
     console.print(result.table())
     if save is not None:
         result.save(save)

@@ -247,6 +247,10 @@ class Stand:
         losses += verdict.check_equal(self.read_mount()[0], expected, "mount after the drain")
         losses += self.check_checksums()
         losses += self._check_left()
+        if losses:
+            losses.append(
+                f"acpfs-ctl ls: {[(file['path'], file['state'], file['size']) for file in self.mount.ask('ls', paths=[])['items']]}"
+            )
         return losses
 
     def check_checksums(self) -> list[str]:

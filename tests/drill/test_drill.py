@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.drill.run import Drill, Plan
+from tests.drill.soak import Sample, growth, soak
 
 pytestmark = [pytest.mark.mount, pytest.mark.slow, pytest.mark.timeout(400)]
 MINUTES = 1.1
@@ -17,3 +18,15 @@ def test_nothing_is_lost_whatever_dies(seed):
     result = Drill(plan, print).run()
     assert result.losses == []
     assert result.kills > 0
+
+
+def test_what_acpfs_holds_stays_flat(seed):
+    result, samples = soak(seed, MINUTES / 2, "native", print)
+    assert result.losses == []
+    assert samples
+
+
+def test_growth_is_found():
+    flat = [Sample(float(n), 100 << 20, 50, 20) for n in range(16)]
+    assert growth(flat) == []
+    assert growth([Sample(s.at_s, s.rss_bytes, s.descriptors + 5 * n, s.threads) for n, s in enumerate(flat)])

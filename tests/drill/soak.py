@@ -1,0 +1,88 @@
+"""A soak: one mount, mixed load, faults again and again; what acpfs' processes hold is sampled after each drain and must stay flat.
+
+Flat: the median of the last quarter of the samples is not above that of the second quarter (the first is warm-up) by more than a stated slack.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.drill import faults, server
+from tests.drill.block import cycle
+from tests.drill.result import Result
+from tests.drill.stand import Stand
+from tests.drill.workloads import WORKLOADS
+
+RSS_SLACK_BYTES = 24 << 20
+COUNT_SLACK = 12
+SAMPLES_MIN = 8
+FAULTS: dict[str, Callable[[Stand], faults.Outcome]] = {
+    "server fails": server.server_fails,
+    "server hangs": server.server_hangs,
+    "kill application": faults.kill_application,
+    "kill worker": faults.kill_worker,
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the mount's processes hold together."""
+
+    at_s: float
+    rss_bytes: int
+    descriptors: int
+    threads: int
+
+
+def sample(stand: server.ServerStand) -> Sample:
+    """Now, after a drain."""
+    rss = descriptors = threads = 0
+    for pid in stand.processes():
+        base = Path(f"/proc/{pid}")
+        fields = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines())
+        rss += int(fields["RssAnon"].split()[0]) * 1024
+        threads += int(fields["Threads"])
+        descriptors += len(list((base / "fd").iterdir()))
+    return Sample(time.monotonic(), rss, descriptors, threads)
+
+
+def growth(samples: list[Sample]) -> list[str]:
+    """What has grown since the warm-up."""
+    quarter = len(samples) // 4
+    if len(samples) < SAMPLES_MIN:
+        return []
+    grown = []
+    for name, slack in (("rss_bytes", RSS_SLACK_BYTES), ("descriptors", COUNT_SLACK), ("threads", COUNT_SLACK)):
+        early = statistics.median(getattr(s, name) for s in samples[quarter : 2 * quarter])
+        late = statistics.median(getattr(s, name) for s in samples[-quarter:])
+        if late > early + slack:
+            grown.append(f"{name} grew from {early:.0f} to {late:.0f}")
+    return grown
+
+
+def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None]) -> tuple[Result, list[Sample]]:
+    """Run it."""
+    chooser, result, samples = random.Random(seed), Result(seed, soak_minutes=minutes, transport=transport), list[Sample]()
+    deadline = time.monotonic() + minutes * 60
+    with tempfile.TemporaryDirectory(prefix="drill-") as base:
+        stand = server.ServerStand(Path(base) / "soak", "rename", transport, seed)
+        with stand:
+            names = [name for name in FAULTS if name != "kill worker" or stand.supervisors()]
+            while time.monotonic() < deadline and not result.losses:
+                if stand.application is None:
+                    stand.workload = chooser.choice(list(WORKLOADS))
+                name = chooser.choice(names)
+                outcome = cycle(stand, FAULTS[name])
+                samples.append(sample(stand))
+                result.note(name, stand.workload, outcome.losses)
+                tell(
+                    f"{name} × {stand.workload}: {samples[-1].rss_bytes >> 20} MiB, {samples[-1].descriptors} fds, {samples[-1].threads} threads"
+                )
+    result.note("soak", transport, growth(samples), times=0)
+    return result, samples
