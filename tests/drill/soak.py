@@ -1,6 +1,6 @@
 """A soak: one mount, mixed load, faults again and again; what acpfs' processes hold is sampled after each drain and must stay flat.
 
-Flat: the median of the last quarter of the samples is not above that of the second quarter (the first is warm-up) by more than a stated slack.
+Flat: the median of the last quarter of the samples is not above that of the second quarter (the first is warm-up) by more than a slack.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None])
                 samples.append(sample(stand))
                 result.note(name, stand.workload, outcome.losses)
                 tell(
-                    f"{name} × {stand.workload}: {samples[-1].rss_bytes >> 20} MiB, {samples[-1].descriptors} fds, {samples[-1].threads} threads"
+                    last = samples[-1]
+                    tell(f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads")
                 )
     result.note("soak", transport, growth(samples), times=0)
     return result, samples
