@@ -76,13 +76,13 @@ def run(block: Block) -> None:
         }
         for cycle in range(block.cycles if possible else 0):
             name = stand.random.choices(list(possible), [weight for _fault, weight in possible.values()])[0]
-            outcome = cycle(stand, possible[name][0])
+            outcome = one_cycle(stand, possible[name][0])
             say(fault=name, cycle=cycle, **asdict(outcome))
             if outcome.losses:
                 return
 
 
-def cycle(stand: Stand, fault: Callable[[Stand], Outcome]) -> Outcome:
+def one_cycle(stand: Stand, fault: Callable[[Stand], Outcome]) -> Outcome:
     """One fault; what goes wrong in any other way is a loss as well."""
     try:
         return fault(stand)

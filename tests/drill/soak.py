@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.drill import faults, server
-from tests.drill.block import cycle
+from tests.drill.block import one_cycle
 from tests.drill.result import Result
 from tests.drill.stand import Stand
 from tests.drill.workloads import WORKLOADS
@@ -78,12 +78,10 @@ def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None])
                 if stand.application is None:
                     stand.workload = chooser.choice(list(WORKLOADS))
                 name = chooser.choice(names)
-                outcome = cycle(stand, FAULTS[name])
+                outcome = one_cycle(stand, FAULTS[name])
                 samples.append(sample(stand))
                 result.note(name, stand.workload, outcome.losses)
-                tell(
-                    last = samples[-1]
-                    tell(f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads")
-                )
+                last = samples[-1]
+                tell(f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads")
     result.note("soak", transport, growth(samples), times=0)
     return result, samples
