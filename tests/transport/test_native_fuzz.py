@@ -67,6 +67,7 @@ class Wire:
         return error, reply[OUT_HEADER.size :]
 
     def close(self) -> None:
+        self.dispatch.continuations.abandon()
         os.close(self._read_fd)
         os.close(self._write_fd)
 

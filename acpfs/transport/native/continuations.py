@@ -63,6 +63,15 @@ class Continuations:
         """Stop continuing; calls that still wait are left to their fate (the kernel will resend their requests to the next worker)."""
         self._done.put(None)
         self._thread.join()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the calls that still wait."""
+        with self._lock:
+            left = list(self._waiting.values())
+            self._waiting.clear()
+        for waiting in left:
+            waiting.call.close()
 
     def __len__(self) -> int:
         """How many calls wait."""
