@@ -85,7 +85,7 @@ class AttributeSetter:
         try:
             st = os.fstat(fd)
             magic = f"/proc/self/fd/{fd}"  # leads to the very inode that is open, whatever its name is by now
-            self._own(st, attributes, lambda uid, gid: os.chown(name, uid, gid, dir_fd=dir_fd, follow_symlinks=False))
+            self._own(st, attributes, lambda uid, gid: os.chown(magic, uid, gid))
             mode = attributes.mode
             if not stat.S_ISLNK(st.st_mode):
                 self._xattrs(magic, attributes.xattrs)
@@ -93,7 +93,7 @@ class AttributeSetter:
                     os.chmod(magic, stat.S_IMODE(mode))
             times = _times(st, attributes)
             if times is not None:
-                os.utime(name, ns=times, dir_fd=dir_fd, follow_symlinks=False)
+                os.utime(magic, ns=times)
         finally:
             os.close(fd)
 
