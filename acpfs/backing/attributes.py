@@ -50,7 +50,7 @@ class AttributeSetter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._refused: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter(dict.fromkeys(("owner", "mode", "times", "xattr"), 0))
         self.xattrs_work = True
 
     def refused(self) -> dict[str, int]:

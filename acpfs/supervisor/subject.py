@@ -371,6 +371,7 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
     counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
     counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
+    counters |= {f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()}
     counters["backing_reopened"] = parts.anchor.reopened
     counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())
     return counters
