@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.config import load_settings
+from acpfs.supervisor.privileges import KEPT
 
 DIRECTORY = Path(__file__).parents[2] / "systemd"
 NAME_SPACE_OPTIONS = re.compile(
@@ -34,6 +35,13 @@ def test_systemd_accepts_the_unit(tmp_path: Path):
 def test_the_unit_makes_no_mount_name_space():
     """The mount and the RAM tier would be invisible outside, and vanish with the daemon."""
     assert NAME_SPACE_OPTIONS.search((DIRECTORY / "acpfs@.service").read_text()) is None
+
+
+def test_the_unit_allows_what_the_daemon_keeps_and_how_it_drops_the_rest():
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", (DIRECTORY / "acpfs@.service").read_text(), re.MULTILINE)
+    assert {name.removeprefix("CAP_") for name in line.split()} == KEPT.keys() | {"SETPCAP"}
+    table = (DIRECTORY.parent / "docs/OPERATIONS.md").read_text().partition("| capability | for |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\bCHOWN|\bFOWNER|\bFSETID|\bMKNOD|\bSETFCAP", table)) == KEPT.keys()
 
 
 def test_the_unit_waits_longer_than_the_drain():
