@@ -87,7 +87,9 @@ class Contents:
             elif node.content is not None:
                 self._take_over_spill(node)
                 self._users[node.content.tier_id] += 1
-                if node.content.modified and not self.kernel.as_recorded(node):  # written since its row was
+                if (node.content.modified or self._is_of_other_size(node)) and not self.kernel.as_recorded(
+                    node
+                ):  # written since its row was
                     self.kernel.look(node)
                     self._close(node.content)
                 self.settle_state(node)
@@ -97,6 +99,11 @@ class Contents:
         for tier_id in self._tier.ids():
             if not self._users[tier_id]:
                 self._tier.remove(tier_id)
+
+    def _is_of_other_size(self, node: Node) -> bool:
+        """The last worker did not live to note a write or truncation of a clean file, by itself or (in passthrough) by the kernel."""
+        assert node.content is not None
+        return node.content.spill is None and self._tier.stat(node.content.tier_id).st_size != node.size
 
     def _take_over_spill(self, node: Node) -> None:
         spill = node.content.spill if node.content is not None else None

@@ -68,7 +68,7 @@ def run(block: Block) -> None:
     kind = KINDS[block.kind]
     words = {"mutant": block.mutant, "torch": block.torch, **block.options}
     with kind.stand(Path(block.base), block.workload, block.transport, block.seed, **words) as stand:
-        supervised = bool(stand.supervisors())
+        supervised = bool(stand.supervisors()) and block.transport != "libfuse"  # which has no takeover: the mount is made anew
         possible = {
             name: fault
             for name, fault in kind.faults.items()

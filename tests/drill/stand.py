@@ -214,6 +214,14 @@ class Stand:
         (self.charges / "next.new").write_text(json.dumps([point, passes]))
         (self.charges / "next.new").rename(self.charges / "next")
 
+    def wait_fired(self, timeout_s: float = 20.0) -> None:
+        """Wait until the worker has died by charge."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.charges / "fired").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the point was not passed")
+            select.select([], [], [], 0.02)
+
     def withdraw(self) -> bool:
         """No more dying by charge; whether it has happened."""
         (self.charges / "next").unlink(missing_ok=True)
