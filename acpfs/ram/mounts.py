@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 2, 4, 8, 32
+MNT_FORCE = 1
 MNT_DETACH = 2
 UMOUNT_NOFOLLOW = 8
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
@@ -82,13 +83,13 @@ def bind(source: str | Path, target: str | Path) -> None:
         os.close(tree)
 
 
-def unmount(path: str | Path, *, detach: bool = False) -> None:
-    """umount(2).
+def unmount(path: str | Path, *, detach: bool = False, abort: bool = False) -> None:
+    """umount(2). With `abort`, whoever waits for the server of a FUSE mount gets an error: it is dead, and may never be seen to be.
 
     Raises:
         OSError: EBUSY (in use), EPERM, EINVAL (nothing mounted there).
     """
-    _checked(_libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0)), path)
+    _checked(_libc.umount2(os.fsencode(path), UMOUNT_NOFOLLOW | (MNT_DETACH if detach else 0) | (MNT_FORCE if abort else 0)), path)
 
 
 def _checked(result: int, path: str | Path) -> None:

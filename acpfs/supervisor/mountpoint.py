@@ -67,15 +67,17 @@ def check_apart(backing: Path, mountpoint: str) -> None:
         raise RefusedError(f"backing directory {backing} and mount point {mountpoint} lie in one another")
 
 
-def take_away(mountpoint: str, *, detach: bool = False) -> None:
-    """Unmount, as root or as the mount's owner through fusermount3. With `detach`, users of it keep what they have open.
+def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> None:
+    """Unmount, as root or as the mount's owner through fusermount3.
+
+    With `detach`, users of it keep what they have open; with `abort` too (root), they get errors.
 
     Raises:
         RefusedError: it is in use.
         MachineError: not permitted, or nothing is mounted there.
     """
     try:
-        unmount(mountpoint, detach=detach)
+        unmount(mountpoint, detach=detach, abort=abort)
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise RefusedError(f"{mountpoint} is in use: some process has a file open or its working directory there") from None

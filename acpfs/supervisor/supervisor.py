@@ -13,6 +13,7 @@ whose supervisor is gone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import selectors
@@ -23,7 +24,7 @@ import time
 import traceback
 from typing import Any
 
-from acpfs.supervisor import channel, privileges
+from acpfs.supervisor import channel, privileges, remains
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
@@ -45,7 +46,9 @@ class Child:
     def __init__(self, end: socket.socket) -> None:
         self.end = end
         self.pid = 0
-        self.pidfd = -1
+        self.pidfd = self.main_end = -1
+        self.stuck_at = 0.0
+        """Since when nothing is left of it but a call that does not return; 0: it lives."""
         self.serving_at = 0.0
         """Monotonic time, seconds; 0: not yet."""
         self.beat_at = 0.0
@@ -210,8 +213,16 @@ class Supervisor:
             self._worker_gone(child)
             return
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
+        child.main_end = remains.main_thread_end(pid)
+        if child.main_end >= 0:
+            self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
         if self._stopping:
             self._kill(child, signal.SIGTERM)
+
+    def _main_thread_gone(self, child: Child) -> None:
+        """The others follow in a moment, unless one is stuck."""
+        self._forget(child.main_end)
+        child.main_end, child.stuck_at = -1, time.monotonic()
 
     def _hear(self, child: Child) -> None:
         if child.end.fileno() < 0:
@@ -269,7 +280,7 @@ class Supervisor:
         if child is not self._child:
             return
         self._drain_channel(child)
-        for end in (child.end, child.pidfd):
+        for end in (child.end, child.pidfd, child.main_end):
             self._forget(end)
         self._child = None
         now = time.monotonic()
@@ -280,6 +291,22 @@ class Supervisor:
         else:
             self._replace(child, now)
 
+    def _leave_behind(self, child: Child) -> None:
+        """It will never run again, and may never end: the next one starts, and knows of it."""
+        sys.stderr.write(f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n")
+        self._kept.setdefault(remains.REMAINS, []).append(os.dup(child.pidfd))
+        self._service.store(remains.REMAINS, self._kept[remains.REMAINS])
+        self._worker_gone(child)
+
+    def _bury(self) -> None:
+        """Forget those whose calls came back."""
+        ended = [fd for fd in self._kept.get(remains.REMAINS, ()) if remains.has_ended(fd)]
+        for fd in ended:
+            self._kept[remains.REMAINS].remove(fd)
+            os.close(fd)
+        if ended:
+            self._service.store(remains.REMAINS, self._kept[remains.REMAINS])
+
     def _drain_channel(self, child: Child) -> None:
         """What it said last."""
         with contextlib.suppress(OSError):
@@ -288,7 +315,7 @@ class Supervisor:
                 self._hear(child)
 
     def _replace(self, child: Child, now: float) -> None:
-        self._died_at = self._died_at or now
+        self._died_at = self._died_at or child.stuck_at or now
         self._reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
         if child.leaving and self._next_template is not None:
             self._old_template, self._template, self._next_template = self._template, self._next_template, None
@@ -312,7 +339,9 @@ class Supervisor:
         now, times = time.monotonic(), []
         if self._start_at:
             times.append(self._start_at - now)
-        if self._child is not None and self._child.serving_at:
+        if self._child is not None and self._child.stuck_at:
+            times.append(remains.LOOK_AGAIN_S)
+        elif self._child is not None and self._child.serving_at:
             times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._hang_timeout_s / 4))
         if self._service.watchdog_s:
             times.append(self._fed_at + self._service.watchdog_s - now)
@@ -320,6 +349,7 @@ class Supervisor:
 
     def _look_after(self) -> None:
         now = time.monotonic()
+        self._bury()
         if self._start_at and now >= self._start_at and not self._ended:
             self._start_worker()
         child = self._child
@@ -330,6 +360,8 @@ class Supervisor:
 
     def _look_at(self, child: Child, now: float) -> bool:
         """Whether the worker is well; one that is not is asked for its stacks, and then killed."""
+        if child.pid and self._is_left_behind(child, now):
+            return True
         if child.dumped_at:
             if now - child.dumped_at >= DUMP_WAIT_S:
                 self._kill(child, signal.SIGKILL)
@@ -341,6 +373,17 @@ class Supervisor:
         child.dumped_at = now
         self._kill(child, signal.SIGUSR1)
         return False
+
+    def _is_left_behind(self, child: Child, now: float) -> bool:
+        if not remains.is_stuck(child.pid) or len(self._kept.get(remains.REMAINS, ())) >= remains.REMAINS_MAX:
+            if child.main_end >= 0:
+                child.stuck_at = 0.0
+            return False
+        child.stuck_at = child.stuck_at or now
+        if now - child.stuck_at < remains.STUCK_S:
+            return False
+        self._leave_behind(child)
+        return True
 
     # -- the end
 
@@ -363,6 +406,10 @@ class Supervisor:
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
+        if self._kept.get(remains.REMAINS):
+            for fd in (fd for fds in self._kept.values() for fd in fds):
+                with contextlib.suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # what has not ended has copies of the descriptors: the next mount is not to wait for it
         if error is not None:
             self._answer({"error": error})
             self._exit_code = int(error.get("exit_code", code))

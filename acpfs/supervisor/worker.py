@@ -33,6 +33,7 @@ from acpfs.supervisor import fallthrough, logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts, keep
 from acpfs.supervisor.link import Link
 from acpfs.supervisor.notify import Busy, ServiceManager, beat
+from acpfs.supervisor.remains import REMAINS, wait_ended
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
 from acpfs.types import Seq
@@ -124,6 +125,7 @@ class Worker:
 
     def _heed_supervisor(self) -> None:
         self.link.leave, self.link.adopted = self._make_room, self._adopted
+        self.link.reload_failed = lambda why: log.error("no reload, this worker goes on", why=why)
         self.link.listen()
 
     def _make_room(self) -> None:
@@ -180,6 +182,11 @@ class Worker:
             raise MachineError(f"backing directory {self._settings.backing}: {error.strerror}") from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
+        if remaining := self.link.kept.get(REMAINS):
+            log.warning(
+                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(remaining)
+            )
+            self._parts.engine.begin_after(self._parts.calls.commits.submit("killed worker's call", wait_ended, remaining))
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
         nursery.start_soon(self._heed_signals)
@@ -220,7 +227,7 @@ class Worker:
         if self.link.session or self._settings.on_failure is OnFailure.STOP:
             return
         if self.link.workers_before and mountpoint.is_mounted(self._mountpoint):
-            mountpoint.take_away(self._mountpoint, detach=True)  # libfuse: the last worker's mount is dead
+            mountpoint.take_away(self._mountpoint, detach=True, abort=True)  # libfuse: the last worker's mount is dead
         reason = fallthrough.lay(self._parts.runtime, self._settings.backing, self._mountpoint)
         self.beneath = not reason
         if reason:

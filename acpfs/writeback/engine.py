@@ -109,6 +109,7 @@ class Engine:
         self._stream_bell, self._commit_bell = Bell(), Bell()
         self._staged_bytes = {op.seq: op.version.size for op in log if op.version is not None and op.version.state in _STAGED}
         self._rewritten_since: dict[Seq, float] = {}
+        self._before: Future[None] | None = None
         self.set_streams(settings.streams)
         log.on_append, log.on_awaited = self._appended, self.wake
 
@@ -119,6 +120,8 @@ class Engine:
         task_status.started()
         self._resume()
         try:
+            if self._before is not None:
+                await outcome(self._before)
             await self._prepare()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._manifest.run)
@@ -126,6 +129,10 @@ class Engine:
                 nursery.start_soon(self._stream_forever, nursery)
         finally:
             self._stop()
+
+    def begin_after(self, before: Future[None]) -> None:
+        """Have `run` wait first: a commit that a dead worker began may still be carried out, and must not come after its successors."""
+        self._before = before
 
     def _is_pressed(self) -> bool:
         """Whether large streams have no time to stand back. Without the lock: an answer that is a moment old does."""

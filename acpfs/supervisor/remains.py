@@ -1,0 +1,67 @@
+"""What is left of a killed process one of whose threads is in a call that does not return: not ended, and never to run again.
+
+SIGKILL ends a thread when it next leaves the kernel. One that waits uninterruptibly for the backing directory (a FUSE or NFS server that
+has the request and does not answer, a frozen file system) stays, and so does the process: its pidfd does not become readable, and its
+descriptors and POSIX locks stay taken. It executes no instruction of ours any more, but the call itself may still be carried out. The
+supervisor's; the standard library only, no thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Sequence
+from pathlib import Path
+
+REMAINS = "remains"
+"""Name under which the supervisor keeps the pidfds of such processes."""
+STUCK_S = 0.25
+"""A large read or write is uninterruptible for as long as its memory is copied; what takes longer than this is not that."""
+LOOK_AGAIN_S = 0.05
+REMAINS_MAX = 16
+"""Each pins its descriptors and a thread's memory: with so many, the next worker waits until one of them has ended."""
+_SIGKILL_PENDING = 1 << 8
+
+
+def main_thread_end(pid: int) -> int:
+    """Descriptor that is readable when the main thread of the process has ended, whatever the others do; -1: before Linux 6.9."""
+    try:
+        return os.pidfd_open(pid, os.O_EXCL)  # PIDFD_THREAD
+    except OSError:
+        return -1
+
+
+def is_stuck(pid: int) -> bool:
+    """Whether nothing is left of a killed process but threads in uninterruptible calls."""
+    try:
+        if _state(Path(f"/proc/{pid}")) not in "ZX" and not _is_killed(pid):  # Python's main thread never ends before the process does
+            return False
+        states = {_state(task) for task in Path(f"/proc/{pid}/task").iterdir()}
+    except OSError:
+        return False
+    return "D" in states and states <= {"D", "Z", "X"}
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def _is_killed(pid: int) -> bool:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigPnd:"):
+            return bool(int(line.split()[1], 16) & _SIGKILL_PENDING)
+    return False
+
+
+def has_ended(pidfd: int) -> bool:
+    """Whether the process is gone, and its calls with it."""
+    return bool(select.select([pidfd], [], [], 0)[0])
+
+
+def wait_ended(pidfds: Sequence[int]) -> None:
+    """Wait, without a limit, until the calls of all these have come back."""
+    for pidfd in pidfds:
+        select.select([pidfd], [], [])
