@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
-from tests.rig.mounts import REPOSITORY, AcpfsMount, is_mounted, wait_gone
+from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
 WATCHDOG_S = 90.0
@@ -75,6 +76,31 @@ def test_reload_while_a_file_is_written(mount: AcpfsMount):
     assert after["pause_s"] < 1.0
     mount.flush()
     assert (mount.backing / "f").read_bytes() == b"one two"
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transport: str):
+    """The new code is a copy that knows only older states."""
+    code = tmp_path / "code"
+    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "backing").mkdir()
+    environment = {"PYTHONPATH": str(code)}
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as mount:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            state = code / "acpfs/ram/state.py"
+            text = state.read_text()
+            state.write_text(text.replace("STATE_VERSION = 1", "STATE_VERSION = 0"))
+            assert state.read_text() != text
+            with pytest.raises(CommandError, match="reload refused: the state in .* has version 1, this acpfs knows 0"):
+                mount.ctl("reload")
+            file.write(b"two")
+        assert (mount.path / "f").read_bytes() == b"one two"
+        state.write_text(text)
+        assert mount.ctl("reload")["last_end"] == "reload"
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two"
 
 
 @pytest.mark.mount
