@@ -93,7 +93,7 @@ def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transp
             text = state.read_text()
             state.write_text(text.replace("STATE_VERSION = 1", "STATE_VERSION = 0"))
             assert state.read_text() != text
-            with pytest.raises(CommandError, match="reload refused: the state in .* has version 1, this acpfs knows 0"):
+            with pytest.raises(CommandError, match=r"reload refused: the state in .* has version 1, this acpfs knows 0"):
                 mount.ctl("reload")
             file.write(b"two")
         assert (mount.path / "f").read_bytes() == b"one two"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import mmap
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import AcpfsMount, wait_gone
 from tests.rig.processes import Child
 from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, write
 
@@ -136,3 +137,29 @@ def test_what_cannot_be_told_fails_at_close(mount: AcpfsMount, tmp_path: Path) -
     assert "overwritten where its bytes had left RAM" in mount.log.read_text() + "".join(
         p.read_text(errors="replace") for p in mount.runtime_dir.rglob("*.log")
     )
+
+
+@pytest.mark.clause("S81")
+@only_passthrough
+def test_workers_killed_while_a_file_moves_out_of_ram(mount: AcpfsMount, tmp_path: Path) -> None:
+    path = mount.path / "big"
+    child = Child(lambda: write(path, 3 * BUDGET))
+    staging = tmp_path / "disk" / ".acpfs"
+    for share in (8, 4, 2):  # of the budget, on the backing directory before the file is complete
+        mount.wait_status(lambda _status, least=BUDGET // share: largest(staging) >= least)
+        wait_gone(mount.kill_worker())
+    digest = child.result()
+    assert mount.status()["worker"]["number"] == 4
+    assert checksum(path) == digest
+    mount.flush()
+    assert stored(tmp_path, "big") == digest
+    assert [p for p in staging.rglob("*") if p.is_file() and p.stat().st_size >= BUDGET] == []
+
+
+def largest(directory: Path) -> int:
+    """Bytes that the fullest file has, holes not counted."""
+    sizes = [0]
+    for file in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes.append(file.stat().st_blocks * 512 if file.is_file() else 0)
+    return max(sizes)
