@@ -130,6 +130,46 @@ def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, trans
         assert (mount.backing / "f").read_bytes() == b"one two"
 
 
+HANG = """
+
+def hang_here():
+    import os, threading
+    if os.path.exists(FLAG):
+        os.unlink(FLAG)
+        threading.Event().wait()
+"""
+PLACES = {
+    "event loop": ("acpfs/supervisor/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n", "            hang_here()\n"),
+    "reader": ("acpfs/filesystem/filesystem.py", "        assert self._space is not None\n", "        hang_here()\n"),
+}
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+@pytest.mark.parametrize("place", PLACES)
+def test_the_stacks_of_a_hung_worker_are_in_the_log(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, place: str):
+    """A copy of the code has a place that hangs once, when told."""
+    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", "3")
+    code, flag, log = tmp_path / "code", tmp_path / "hang", tmp_path / "acpfs.log"
+    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    name, after, call = PLACES[place]
+    text = (code / name).read_text()
+    assert text.count(after) == 1
+    (code / name).write_text(text.replace(after, after + call) + HANG.replace("FLAG", repr(str(flag))))
+    (tmp_path / "backing").mkdir()
+    words = {"watchdog_s": WATCHDOG_S, "log_file": str(log), "environment": {"PYTHONPATH": str(code)}}
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words) as mount:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            flag.touch()
+            os.statvfs(mount.path)
+            file.write(b"two")
+            assert mount.wait_status(lambda status: status["worker"]["number"] == 2)["worker"]["last_end"] == "hung"
+        assert "in hang_here" in log.read_text()
+        mount.umount()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+
+
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_a_worker_that_cannot_live_falls_through(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch):
