@@ -49,6 +49,7 @@ class Application:
             stderr=open(stand.base / "application.log", "ab"),  # noqa: SIM115 - the process keeps it
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(stand.base)},
             cwd="/",
+            start_new_session=True,
         )
         self.answer()
 
@@ -83,9 +84,14 @@ class Application:
         return self.answer()
 
     def kill(self) -> None:
-        """kill -9."""
-        self._process.kill()
+        """kill -9, also of what it has started (rsync)."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait(60)
+        with contextlib.suppress(ProcessLookupError):
+            while True:  # the others of its group are nobody's children; they end by themselves
+                os.killpg(self.pid, 0)
+                select.select([], [], [], 0.01)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
