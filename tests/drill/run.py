@@ -24,6 +24,7 @@ from pathlib import Path
 
 from tests.drill.block import Block
 from tests.drill.result import Result
+from tests.drill.stand import nameless
 from tests.drill.workloads import WORKLOADS
 from tests.rig.mounts import REPOSITORY, mounts_below
 
@@ -142,8 +143,9 @@ class Drill:
         clean_up(Path(block.base))
 
     def _note(self, block: Block, found: dict[str, object]) -> None:
-        fault, killed, losses = str(found["fault"]), list(found["killed"]), list(found["losses"])  # type: ignore[call-overload]
-        where = {"transport": block.transport, "block": asdict(block), "cycle": found["cycle"]}
+        fault, killed = str(found["fault"]), list(found["killed"])  # type: ignore[call-overload]
+        losses = [nameless(loss) for loss in list(found["losses"])]  # type: ignore[call-overload]
+        where = {"transport": block.transport, "block": {**asdict(block), "base": ""}, "cycle": found["cycle"]}
         for number, point in enumerate(killed):
             self.result.note(fault, block.workload, losses if number == 0 else [], point=point, **where)
         if found["instants"]:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -32,6 +33,11 @@ DESCRIPTORS_MORE_MAX = 40
 """A worker keeps some descriptors and threads for later; more than so many beyond its first drain are a leak."""
 INJECT = REPOSITORY / "tests" / "drill" / "inject"
 QUICK: dict[str, object] = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "ram": "256M"}
+
+
+def nameless(text: str) -> str:
+    """Without the places of this run, so that it can be kept."""
+    return re.sub(r"/[^\s'\"]*/drill-[^/\s'\"]+", "…", text.replace(f"{REPOSITORY}/", ""))
 
 
 class Application:
