@@ -75,3 +75,15 @@ class Content:
     failed: int = 0
     """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
     failed_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ContentStatistics:
+    """Bytes in the RAM tier by why they are there; dirty + clean = used."""
+
+    dirty_bytes: int
+    clean_bytes: int
+    clean_files: int
+    evicted_files: int
+    evicted_bytes: int
+    copied_aside_bytes: int

@@ -14,12 +14,11 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
 from acpfs.config import WhenFull
-from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.content import UNSEEN, Content, ContentStatistics
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
@@ -39,18 +38,6 @@ INLINE_COPY_BYTES_MAX = 1 << 20
 
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20
 """A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond, by watching for changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContentStatistics:
-    """Bytes in the RAM tier by why they are there; dirty + clean = used."""
-
-    dirty_bytes: int
-    clean_bytes: int
-    clean_files: int
-    evicted_files: int
-    evicted_bytes: int
-    copied_aside_bytes: int
 
 
 class Contents:
@@ -87,10 +74,8 @@ class Contents:
             elif node.content is not None:
                 self._take_over_spill(node)
                 self._users[node.content.tier_id] += 1
-                if (node.content.modified or self._is_of_other_size(node)) and not self.kernel.as_recorded(
-                    node
-                ):  # written since its row was
-                    self.kernel.look(node)
+                if (node.content.modified or self._is_of_other_size(node)) and not self.kernel.as_recorded(node):
+                    self.kernel.look(node)  # written since its row was
                     self._close(node.content)
                 self.settle_state(node)
         for op in self._log:
@@ -413,7 +398,8 @@ class Contents:
         """fallocate on the tier file; the pages count against the budget at once."""
         if not await self.room(length):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        content = await self._before_change(node, offset if mode & ~1 else node.size)
+        change = self._before_change if mode & ~1 or not keep_size else self._free
+        content = await change(node, offset if mode & ~1 else node.size)
         if content.overflow:
             self._tier.release(length)
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -507,7 +493,7 @@ class Contents:
 
     async def protect(self, node: Node, start: int) -> None:
         """Make bytes from `start` on free for the kernel to write."""
-        await self._before_change(node, start)
+        await self._free(node, start)
 
     def frozen_bytes(self, node: Node) -> int:
         """How many of the first bytes versions still need."""
@@ -529,7 +515,20 @@ class Contents:
         return max(v.size for v in versions) if versions else 0
 
     async def _before_change(self, node: Node, start: int) -> Content:
-        """Make bytes from `start` on free to change: copy what versions need of them aside first."""
+        """Make bytes from `start` on free to change, and have that recorded.
+
+        A kill after the first changed byte must find the content dirty, and versions on their copies.
+        """
+        while True:
+            copied = self._copied_aside_bytes
+            content = await self._free(node, start)
+            if content.overflow or (content.modified and not content.interrupted and copied == self._copied_aside_bytes):
+                return content
+            self._modified(node, content)
+            await unlocked(int)  # ends the step: its transaction is committed
+
+    async def _free(self, node: Node, start: int) -> Content:
+        """Copy aside what versions need of the bytes from `start` on."""
         while True:
             content = node.content
             assert content is not None, node.ino

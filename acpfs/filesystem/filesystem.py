@@ -18,7 +18,8 @@ from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import Contents, ContentStatistics
+from acpfs.filesystem.content import ContentStatistics
+from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import LAST_CLOSE_WAIT_S, Files

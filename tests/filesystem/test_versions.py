@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import trio
 
+from acpfs.filesystem.records import AttributeChange
 from tests.filesystem.world import CALLER, World, world
+from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 
 
 def run(base: Path, scenario, **changes) -> None:
@@ -220,5 +222,33 @@ def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(tmp_pa
         assert len(w.log) == 0
         await w.close(opened)
         assert len(w.log) == 1
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("change", ["write", "truncate", "punch"])
+def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Path, change: str) -> None:
+    """A kill at the first end of a step (which is a commit): the version has its copy, the content is dirty, no byte has changed."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"db", b"a" * 8192)
+        opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+        call = {
+            "write": lambda: w.fs.write(opened.handle, 10, b"b" * 10),
+            "truncate": lambda: w.fs.setattr(ino, AttributeChange(size=5), opened.handle, CALLER),
+            "punch": lambda: w.fs.fallocate(opened.handle, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 4096),
+        }[change]()
+        with w.fs.lock:
+            call.send(None)
+            content = w.fs._table[ino].content  # the state that a kill would leave
+            assert content is not None
+            (version,) = [op.version for op in w.log if op.version is not None]
+            assert content.modified
+            assert version.tier_id != content.tier_id
+            fd = w.tier.open(content.tier_id)
+            assert os.pread(fd, 9000, 0) == b"a" * 8192
+            os.close(fd)
+            call.close()
+        await w.close(opened)
 
     run(tmp_path, scenario)
