@@ -95,14 +95,15 @@ class Supervisor:
     def run(self) -> int:
         """Until the mount ends; the exit code."""
         self._heed_signals()
-        if self._child is None:
+        adopted = bool(self._kept)  # the worker that handed them over may be dead by now
+        if not adopted:
             self._kept, state = inherited()
             if "session" in self._kept:
                 self._service.takes(self._kept)
                 self._facts, self._workers, self._reason = state["facts"], max(1, int(state["workers"])), "the supervisor was started again"
                 self._died_at = time.monotonic()
         self._template = self._spawn_template()
-        if self._child is None:
+        if not adopted:
             self._start_worker()
         while not self._ended:
             try:

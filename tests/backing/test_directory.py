@@ -132,7 +132,7 @@ def test_attributes(directory: BackingDirectory) -> None:
     st = directory.lstat((b"f",))
     assert (stat.S_IMODE(st.mode), st.uid, st.gid, st.atime_ns, st.mtime_ns) == (0o4751, 1234, 4321, 1_000_000_001, 2_000_000_002)
     assert directory.xattrs((b"f",)) == {b"user.a": b"\0\1"}
-    assert directory.refused_attributes() == {"xattr": 1}  # there was nothing to remove
+    assert {what: count for what, count in directory.refused_attributes().items() if count} == {"xattr": 1}  # there was nothing to remove
 
 
 def test_own_xattrs_are_hidden(directory: BackingDirectory) -> None:

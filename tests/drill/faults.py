@@ -109,10 +109,12 @@ def kill_supervisor(stand: Stand) -> Outcome:
     """Whoever brings workers back dies itself."""
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
+    before = stand.mount.supervisor
     for pid in stand.supervisors():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         _wait_dead(pid)
+    stand.wait_adopted(before)
     let_work(stand.random.random() * WORK_S_MAX)
     return Outcome(nothing_noticed(stand), [AT_RANDOM])
 

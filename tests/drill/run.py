@@ -119,14 +119,15 @@ class Drill:
             self._run(block)
 
     def _run(self, block: Block) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.drill.block", json.dumps(asdict(block))],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=open(self._base / "blocks.log", "ab"),  # noqa: SIM115 - the process keeps it
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ACPFS_STARTED_BELOW": block.base},
-            start_new_session=True,
-        )
+        with open(self._base / "blocks.log", "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.drill.block", json.dumps(asdict(block))],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "ACPFS_STARTED_BELOW": block.base},
+                start_new_session=True,
+            )
         assert process.stdout is not None
         with process.stdout as lines:
             while select.select([lines], [], [], SILENCE_S_MAX)[0] and (line := lines.readline()):

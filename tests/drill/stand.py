@@ -48,15 +48,16 @@ class Application:
         self.reader = JournalReader(self._journal)
         python = os.environ.get("ACPFS_TORCH_PYTHON", sys.executable) if stand.torch else sys.executable
         words = [str(stand.mount.path), str(self._journal), str(stand.mount.runtime_dir), stand.workload, str(seed)]
-        self._process = subprocess.Popen(
-            [python, "-m", "tests.drill.application", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=open(stand.base / "application.log", "ab"),  # noqa: SIM115 - the process keeps it
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(stand.base)},
-            cwd="/",
-            start_new_session=True,
-        )
+        with open(stand.base / "application.log", "ab") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "tests.drill.application", *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(stand.base)},
+                cwd="/",
+                start_new_session=True,
+            )
         self.answer()
 
     @property

@@ -63,6 +63,26 @@ def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(mount: AcpfsMoun
     assert mount.leaks() == []
 
 
+@pytest.mark.clause("S82")
+@pytest.mark.mount
+@pytest.mark.transports("native")
+def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: AcpfsMount):
+    """The session is in the new supervisor's channel by then, the worker that put it there is no more."""
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        for number in range(4):
+            worker, supervisor = mount.pid, mount.supervisor
+            os.kill(supervisor, signal.SIGKILL)
+            while mount.supervisor == supervisor:  # known as soon as it has been given the session, long before it has begun
+                os.sched_yield()
+            os.kill(worker, signal.SIGKILL)
+            wait_gone(worker)
+            file.write(b"%d" % number)
+            mount.wait_status(lambda status, dead=worker: status["worker"]["pid"] != dead)
+    assert (mount.path / "f").read_bytes() == b"0123"
+    mount.umount()
+    assert (mount.backing / "f").read_bytes() == b"0123"
+
+
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_reload_while_a_file_is_written(mount: AcpfsMount):
