@@ -211,6 +211,14 @@ class Stand:
                 raise TimeoutError("no worker answers")
             select.select([], [], [], 0.02)
 
+    def wait_adopted(self, before: int, timeout_s: float = 30.0) -> None:
+        """Wait until another supervisor than `before` has the session: with worker and supervisor dead at once, nobody has."""
+        deadline = time.monotonic() + timeout_s
+        while self.mount.supervisor == before:
+            if time.monotonic() > deadline:
+                raise TimeoutError("no other supervisor")
+            select.select([], [], [], 0.02)
+
     def kill_all(self) -> None:
         """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors."""
         for _round in range(3):
