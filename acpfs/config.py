@@ -13,8 +13,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from acpfs.checkpoints import DEFAULT_PATTERNS, Checkpoints
 from acpfs.errors import ConfigError
 
 if sys.version_info >= (3, 11):
@@ -73,10 +74,19 @@ def _parse_patterns(value: object) -> object:
     return [part for part in value.split(":") if part] if isinstance(value, str) else value
 
 
+def _known_shapes(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        Checkpoints(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
 Size = Annotated[int, BeforeValidator(parse_size)]
 RamSize = Annotated[int | str, BeforeValidator(_parse_ram)]
 PrefaultSize = Annotated[int | str, BeforeValidator(_parse_prefault)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_parse_patterns)]
+CheckpointPatterns = Annotated[Patterns, AfterValidator(_known_shapes)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -103,6 +113,31 @@ class WhenFull(str, Enum):
     ERROR = "error"
 
 
+class SpillMode(str, Enum):
+    """What goes to the spill directory."""
+
+    MOVE = "move"
+    """Complete files that wait for the drain, when RAM is short."""
+    MIRROR = "mirror"
+    """Each complete file as soon as it can be, as a copy, with a journal: what is there survives a reboot of the node."""
+
+
+class WarmReads(str, Enum):
+    """Whether cold files that are read come to RAM."""
+
+    ON = "on"
+    OFF = "off"
+    AUTO = "auto"
+
+
+class ClusterOrder(str, Enum):
+    """What waits for other nodes before it is committed."""
+
+    POINTERS = "pointers"
+    ALL = "all"
+    OFF = "off"
+
+
 class OnFailure(str, Enum):
     """What applications meet when acpfs cannot go on."""
 
@@ -125,7 +160,7 @@ DEFAULT_POINTER_PATTERNS = (
 class Settings(BaseModel):
     """Everything that a mount can be told."""
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     backing: Path
     """The backing directory."""
@@ -135,6 +170,12 @@ class Settings(BaseModel):
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
     numa: Annotated[str, Field(pattern=_NUMA)] = "default"
     """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or prefer:NODE; NODES as 0-3 or 0,2."""
+    spill: Path | None = None
+    """A directory on a local disk for complete files that wait for the drain and have no room in RAM, or are to survive a reboot."""
+    spill_budget: PrefaultSize = "80%"
+    """Most bytes that acpfs takes there: bytes, or percent of what is free there at the mount."""
+    spill_mode: SpillMode = SpillMode.MOVE
+    """move: files go there when RAM is short; mirror: each is copied there at once, and survives a reboot of the node."""
     prefault: PrefaultSize = 0
     """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the budget; 0: none."""
     transport: Transport = Transport.AUTO
@@ -147,8 +188,16 @@ class Settings(BaseModel):
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0
     """Most bytes per second that streams may write together; 0: no limit."""
+    stagger_s: Seconds = 0.0
+    """Nodes of one backing directory begin to drain a save one after the other, the last one at most so much later; 0: all at once."""
     when_full: WhenFull = WhenFull.WAIT
     """What a writer meets when the RAM tier is full of dirty bytes."""
+    warm_reads: WarmReads = WarmReads.AUTO
+    """Whether a file that is read from the backing directory comes to RAM: auto (where RAM is free), on (clean files make room), off."""
+    verify_reads: bool = False
+    """Also large files are compared with their checksum before an open for reading returns."""
+    preload: str | None = None
+    """Brought to RAM behind the mount: latest (the newest checkpoint that is there), or paths below the mount point, a:b:c."""
     on_failure: OnFailure = OnFailure.NATIVE
     """What applications meet when acpfs cannot go on: native (the backing directory itself, at the same path) or stop (errors)."""
     max_dirty_age_s: Seconds = 30.0
@@ -169,6 +218,26 @@ class Settings(BaseModel):
     """Longest such delay."""
     pointer_patterns: Patterns = DEFAULT_POINTER_PATTERNS
     """Names of files that point at other files; committed only when all that precedes them is flushed. In options: a:b:c."""
+    cluster_order: ClusterOrder = ClusterOrder.POINTERS
+    """What waits until all other nodes have persisted what they had closed before: pointers (files and directories), all, or off."""
+    heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 2.0
+    """How often this node tells the others how far it is; at most two small writes in that time. Longer with more than 1,024 nodes."""
+    clock_bound_s: Seconds = 0.5
+    """The most that clocks of two nodes differ by. It is checked all the time; where a larger difference was measured, that counts."""
+    node_timeout_s: Annotated[float, Field(ge=1)] = 30.0
+    """A node that was not heard for so long is missing: pointers that wait for it are withheld, and said to be."""
+    node_forget_after_s: Seconds = 0.0
+    """A missing node is forgotten after so long, and pointers do not wait for it any more; 0: only an operator forgets."""
+    wait_for_peers_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """How long an open waits for a file that is not there yet, but that another node has closed and is draining; 0: ENOENT at once."""
+    keep_checkpoints: Annotated[int, Field(ge=0)] = 2
+    """Newest checkpoints of each save_dir that stay in RAM as long as there is room without them."""
+    checkpoint_patterns: CheckpointPatterns = DEFAULT_PATTERNS
+    """Shapes of checkpoints, as globs with {step}, {epoch}, {part}, {suffix}, {a|b}; see below. In options: a:b:c."""
+    keep_last_persisted: bool = True
+    """Leave a deleted checkpoint on the backing directory while no newer one of its save_dir is persisted; see SEMANTICS.md."""
+    guard_time_s: Seconds = 1800.0
+    """… but at most for so long after its deletion."""
     allow_other: bool = True
     """Let other users use the mount (the kernel checks permissions)."""
     control_group: str | None = None
@@ -190,8 +259,14 @@ class Settings(BaseModel):
             raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
         return self
 
+    @model_validator(mode="after")
+    def _mirror_has_a_place(self) -> Settings:
+        if self.spill_mode is SpillMode.MIRROR and self.spill is None:
+            raise ValueError("spill_mode = mirror needs a directory: spill")
+        return self
 
-CHANGEABLE = ("bandwidth", "streams", "log_level", "ram")
+
+CHANGEABLE = ("bandwidth", "streams", "log_level", "ram", "when_full", "keep_checkpoints", "spill_budget", "wait_for_peers_s")
 """What `acpfs-ctl set` may change while the mount is in use."""
 
 

@@ -12,7 +12,8 @@ import os
 
 import structlog
 
-from acpfs.backing.directory import OWN, BackingDirectory
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.entries import OWN
 
 VOLUME_BYTES_MAX = 64
 

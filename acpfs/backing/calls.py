@@ -10,10 +10,10 @@ import contextlib
 import errno
 import heapq
 import itertools
-import queue
+import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 WAITING_CALLS_MAX = 10_000
 """Calls that may wait for a thread; more means that the backing directory hangs, and the next ones fail at once."""
+
+FILL_THREADS = 16
+"""Several files at a time, `filesystem.fill.READERS` for each."""
 
 
 class BackingTimeoutError(TimeoutError):
@@ -57,7 +60,22 @@ class _Job:
     label: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
-    future: Future[Any]
+    future: _Call[Any]
+
+
+class _Call(Future[T]):
+    """A call's answer; who cancels it while it waits takes it out of the queue."""
+
+    def __init__(self, leave: Callable[[Future[T]], bool]) -> None:
+        super().__init__()
+        self._leave = leave
+
+    def cancel(self) -> bool:
+        """Whether it will not be made."""
+        cancelled = super().cancel()
+        if cancelled and self._leave(self):
+            self.set_running_or_notify_cancel()
+        return cancelled
 
 
 class CallPool:
@@ -68,42 +86,80 @@ class CallPool:
         self.name = name
         self.threads_max = threads_max
         self.health = health or Health()
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._waiting: OrderedDict[Future[Any], _Job] = OrderedDict()
         self._lock = threading.Lock()
+        self._came = threading.Condition(self._lock)
         self._threads = self._idle = self._timed_out = 0
         self._calls: Counter[str] = Counter()
         self._closed = False
 
     def submit(self, label: str, function: Callable[..., T], *arguments: Any) -> Future[T]:
         """Run `function(*arguments)` on a thread of the pool; waits for a free thread beyond `threads_max`."""
-        future: Future[T] = Future()
+        call: _Call[T] = _Call(self._leave)
         with self._lock:
             self._calls[label] += 1
-            if self._closed or self._jobs.qsize() >= WAITING_CALLS_MAX:
-                future.set_exception(BackingTimeoutError(label))
-                return future
-            self._jobs.put(_Job(label, function, arguments, future))
-            if self._idle < self._jobs.qsize() and self._threads < self.threads_max:
-                self._threads += 1
-                threading.Thread(target=self._work, name=f"{self.name}-{self._threads}", daemon=True).start()
-        return future
+            if self._closed or len(self._waiting) >= WAITING_CALLS_MAX:
+                call.set_exception(BackingTimeoutError(label))
+            else:
+                self._put(_Job(label, function, arguments, call))
+        return call
 
-    def patient(self, future: Future[T], patience_s: float, *, when_stuck: float | None = None) -> Future[T]:
+    def close_later(self, fd: int) -> None:
+        """Close a descriptor of the backing directory: that may hang, too."""
+        self.later("close", os.close, fd)
+
+    def later(self, label: str, function: Callable[..., object], *arguments: Any) -> None:
+        """`submit` for what nobody waits for. Never refused, for nobody would try again."""
+        with self._lock:
+            self._calls[label] += 1
+            self._put(_Job(label, function, arguments, _Call(self._leave)))
+
+    def _put(self, job: _Job) -> None:
+        self._waiting[job.future] = job
+        if self._idle < len(self._waiting) and self._threads < self.threads_max:
+            self._threads += 1
+            threading.Thread(target=self._work, name=f"{self.name}-{self._threads}", daemon=True).start()
+        self._came.notify()
+
+    def _leave(self, call: Future[T]) -> bool:
+        """It was cancelled; whether no thread had taken it."""
+        with self._lock:
+            return self._waiting.pop(call, None) is not None
+
+    def patient(
+        self, future: Future[T], patience_s: float, *, when_stuck: float | None = None, moved: Callable[[], object] = lambda: None
+    ) -> Future[T]:
         """A future that fails with BackingTimeoutError after `patience_s`, while the call itself goes on.
 
         `when_stuck`: the patience to use instead while the backing directory is known to be stuck, for callers that have
-        older knowledge to go on with. A call that still waits for a thread when patience ends is never started.
+        older knowledge to go on with. `moved`: patience begins anew as long as this has become another (`Progress.mark`).
+        A call that still waits for a thread when patience ends is never started.
         """
         if future.done():
             return future
         if when_stuck is not None and self.health.is_stuck():
             patience_s = when_stuck
         result: Future[T] = Future()
-        timer = _TIMERS.start(patience_s, lambda: self._lose_patience(future, result))
+        timer = _Timer()
+        self._be_patient(future, result, timer, patience_s, moved)
         future.add_done_callback(lambda done: _copy(done, result, timer))
         return result
 
+    def _be_patient(self, call: Future[T], result: Future[T], timer: _Timer, patience_s: float, moved: Callable[[], object]) -> None:
+        before = moved()
+
+        def end() -> None:
+            if moved() == before:
+                self._lose_patience(call, result)
+            elif not call.done():
+                self._be_patient(call, result, timer, patience_s, moved)
+
+        timer.action = end
+        _TIMERS.start(patience_s, timer)
+
     def _lose_patience(self, call: Future[T], result: Future[T]) -> None:
+        if call.done():
+            return
         with self._lock:
             self._timed_out += 1
         with contextlib.suppress(InvalidStateError):
@@ -111,16 +167,17 @@ class CallPool:
         call.cancel()
 
     def _work(self) -> None:
-        while True:
-            with self._lock:
-                self._idle += 1
-            job = self._jobs.get()
-            with self._lock:
-                self._idle -= 1
-            if job is None:
-                return
+        while (job := self._next()) is not None:
             self._run(job)
             del job  # a waiting thread must not keep the last call's arguments and result alive
+
+    def _next(self) -> _Job | None:
+        with self._lock:
+            self._idle += 1
+            while not self._waiting and not self._closed:
+                self._came.wait()
+            self._idle -= 1
+            return self._waiting.popitem(last=False)[1] if self._waiting else None
 
     def _run(self, job: _Job) -> None:
         if not job.future.set_running_or_notify_cancel():
@@ -143,7 +200,7 @@ class CallPool:
                 self._threads,
                 self.threads_max,
                 len(in_flight),
-                self._jobs.qsize(),
+                len(self._waiting),
                 oldest_s,
                 dict(self._calls),
                 self._timed_out,
@@ -153,8 +210,7 @@ class CallPool:
         """Let idle threads end; what is in flight goes on, nobody waits for it."""
         with self._lock:
             self._closed = True
-            for _ in range(self._threads):
-                self._jobs.put(None)
+            self._came.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +225,8 @@ class CallPools:
     """Commits in log order (one at a time), the manifest, verification."""
     syncs: CallPool
     """fsync of directories."""
+    fills: CallPool
+    """Reading ahead of what is asked for: cold files on their way to RAM."""
     health: Health
 
     @classmethod
@@ -180,16 +238,21 @@ class CallPools:
             CallPool("streams", streams, health),
             CallPool("commits", 4, health),
             CallPool("syncs", syncs, health),
+            CallPool("fills", FILL_THREADS, health),
             health,
         )
 
+    def all(self) -> tuple[CallPool, ...]:
+        """Each pool."""
+        return (self.requests, self.streams, self.commits, self.syncs, self.fills)
+
     def statistics(self) -> tuple[CallStatistics, ...]:
         """Of each pool."""
-        return tuple(pool.statistics() for pool in (self.requests, self.streams, self.commits, self.syncs))
+        return tuple(pool.statistics() for pool in self.all())
 
     def close(self) -> None:
         """Close all pools; nothing is joined."""
-        for pool in (self.requests, self.streams, self.commits, self.syncs):
+        for pool in self.all():
             pool.close()
 
 
@@ -212,8 +275,8 @@ class _Timer:
 
     __slots__ = ("action",)
 
-    def __init__(self, action: Callable[[], None]) -> None:
-        self.action: Callable[[], None] | None = action
+    def __init__(self) -> None:
+        self.action: Callable[[], None] | None = None
 
     def stop(self) -> None:
         """Too late is fine: results are set only once."""
@@ -233,9 +296,8 @@ class _Timers:
         self._sweep_at = self._SWEEP_AT
         self._running = False
 
-    def start(self, delay_s: float, action: Callable[[], None]) -> _Timer:
-        """Run `action` on the timer thread after `delay_s`."""
-        timer = _Timer(action)
+    def start(self, delay_s: float, timer: _Timer) -> None:
+        """Run the timer's action on the timer thread after `delay_s`."""
         with self._changed:
             heapq.heappush(self._heap, (time.monotonic() + delay_s, next(self._number), timer))
             if len(self._heap) > self._sweep_at:
@@ -247,7 +309,6 @@ class _Timers:
                 threading.Thread(target=self._work, name="patience", daemon=True).start()
             elif self._heap[0][2] is timer:
                 self._changed.notify()
-        return timer
 
     def _next(self) -> _Timer:
         with self._changed:
@@ -268,3 +329,11 @@ class _Timers:
 
 
 _TIMERS = _Timers()
+
+
+def call_later(delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
+    """Run something short after so long, on the thread that ends patience; returns what stops it, if it is not too late."""
+    timer = _Timer()
+    timer.action = action
+    _TIMERS.start(delay_s, timer)
+    return timer.stop

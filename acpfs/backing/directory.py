@@ -1,7 +1,7 @@
 """The backing directory by descriptor: the one implementation of `Lower` that makes system calls.
 
-Every entry is reached by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor `..` nor a rename by
-others leads outside. Of `.acpfs` only this node's staging directory can be reached by path. Thread-safe; every method may block.
+What each call does to an entry, and nothing of why; how an entry is reached without leaving the backing directory is `entries`' business.
+Thread-safe; every method may block.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from acpfs.backing import filling
-from acpfs.backing.attributes import DIGEST_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
+from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
+from acpfs.backing.entries import OWN, Entries
 from acpfs.backing.health import current_call
-from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
-from acpfs.backing.syscalls import Opener, rename_exchange
+from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
-OWN = b".acpfs"
-"""The one name at the top that is acpfs' own."""
 _COPY_BYTES = 4 << 20
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM})
@@ -47,9 +46,7 @@ class BackingDirectory:
             self._root_fd = kept_fd if kept_fd >= 0 else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
-        self._opener = Opener(self._root_fd)
-        self._staging: LowerPath = (OWN, b"staging", node_id.encode())
-        self._staging_fd = -1
+        self._entries = Entries(self._root_fd, node_id)
         self._setter = AttributeSetter()
         self._features = Features()
         self._direct = False
@@ -58,22 +55,10 @@ class BackingDirectory:
         if kept_fd >= 0:
             return
         try:
-            self._make_own()
+            self._entries.make_own()
         except OSError as error:
             os.close(self._root_fd)
             raise MachineError(f"backing directory {path} is not writable: {error.strerror} (at .acpfs)") from error
-
-    def _make_own(self) -> None:
-        for names, mode in (
-            ((), 0o755),
-            ((b"manifest",), 0o755),
-            ((b"nodes",), 0o755),
-            ((b"staging",), 0o755),
-            ((b"staging", self.node_id.encode()), 0o700),
-        ):
-            path = (OWN, *names)
-            with self._parent(path, own=True) as (dir_fd, name), contextlib.suppress(FileExistsError):
-                os.mkdir(name, mode, dir_fd=dir_fd)
 
     @property
     def descriptor(self) -> int:
@@ -81,13 +66,8 @@ class BackingDirectory:
         return self._root_fd
 
     def reopened(self, fd: int) -> None:
-        """The same directory by another mount: the numbers of the descriptors stay, so that calls under way never see a closed one."""
-        os.dup2(fd, self._root_fd, inheritable=False)
-        with contextlib.suppress(OSError), self._calls_lock:
-            if self._staging_fd >= 0:
-                staging = self._opener.open_directory(self._staging)
-                os.dup2(staging, self._staging_fd, inheritable=False)
-                os.close(staging)
+        """The same directory by another mount."""
+        self._entries.reopened(fd)
 
     def disconnect(self) -> None:
         """Close the descriptor; nothing else may be called afterwards."""
@@ -101,9 +81,9 @@ class BackingDirectory:
         return self._features
 
     def adapt(self, features: Features) -> None:
-        """Take over what `backing.probe` found."""
+        """Take over what `backing.probe` found. No system call: a later worker does so while the backing directory may hang."""
         self._features = features
-        self._direct = features.direct_io and filling.wants_direct(self._root_fd)
+        self._direct = features.direct_io and features.direct_writes
         self._setter.xattrs_work = features.xattrs
 
     def calls(self) -> dict[str, int]:
@@ -123,75 +103,35 @@ class BackingDirectory:
         with self._calls_lock:
             self._calls[label] += 1
 
-    # -- reaching entries
-
-    def _check(self, path: LowerPath) -> None:
-        for name in path:
-            if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
-                raise OSError(errno.EINVAL, "not a name of a directory entry")
-        if path and path[0] == OWN and path[:3] != self._staging:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-
-    @contextlib.contextmanager
-    def _parent(self, path: LowerPath, *, own: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Descriptor of the directory that holds an entry, and the entry's name."""
-        if not own:
-            self._check(path)
-        if not path:
-            raise OSError(errno.EBUSY, "the backing directory itself")
-        if len(path) == 1:
-            yield self._root_fd, path[0]
-            return
-        if path[:-1] == self._staging:
-            yield self._staging_directory(), path[-1]
-            return
-        fd = self._opener.open_directory(path[:-1])
-        try:
-            yield fd, path[-1]
-        finally:
-            os.close(fd)
-
-    def _staging_directory(self) -> int:
-        """Kept open: every stored file passes through it, and three names to look up cost a network file system three questions."""
-        with self._calls_lock:
-            fd = self._staging_fd
-        if fd < 0:
-            fd = self._opener.open_directory(self._staging)
-            with self._calls_lock:
-                if self._staging_fd < 0:
-                    self._staging_fd = fd
-                else:
-                    os.close(fd)
-                fd = self._staging_fd
-        return fd
-
-    def _open(self, path: LowerPath, flags: int) -> int:
-        self._check(path)
-        return self._opener.open(path, flags)
-
     # -- looking
 
     def lstat(self, path: LowerPath) -> LowerStat:
         self._count("lstat")
         if not path:
-            return lower_stat(os.fstat(self._root_fd))
-        with self._parent(path) as (dir_fd, name):
+            with _top_exists():
+                return lower_stat(os.fstat(self._root_fd))
+        with self._entries.parent(path) as (dir_fd, name):
             return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         self._count("listdir")
-        fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
+        if path:
+            return self._list(path)
+        with _top_exists():
+            return [entry for entry in self._list(path) if entry.name != OWN]
+
+    def _list(self, path: LowerPath) -> list[LowerEntry]:
+        fd = self._entries.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.scandir(fd) as entries:
-                found = [LowerEntry(os.fsencode(entry.name), signed_ino(entry.inode()), _type_bits(entry)) for entry in entries]
+                return [LowerEntry(os.fsencode(entry.name), signed_ino(entry.inode()), _type_bits(entry)) for entry in entries]
         finally:
             os.close(fd)
-        return found if path else [entry for entry in found if entry.name != OWN]
 
     def open_read(self, path: LowerPath) -> int:
         """O_NONBLOCK: a fifo that took the name must not hang the thread."""
         self._count("open")
-        fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = self._entries.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
         mode = os.fstat(fd).st_mode
         if not stat.S_ISREG(mode):
             os.close(fd)
@@ -210,14 +150,14 @@ class BackingDirectory:
 
     def readlink(self, path: LowerPath) -> bytes:
         self._count("readlink")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             return os.readlink(name, dir_fd=dir_fd)
 
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
         self._count("xattrs")
         if not self._features.xattrs:
             return {}
-        fd = self._open(path, os.O_PATH)
+        fd = self._entries.open(path, os.O_PATH)
         try:
             if stat.S_ISLNK(os.fstat(fd).st_mode):
                 return {}
@@ -227,15 +167,16 @@ class BackingDirectory:
 
     def digest(self, path: LowerPath) -> str:
         self._count("xattrs")
-        fd = self._open(path, os.O_PATH)
+        fd = self._entries.open(path, os.O_PATH)
         try:
-            return os.getxattr(f"/proc/self/fd/{fd}", DIGEST_XATTR).decode("ascii", "replace")
-        except OSError as error:
-            if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
-                return ""
-            raise
+            note = _note(f"/proc/self/fd/{fd}")
         finally:
             os.close(fd)
+        return "" if note is None else note.digest
+
+    def noted(self, fd: int) -> Note | None:
+        self._count("xattrs")
+        return _note(fd) if self._features.xattrs else None
 
     def space(self) -> SpaceInfo:
         self._count("statfs")
@@ -246,28 +187,28 @@ class BackingDirectory:
 
     def mkdir(self, path: LowerPath) -> None:
         self._count("mkdir")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             os.mkdir(name, 0o700, dir_fd=dir_fd)
 
     def rmdir(self, path: LowerPath) -> None:
         self._count("rmdir")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             os.rmdir(name, dir_fd=dir_fd)
 
     def unlink(self, path: LowerPath) -> None:
         self._count("unlink")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             os.unlink(name, dir_fd=dir_fd)
 
     def rename(self, source: LowerPath, target: LowerPath) -> None:
         self._count("rename")
-        with self._parent(source) as (source_fd, name), self._parent(target) as (target_fd, new_name):
+        with self._entries.parent(source) as (source_fd, name), self._entries.parent(target) as (target_fd, new_name):
             os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
         self._count("exchange")
         if self._features.rename_exchange:
-            with self._parent(a) as (fd_a, name_a), self._parent(b) as (fd_b, name_b):
+            with self._entries.parent(a) as (fd_a, name_a), self._entries.parent(b) as (fd_b, name_b):
                 try:
                     return rename_exchange(fd_a, name_a, fd_b, name_b)
                 except OSError as error:
@@ -295,7 +236,7 @@ class BackingDirectory:
         self._count("link")
         if not self._features.hard_links:
             return self._copy(source, target)
-        with self._parent(source) as (source_fd, name), self._parent(target) as (target_fd, new_name):
+        with self._entries.parent(source) as (source_fd, name), self._entries.parent(target) as (target_fd, new_name):
             return os.link(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
 
     def _copy(self, source: LowerPath, target: LowerPath) -> None:
@@ -322,12 +263,12 @@ class BackingDirectory:
 
     def symlink(self, target: bytes, path: LowerPath) -> None:
         self._count("symlink")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             os.symlink(target, name, dir_fd=dir_fd)
 
     def mknod(self, path: LowerPath, mode: int, rdev: int) -> None:
         self._count("mknod")
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             os.mknod(name, mode, rdev, dir_fd=dir_fd)
 
     # -- changing attributes
@@ -336,14 +277,14 @@ class BackingDirectory:
         self._count("utimens")
         if not path:
             return os.utime(self._root_fd, ns=(atime_ns, mtime_ns))
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             return os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
 
     def apply(self, path: LowerPath, attributes: Attributes) -> None:
         self._count("setattr")
         if not path:
             return self._setter.apply_at(self._root_fd, b".", attributes)
-        with self._parent(path) as (dir_fd, name):
+        with self._entries.parent(path) as (dir_fd, name):
             return self._setter.apply_at(dir_fd, name, attributes)
 
     def apply_fd(self, fd: int, attributes: Attributes) -> None:
@@ -365,7 +306,7 @@ class BackingDirectory:
 
     def _sync(self, path: LowerPath, flags: int) -> None:
         try:
-            fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
+            fd = self._entries.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
         except PermissionError:
             return  # not ours to open (mode 0 and no privilege): its directory's fsync has to do
         try:
@@ -383,14 +324,12 @@ class BackingDirectory:
         try:
             return self._create_staging(name.encode())
         except FileNotFoundError:
-            self._make_own()  # somebody removed .acpfs or a part of it
-            with self._calls_lock:
-                self._staging_fd = -1  # the old one is left open: another thread may be using it
+            self._entries.make_own()  # somebody removed .acpfs or a part of it
             return self._create_staging(name.encode())
 
     def _create_staging(self, name: bytes) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._parent((*self._staging, name)) as (dir_fd, _name):
+        with self._entries.parent((*self._entries.staging, name)) as (dir_fd, _name):
             try:
                 return os.open(name, flags, 0o600, dir_fd=dir_fd)
             except FileExistsError:
@@ -399,19 +338,29 @@ class BackingDirectory:
 
     def open_staging(self, name: str) -> int:
         self._count("open")
-        with self._parent((*self._staging, name.encode())) as (dir_fd, encoded):
+        with self._entries.parent((*self._entries.staging, name.encode())) as (dir_fd, encoded):
             return os.open(encoded, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
     def staging_path(self, name: str) -> LowerPath:
-        return (*self._staging, name.encode())
+        return (*self._entries.staging, name.encode())
+
+    def kept_path(self) -> LowerPath:
+        return self._entries.kept
 
     def remove_staging(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.staging_path(name))
 
+    def list_kept(self) -> list[bytes]:
+        try:
+            return sorted(entry.name for entry in self.listdir(self._entries.kept))
+        except FileNotFoundError:
+            self._entries.make_own()  # a worker of an earlier acpfs did not
+            return []
+
     def list_staging(self) -> list[str]:
         try:
-            return [os.fsdecode(entry.name) for entry in self.listdir(self._staging)]
+            return [os.fsdecode(entry.name) for entry in self.listdir(self._entries.staging)]
         except FileNotFoundError:
             return []
 
@@ -428,6 +377,9 @@ class BackingDirectory:
     def expect_bulk(self, fd: int) -> None:
         if self._direct:
             filling.go_direct(fd)
+
+    def cached_bytes(self, fd: int) -> int | None:
+        return filling.cached_bytes(fd)
 
     def begin_write_out(self, fd: int, offset: int, count: int) -> None:
         filling.begin_write_out(fd, offset, count)
@@ -455,7 +407,7 @@ class BackingDirectory:
 
     def read_own(self, names: LowerPath) -> bytes:
         self._count("read own")
-        fd = self._opener.open((OWN, *names), os.O_RDONLY)
+        fd = self._entries.open((OWN, *names), os.O_RDONLY, own=True)
         with open(fd, "rb", closefd=True) as file:
             return file.read()
 
@@ -464,12 +416,12 @@ class BackingDirectory:
         try:
             self._write_own((OWN, *names), content)
         except FileNotFoundError:
-            self._make_own()
+            self._entries.make_own()
             self._write_own((OWN, *names), content)
 
     def _write_own(self, path: LowerPath, content: bytes) -> None:
         temporary = b".%s.%s" % (path[-1], secrets.token_hex(4).encode())
-        with self._parent(path, own=True) as (dir_fd, name):
+        with self._entries.parent(path, own=True) as (dir_fd, name):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
             try:
                 with open(fd, "wb", closefd=True) as file:
@@ -485,7 +437,7 @@ class BackingDirectory:
             self._sync_own(path[:-1])
 
     def _sync_own(self, path: LowerPath) -> None:
-        fd = self._opener.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fd = self._entries.open(path, os.O_RDONLY | os.O_DIRECTORY, own=True)
         try:
             os.fsync(fd)
         except OSError as error:
@@ -499,7 +451,7 @@ class BackingDirectory:
         self._count("write own")
         temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], secrets.token_hex(4).encode()))
         self._write_own(temporary, content)
-        with self._parent((OWN, *names), own=True) as (dir_fd, name):
+        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name):
             try:
                 os.link(temporary[-1], name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
             except FileExistsError:
@@ -524,25 +476,34 @@ class BackingDirectory:
 
     def remove_own(self, names: LowerPath) -> None:
         self._count("unlink own")
-        with self._parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=dir_fd)
 
     def remove_own_directory(self, names: LowerPath) -> None:
         """An empty one below `.acpfs`; nothing when it is not there."""
         self._count("rmdir own")
-        with self._parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
+        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
             os.rmdir(name, dir_fd=dir_fd)
 
     def list_own(self, names: LowerPath) -> list[bytes]:
         self._count("listdir own")
         try:
-            fd = self._opener.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY)
+            fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY, own=True)
         except FileNotFoundError:
             return []
         try:
             return sorted(os.fsencode(name) for name in os.listdir(fd))
         finally:
             os.close(fd)
+
+
+@contextlib.contextmanager
+def _top_exists() -> Iterator[None]:
+    """A top that is said to be missing is trouble (ESTALE), no answer: an evicted client of CephFS says so of what it has open."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
 
 
 def _type_bits(entry: os.DirEntry[str]) -> int:
@@ -554,6 +515,15 @@ def _type_bits(entry: os.DirEntry[str]) -> int:
     return stat.S_IFREG if entry.is_file(follow_symlinks=False) else 0
 
 
+def _note(target: int | str) -> Note | None:
+    try:
+        return Note.decode(os.getxattr(target, DIGEST_XATTR))
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            return None
+        raise
+
+
 def _xattrs(target: str) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     try:
@@ -563,7 +533,7 @@ def _xattrs(target: str) -> dict[bytes, bytes]:
             return found
         raise
     for name in names:
-        if not name.startswith(OWN_XATTR_PREFIX):
+        if name == FSYNC_XATTR or not name.startswith(OWN_XATTR_PREFIX):
             with contextlib.suppress(OSError):  # removed meanwhile, or not readable for us
                 found[name] = os.getxattr(target, name)
     return found

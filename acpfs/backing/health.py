@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,9 @@ from enum import IntEnum
 
 SLOW_AFTER_S = 2.0
 """A call that is out this long makes the backing directory slow; NFS and Lustre answer within this under heavy load."""
-STUCK_AFTER_S = 10.0
+STUCK_VARIABLE = "ACPFS_STUCK_AFTER"
+"""For tests: the same in seconds."""
+STUCK_AFTER_S = float(os.environ.get(STUCK_VARIABLE, "10"))
 """A call that is out this long counts as hung, until it returns."""
 REFUSING_AFTER_FAILURES = 3
 """So many failures in a row, of one kind of call, and the backing directory counts as refusing."""

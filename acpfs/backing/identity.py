@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import re
 import secrets
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,16 +23,27 @@ from acpfs.errors import RefusedError
 _VOLUME = (b"volume",)
 
 
-def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None) -> str:
-    """`chosen`, or `<host>-<8 hex>` that is made at the first mount on this mount point and kept in the runtime directory."""
+def node_id(runtime_dir: Path, mountpoint: Path, chosen: str | None = None, remembered: str | None = None) -> str:
+    """`chosen`, or what the runtime directory keeps for this mount point: from its first mount on `remembered`, or `<host>-<8 hex>`.
+
+    Not for a takeover: the session has its id, and another one that is kept beside it would have the next mount miss what is in RAM.
+    """
     if chosen is not None:
         return chosen
-    directory = runtime_dir / "identity"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = directory / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
+    path = _id_file(runtime_dir, mountpoint)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
-        _write_once(path, f"{Machine.this().prefix()}{secrets.token_hex(4)}")
+        _write_once(path, remembered or f"{Machine.this().prefix()}{secrets.token_hex(4)}")
     return path.read_text(encoding="ascii").strip()
+
+
+def has_node_id(runtime_dir: Path, mountpoint: Path) -> bool:
+    """Whether the runtime directory still has the id of this mount point's last mount."""
+    return _id_file(runtime_dir, mountpoint).exists()
+
+
+def _id_file(runtime_dir: Path, mountpoint: Path) -> Path:
+    return runtime_dir / "identity" / hashlib.sha256(os.fsencode(mountpoint)).hexdigest()[:16]
 
 
 def _write_once(path: Path, text: str) -> None:
@@ -63,29 +72,14 @@ class Identity:
         os.close(self.lock_fd)
 
 
-def claim(directory: BackingDirectory, runtime_dir: Path, mountpoint: Path) -> Identity:
-    """Read or make the volume id, lock (volume, node) on this machine, write `.acpfs/nodes/<node>`.
+def claim(directory: BackingDirectory, runtime_dir: Path) -> Identity:
+    """Read or make the volume id, lock (volume, node) on this machine.
 
     Raises:
         RefusedError: another mount of the same backing directory under the same node id lives on this machine.
     """
     volume_id = _volume_id(directory)
     lock_fd = _lock(runtime_dir, volume_id, directory.node_id)
-    machine = Machine.this()
-    try:
-        record = {
-            "node": directory.node_id,
-            "host": machine.host,
-            "pid": os.getpid(),
-            "boot_id": machine.boot_id,
-            "hardware": machine.hardware,
-            "mountpoint": os.fsencode(mountpoint).decode("utf-8", "replace"),
-            "started_at": time.time(),
-        }
-        directory.write_own((b"nodes", directory.node_id.encode()), json.dumps(record, indent=1).encode() + b"\n")
-    except BaseException:
-        os.close(lock_fd)
-        raise
     return Identity(directory.node_id, volume_id, lock_fd)
 
 

@@ -11,15 +11,21 @@ import contextlib
 import json
 import re
 import socket
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.nodes import NodeRecords, NodeState
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECORD_BYTES_MAX = 1 << 16
 _HOST_CHARACTERS_MAX = 40
+MIRRORS = b"mirrors"
+"""Directory of marks, by node id: whose RAM tier is mirrored on a disk (`writeback.mirror`)."""
+WITHDRAWN = b"{}\n"
+"""A mark that says that there is no mirror (any more)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,11 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
         record = _record(directory, encoded)
         if record.get("host") != machine.host or record.get("boot_id") in (None, "", machine.boot_id) or not machine.boot_id:
             continue
+        if _is_mirrored(directory, encoded):
+            said.append(f"node id {node} left a mirror that is not drained: mount again as before to drain it")
+            continue  # its RAM tier is not lost, and what was staged has no other copy there
         files = directory.list_own((b"staging", encoded))
+        said += _kept(directory, encoded)
         if machine.hardware and record.get("hardware") == machine.hardware:
             _remove(directory, encoded, files)
         elif files:
@@ -79,9 +89,42 @@ def _record(directory: BackingDirectory, node: bytes) -> dict[str, object]:
     return {}
 
 
+def _is_mirrored(directory: BackingDirectory, node: bytes) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return directory.read_own((MIRRORS, node)) != WITHDRAWN
+    return False
+
+
+def _kept(directory: BackingDirectory, node: bytes) -> list[str]:
+    """Perhaps the last whole checkpoint of a run: for people to decide."""
+    place = f"{directory.path}/.acpfs/kept/{node.decode('utf-8', 'replace')}"
+    return [
+        f"an earlier mount kept an old checkpoint as {place}/{name.decode('utf-8', 'backslashreplace')}: move it back, or remove it"
+        for name in directory.list_own((b"kept", node))
+    ]
+
+
 def _remove(directory: BackingDirectory, node: bytes, files: list[bytes]) -> None:
-    """The record last: with it the next mount goes on where this one was cut off."""
+    """The directory of staging files last: by it the next mount finds what is left to do where this one was cut off."""
     for name in files:
         directory.remove_own((b"staging", node, name))
+    with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
+        directory.remove_own_directory((b"kept", node))
+    _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"))
     directory.remove_own_directory((b"staging", node))
-    directory.remove_own((b"nodes", node))
+
+
+def _mark_gone(records: NodeRecords, node: str) -> None:
+    """What it had not persisted is lost: other nodes hold pointers of that time back, and do not wait for it any longer."""
+    try:
+        record = records.read(node)
+    except ValueError:
+        record = None
+    if record is None or record.state is NodeState.LEFT:
+        records.remove(node)
+        return
+    if record.state is NodeState.GONE:
+        return  # by a mount that was cut off
+    booted_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    since = min(record.watermark, record.lost[0]) if record.lost else record.watermark
+    records.publish(replace(record, state=NodeState.GONE, lost=(since, booted_at), beat=record.beat + 1))

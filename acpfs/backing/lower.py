@@ -36,6 +36,28 @@ class LowerStat:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """What acpfs noted at a file when it stored it: xxh3-128, and the mtime that the file was given (ns); -1: not noted."""
+
+    digest: str
+    mtime_ns: int = -1
+
+    def encode(self) -> bytes:
+        """Value of the xattr."""
+        return self.digest.encode() if self.mtime_ns == -1 else f"{self.digest} {self.mtime_ns}".encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> Note:
+        """Inverse of `encode`."""
+        digest, _space, mtime = value.decode("ascii", "replace").partition(" ")
+        return cls(digest, int(mtime) if mtime.lstrip("-").isdigit() else -1)
+
+    def is_about(self, st: LowerStat, granularity_ns: int) -> bool:
+        """Whether the file has not been written to since, as its mtime tells: then other bytes are damage, not somebody's change."""
+        return self.mtime_ns != -1 and self.mtime_ns // granularity_ns == st.mtime_ns // granularity_ns
+
+
+@dataclass(frozen=True, slots=True)
 class LowerEntry:
     """One entry of a directory listing. `mode` holds only the file type bits (0 when unknown)."""
 
@@ -77,6 +99,10 @@ class Features:
     fsync_directory: bool = True
     rename_exchange: bool = True
     direct_io: bool = True
+    direct_writes: bool = False
+    """Large files are best written past the page cache."""
+    page_cache: bool = True
+    """What one process reads stays in the kernel's page cache for the next."""
     time_granularity_ns: int = 1
     name_bytes_max: int = 255
 
@@ -118,7 +144,7 @@ class Lower(Protocol):
 
     def readlink(self, path: LowerPath) -> bytes: ...
     def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
-        """All readable xattrs; {} where the backing file system has none. `user.acpfs.*` are left out."""
+        """All readable xattrs; {} where the backing file system has none. `user.acpfs.*` are left out, but for `.fsync`."""
         ...
 
     def space(self) -> SpaceInfo: ...
@@ -154,8 +180,16 @@ class Lower(Protocol):
         """Where the staging file lies, to rename it into place."""
         ...
 
+    def kept_path(self) -> LowerPath:
+        """Directory of this node for what the guard had to move out of a new one's way."""
+        ...
+
     def remove_staging(self, name: str) -> None:
         """Nothing when it is not there."""
+        ...
+
+    def list_kept(self) -> list[bytes]:
+        """Names in `kept_path`, which is made if it is not there."""
         ...
 
     def list_staging(self) -> list[str]: ...
@@ -174,6 +208,10 @@ class Lower(Protocol):
         """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`); "" for none."""
         ...
 
+    def noted(self, fd: int) -> Note | None:
+        """`digest` of an open file, and what the file looked like then."""
+        ...
+
     def sync_entry(self, path: LowerPath) -> None:
         """fsync of a file's or directory's inode; nothing for what cannot be opened (symlinks, devices, sockets)."""
         ...
@@ -183,7 +221,11 @@ class Lower(Protocol):
     def read(self, fd: int, buffer: memoryview, offset: int) -> int: ...
     def write(self, fd: int, data: memoryview, offset: int) -> int: ...
     def expect_bulk(self, fd: int) -> None:
-        """A large file is about to be written, in order, from page-aligned memory. Advice: never fails."""
+        """A large file is about to be written or read, in order, from page-aligned memory. Advice: never fails."""
+        ...
+
+    def cached_bytes(self, fd: int) -> int | None:
+        """How much of the file the kernel's page cache has, None for unknown. Never waits."""
         ...
 
     def begin_write_out(self, fd: int, offset: int, count: int) -> None:

@@ -12,7 +12,9 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from acpfs.backing.directory import OWN, BackingDirectory
+from acpfs.backing import filling
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.entries import OWN
 from acpfs.backing.lower import Features, LowerPath
 from acpfs.backing.syscalls import Opener, rename_exchange
 from acpfs.errors import MachineError
@@ -47,6 +49,8 @@ def probe(directory: BackingDirectory) -> ProbeReport:
                 fsync_directory=tried.works(tried.sync_directory),
                 rename_exchange=tried.works(tried.exchange),
                 direct_io=tried.works(tried.direct_io),
+                direct_writes=filling.wants_direct(directory.descriptor),
+                page_cache=tried.page_cache(),
                 time_granularity_ns=tried.time_granularity_ns(),
                 name_bytes_max=directory.space().name_bytes_max or 255,
             )
@@ -130,6 +134,11 @@ class _Probe:
 
     def direct_io(self) -> None:
         os.close(os.open(self._name, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC, dir_fd=self._dir_fd))
+
+    def page_cache(self) -> bool:
+        """Whether what was read is cached; where the kernel does not tell, it is."""
+        os.pread(self._file_fd, 1, 0)
+        return self._directory.cached_bytes(self._file_fd) != 0
 
     def time_granularity_ns(self) -> int:
         """By what is left of a time stamp with nine digits after the second."""

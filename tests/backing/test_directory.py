@@ -24,7 +24,7 @@ from acpfs.writeback.ops import Metadata
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BackingDirectory]:
     (tmp_path / "backing").mkdir()
     directory = BackingDirectory(tmp_path / "backing", "node-1")
-    directory._opener = Opener(directory._root_fd, openat2=request.param == "openat2")
+    directory._entries.opener = Opener(directory._root_fd, openat2=request.param == "openat2")
     yield directory
     directory.disconnect()
 
@@ -235,23 +235,37 @@ class TestIdentity:
         assert node_id(tmp_path, Path("/mnt/a"), "chosen") == "chosen"
 
     def test_volume_id_is_made_once(self, directory: BackingDirectory, tmp_path: Path) -> None:
-        first = claim(directory, tmp_path / "run", Path("/mnt"))
+        first = claim(directory, tmp_path / "run")
         first.release()
         other = BackingDirectory(directory.path, "node-2")
-        second = claim(other, tmp_path / "run", Path("/mnt"))
+        second = claim(other, tmp_path / "run")
         assert first.volume_id == second.volume_id
-        assert directory.list_own((b"nodes",)) == [b"node-1", b"node-2"]
         second.release()
         other.disconnect()
 
     def test_a_second_claim_of_the_same_id_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
-        first = claim(directory, tmp_path, Path("/mnt"))
+        first = claim(directory, tmp_path)
         with pytest.raises(RefusedError, match="node-1"):
-            claim(directory, tmp_path, Path("/mnt"))
+            claim(directory, tmp_path)
         first.release()
-        claim(directory, tmp_path, Path("/mnt")).release()
+        claim(directory, tmp_path).release()
 
     def test_a_broken_volume_file_is_refused(self, directory: BackingDirectory, tmp_path: Path) -> None:
         directory.write_own((b"volume",), b"torn")
         with pytest.raises(RefusedError, match="volume"):
-            claim(directory, tmp_path, Path("/mnt"))
+            claim(directory, tmp_path)
+
+
+@pytest.mark.clause("S23")
+def test_a_top_that_is_said_to_be_missing_is_trouble(directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CephFS says ENOENT of open directories to a client that it has evicted; believed, the whole mount would not exist."""
+
+    def gone(_what: object) -> object:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    with monkeypatch.context() as evicted:
+        evicted.setattr(os, "fstat", gone)
+        evicted.setattr(os, "scandir", gone)
+        assert refusal(directory.lstat, ()) == errno.ESTALE
+        assert refusal(directory.listdir, ()) == errno.ESTALE
+    assert directory.listdir(()) == []

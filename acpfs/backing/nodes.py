@@ -1,0 +1,170 @@
+"""Node records: `.acpfs/nodes/<node id>`, by which the mounts of one backing directory know of each other.
+
+One small JSON file per node, replaced whole by a rename at each heartbeat, so that a reader sees one state or the one before, and its
+client notices a new file. Whoever reads it may see an old one: everything in it stays true for ever ("all that was closed up to T is
+persisted"), so that costs time, and nothing else. Neither locks nor times of files are used. Decides nothing. Thread-safe; blocks as the
+backing directory does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from acpfs.backing.directory import BackingDirectory
+
+DIRECTORY = b"nodes"
+RECORD_BYTES_MAX = 1 << 18
+_TEMPORARY = b"."
+
+
+class NodeState(str, Enum):
+    """What a node says of itself, or another one of it."""
+
+    LIVE = "live"
+    AWAY = "away"
+    """Unmounted, or ended, with something in its RAM tier that is not persisted."""
+    LEFT = "left"
+    """Unmounted in order: all is persisted."""
+    GONE = "gone"
+    """Its machine was started again since: its RAM tier is lost, and its node id with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What one node tells the others. Times are its own clock's, seconds since the epoch."""
+
+    node: str
+    incarnation: str = ""
+    """Of its RAM tier: another one, and what was in the last one is lost."""
+    beat: int = 0
+    """Another number at each heartbeat: the only sign of life."""
+    state: NodeState = NodeState.LIVE
+    clock: float = 0.0
+    """When this was written."""
+    watermark: float = 0.0
+    """All that was closed (renamed …) on this node before then is persisted."""
+    pointers: float | None = None
+    """No pointer that was closed or removed on this node before then is still to come, withheld or guarded; None: an older acpfs."""
+    gated: float | None = None
+    """Close time of a pointer that only waits for other nodes, all before it persisted; None: there is none."""
+    drift_s: float = 0.0
+    """What its wall clock is ahead of its own, because somebody set it."""
+    heard: dict[str, float] = field(default_factory=dict)
+    """Other node → seconds that its clock is at least ahead of this one's (or, negative, at most behind), by its last records."""
+    lost: tuple[float, float] | None = None
+    """What it closed between these times may have been lost with its RAM tier."""
+    pending: str = ""
+    """Names that were made there and are not persisted, as `NameFilter.to_text` has them; "": none, or an older acpfs."""
+    heartbeat_s: float = 0.0
+    operations: int = 0
+    dirty_bytes: int = 0
+    withheld: int = 0
+    """Pointers that it holds back because of other nodes."""
+    errors: tuple[str, ...] = ()
+    version: str = ""
+    state_version: int = 0
+    host: str = ""
+    hardware: str = ""
+    boot_id: str = ""
+    mountpoint: str = ""
+    started_at: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """For the file."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> NodeRecord:
+        """Inverse of `to_bytes`; unknown fields are a newer acpfs'.
+
+        Raises:
+            ValueError: not a record, or not a whole one.
+        """
+        found = json.loads(content[:RECORD_BYTES_MAX])
+        if not isinstance(found, dict) or not isinstance(found.get("node"), str):
+            raise ValueError("not a node record")  # noqa: TRY004 - of content, not of a caller
+        known: dict[str, Any] = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+        for name, (required, fits) in _FITS.items():
+            if (required and name not in known) or (name in known and not fits(known[name])):
+                raise ValueError(f"a node record without {name}")
+        known["state"] = NodeState(known.get("state", "live"))
+        known["errors"] = tuple(known.get("errors", ()))
+        known["lost"] = tuple(known["lost"]) if known.get("lost") else None
+        return cls(**known)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
+    "beat": (True, _is_count),
+    "clock": (True, _is_number),
+    "watermark": (True, _is_number),
+    "pointers": (False, lambda value: value is None or _is_number(value)),
+    "gated": (False, lambda value: value is None or _is_number(value)),
+    "drift_s": (False, _is_number),
+    "heard": (False, lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))),
+    "lost": (False, lambda value: value is None or (isinstance(value, list) and len(value) == 2 and all(map(_is_number, value)))),
+    "heartbeat_s": (False, _is_number),
+    "errors": (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
+    "started_at": (False, _is_number),
+    **dict.fromkeys(("operations", "dirty_bytes", "withheld", "state_version"), (False, _is_count)),
+    **dict.fromkeys(("incarnation", "state", "version", "host", "hardware", "boot_id", "mountpoint", "pending"), (False, _is_text)),
+}
+"""Field → whether there is no record without it, and whether a value is one: whoever may write there must not end every node's worker."""
+
+
+class NodeRecords:
+    """The records of one backing directory."""
+
+    def __init__(self, directory: BackingDirectory) -> None:
+        """`directory`: of which mount is meant says its node id."""
+        self._directory = directory
+
+    def publish(self, record: NodeRecord) -> None:
+        """Replace the record of its node: written, flushed, renamed, the directory flushed."""
+        self._directory.write_own((DIRECTORY, record.node.encode()), record.to_bytes())
+
+    def names(self) -> list[str]:
+        """Nodes that have a record."""
+        return [name.decode("utf-8", "replace") for name in self._directory.list_own((DIRECTORY,)) if not name.startswith(_TEMPORARY)]
+
+    def read(self, node: str) -> NodeRecord | None:
+        """None: there is none.
+
+        Raises:
+            OSError: it cannot be read now.
+            ValueError: it is none, or not whole.
+        """
+        try:
+            content = self._directory.read_own((DIRECTORY, node.encode()))
+        except FileNotFoundError:
+            return None
+        return NodeRecord.from_bytes(content)
+
+    def remove(self, node: str) -> None:
+        """Nothing when it is not there."""
+        self._directory.remove_own((DIRECTORY, node.encode()))
+
+    def remove_temporary(self, node: str) -> None:
+        """What workers that were killed while they wrote have left."""
+        prefix = b".%s." % node.encode()
+        for name in self._directory.list_own((DIRECTORY,)):
+            if name.startswith(prefix):
+                with contextlib.suppress(OSError):
+                    self._directory.remove_own((DIRECTORY, name))
