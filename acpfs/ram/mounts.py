@@ -6,6 +6,7 @@ Never looks at a mount point itself (a dead or hung mount would answer with a ha
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -20,7 +21,10 @@ UMOUNT_NOFOLLOW = 8
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 """The same numbers on every architecture."""
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
-_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MS_PRIVATE = 1, 4, 1 << 18
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_BENEATH, _MS_PRIVATE = 1, 4, 0x200, 1 << 18
+
+LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "ramfs"})
+"""Kinds of file systems that no other machine writes to."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
@@ -37,6 +41,8 @@ class MountEntry:
     device: str
     number: int = 0
     """The kernel's id of the mount; used again after it is gone."""
+    root: str = "/"
+    """Which directory of its file system it shows."""
 
 
 def mount_table(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[MountEntry]:
@@ -45,13 +51,37 @@ def mount_table(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[MountEnt
     for line in mountinfo.read_bytes().splitlines():
         before, _dash, after = line.partition(b" - ")
         fields, (kind, source, options) = before.split(b" "), after.split(b" ", 2)
-        entries.append(MountEntry(_text(fields[4]), _text(kind), _text(source), _text(options), _text(fields[2]), int(fields[0])))
+        words = (_text(fields[4]), _text(kind), _text(source), _text(options), _text(fields[2]))
+        entries.append(MountEntry(*words, int(fields[0]), _text(fields[3])))
     return entries
 
 
 def mounted_at(path: str) -> MountEntry | None:
     """The topmost mount at exactly this path."""
     return next((entry for entry in reversed(mount_table()) if entry.path == path), None)
+
+
+def holders(device: str) -> list[int]:
+    """Processes that have a mount of this file system, in whatever mount namespace; those that this process can see."""
+    found, field = [], f" {device} ".encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                if any(field in line for line in (entry / "mountinfo").read_bytes().splitlines()):
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def kind_at(fd: int) -> str:
+    """The kind of file system that a descriptor leads to; asks the kernel's tables alone, so it cannot hang. "" when they do not say."""
+    number = number_of(fd)
+    return next((entry.kind for entry in mount_table() if entry.number == number), "")
+
+
+def number_of(fd: int) -> int:
+    """The kernel's id of the mount that a descriptor leads to, attached or not; -1 when it does not say."""
+    lines = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("mnt_id:")), -1)
 
 
 def mount_tmpfs(directory: Path, options: str, *, remount: bool = False) -> None:
@@ -64,6 +94,12 @@ def mount_tmpfs(directory: Path, options: str, *, remount: bool = False) -> None
     _checked(_libc.mount(b"acpfs-ram", os.fsencode(directory), b"tmpfs", ctypes.c_ulong(flags), options.encode()), directory)
 
 
+def mount_of(path: str) -> MountEntry | None:
+    """The mount that a path without symlinks lies in, by its name."""
+    over = [entry for entry in mount_table() if entry.path in (path, "/") or path.startswith(entry.path + "/")]
+    return max(reversed(over), key=lambda entry: len(entry.path), default=None)
+
+
 def bind(source: str | Path, target: str | Path) -> None:
     """Show a directory, with what is mounted below it, at another place too; what is mounted over it there does not appear at `source`.
 
@@ -73,14 +109,38 @@ def bind(source: str | Path, target: str | Path) -> None:
     Raises:
         OSError: EPERM without CAP_SYS_ADMIN, ENOSYS before Linux 5.12.
     """
-    tree = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC)
+    tree = clone(source)
+    try:
+        attach(tree, target)
+    finally:
+        os.close(tree)
+
+
+def clone(source: str | Path) -> int:
+    """The first half of `bind`, all that looks at `source`: a descriptor of the detached copy.
+
+    Raises:
+        OSError: as `bind`, or what the look-up says.
+    """
+    tree: int = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(source), _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC)
     _checked(min(tree, 0), source)
     try:
         private = struct.pack("4Q", 0, 0, _MS_PRIVATE, 0)
         _checked(_libc.syscall(_MOUNT_SETATTR, tree, b"", _AT_EMPTY_PATH | _AT_RECURSIVE, private, len(private)), source)
-        _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH), target)
-    finally:
+    except OSError:
         os.close(tree)
+        raise
+    return tree
+
+
+def attach(tree: int, target: str | Path, *, beneath: bool = False) -> None:
+    """The second half of `bind`. With `beneath`, under what is mounted on the target already.
+
+    Raises:
+        OSError: as `bind`; EINVAL: not beneath this (before Linux 6.5, beneath nothing).
+    """
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | (_MOVE_MOUNT_BENEATH if beneath else 0)
+    _checked(_libc.syscall(_MOVE_MOUNT, tree, b"", _AT_FDCWD, os.fsencode(target), flags), target)
 
 
 def unmount(path: str | Path, *, detach: bool = False, abort: bool = False) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
+from acpfs.ram.memory import PAGE_BYTES
 from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
 from acpfs.ram.numa import mount_option, policy_of
 
@@ -84,20 +85,41 @@ def slack_bytes(budget_bytes: int) -> int:
 
 
 def resize(place: Place, budget_bytes: int) -> None:
-    """Give the tier's tmpfs another size.
+    """Give the tier's tmpfs the size that a budget takes; while it holds more, `fit` does the rest.
 
     Raises:
-        MachineError: it holds more than that already, or lies on a tmpfs that is not ours to resize.
+        MachineError: it lies on a tmpfs that is not ours to resize, and that is smaller.
     """
-    if place.own_tmpfs:
-        try:
-            mount_tmpfs(place.directory / DATA, _data_size(budget_bytes), remount=True)
-            mount_tmpfs(place.directory, _state_size(budget_bytes), remount=True)
-        except OSError as error:
-            raise MachineError(f"the RAM tier cannot be resized to {budget_bytes} bytes: {error.strerror}") from error
-    elif budget_bytes > _capacity_bytes(place.directory):
+    if not place.own_tmpfs and budget_bytes > _capacity_bytes(place.directory):
         raise MachineError(f"{place.directory} has only {_capacity_bytes(place.directory)} bytes")
     place.budget_bytes = budget_bytes
+    if place.own_tmpfs:
+        with contextlib.suppress(OSError):  # smaller than what the state takes: that is as large as it has to be
+            mount_tmpfs(place.directory, _state_size(budget_bytes), remount=True)
+        fit(place)
+
+
+def fit(place: Place) -> bool:
+    """Bring the tmpfs of the bytes to the size of the budget, or as near to it as what it still holds lets; whether it is there.
+
+    Cheap when it is: called every second, so that a budget that was lowered is followed as RAM drains.
+    """
+    if not place.own_tmpfs:
+        return True
+    wanted = _rounded(place.budget_bytes + slack_bytes(place.budget_bytes))
+    capacity = _capacity_bytes(place.directory / DATA)
+    # Never more than it has, whatever was written: a write of a passthrough writer that cannot be held ends at this limit.
+    size = max(wanted, min(capacity, _rounded(taken_bytes(place) + slack_bytes(place.budget_bytes))))
+    if size != capacity:
+        try:
+            mount_tmpfs(place.directory / DATA, f"size={size}", remount=True)
+        except OSError:  # more was written meanwhile
+            return False
+    return size == wanted
+
+
+def _rounded(size: int) -> int:
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def let_go(place: Place) -> None:
@@ -159,10 +181,7 @@ def _resized(place: Place, budget_bytes: int, policy: str) -> Place:
             mount_tmpfs(place.directory / DATA, policy.removeprefix(","), remount=True)
         except OSError as error:
             raise _policy_refused(policy, error) from error
-    try:
-        resize(place, budget_bytes)
-    except MachineError as error:  # smaller than what is left in it: it is drained first, the budget holds for new bytes
-        place.warnings.append(str(error))
+    resize(place, budget_bytes)
     return place
 
 
@@ -189,7 +208,7 @@ def _policy_refused(policy: str, error: OSError) -> MachineError:
 
 def _data_size(budget_bytes: int) -> str:
     """nr_inodes=0: small files must not run out of inodes."""
-    return f"size={budget_bytes + slack_bytes(budget_bytes)},nr_inodes=0"
+    return f"size={_rounded(budget_bytes + slack_bytes(budget_bytes))},nr_inodes=0"
 
 
 def _state_size(budget_bytes: int) -> str:
@@ -201,6 +220,11 @@ def taken_bytes(place: Place) -> int:
     """Bytes that the tier's own tmpfs holds now, those among them that the kernel has only just written."""
     info = os.statvfs(place.directory / DATA)
     return info.f_frsize * (info.f_blocks - info.f_bfree)
+
+
+def size_bytes(place: Place) -> int:
+    """Most that the tier's own tmpfs takes."""
+    return _capacity_bytes(place.directory / DATA)
 
 
 def spare_tmpfs(place: Place, size_bytes: int) -> int | None:

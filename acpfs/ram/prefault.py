@@ -22,7 +22,7 @@ REST = 3.0
 """Rest between two steps, in times of what the step took: a quarter of one processor, and never two steps in a row."""
 LOOK_S = 1.0
 QUIET_S = 10.0
-"""Nobody has had a file open for writing for so long: the save is over."""
+"""No file was opened for writing and RAM has not grown by a step for so long: the save is over. A log that stays open is no save."""
 QUIET_S_MAX = 3600.0
 WORTH_BYTES = 64 << 20
 """Where less than this was written since the memory was given back, it was not for a save: next time the wait is twice as long."""

@@ -29,7 +29,6 @@ class Shortage:
         self._headroom = headroom
         self._bytes = self._group_bytes = 1 << 62
         self._looked_at = self._group_at = 0.0
-        self._withheld = 0
 
     def withheld_bytes(self, free: int) -> int:
         """How much of `free` bytes of the budget must not be used now."""
@@ -39,12 +38,7 @@ class Shortage:
         if now - self._group_at >= GROUP_INTERVAL_S:
             headroom = self._headroom(os.getpid())
             self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
-        self._withheld = max(0, free - max(0, min(self._bytes, self._group_bytes)))
-        return self._withheld
-
-    def reason(self) -> str:
-        """Why writers are held now."""
-        return "the machine is short of memory" if self._withheld else "RAM is full"
+        return max(0, free - max(0, min(self._bytes, self._group_bytes)))
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:

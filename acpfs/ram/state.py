@@ -21,6 +21,8 @@ STATE_VERSION = 1
 """Format of all tables together. A worker refuses a state that is newer than itself."""
 
 Row = tuple[Any, ...]
+Statement = tuple[str, Sequence[Any], bool]
+"""A change: SQL, values, and whether these are those of many rows."""
 
 
 class StateDatabase:
@@ -47,7 +49,20 @@ class StateDatabase:
         self._open = False
         self._writers: list[Callable[[], None]] = []
         self._after: list[Callable[[], None]] = []
+        self._follower: Callable[[list[Statement]], None] | None = None
+        self._statements: list[Statement] = []
         self._check_version()
+
+    def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
+        """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.
+
+        All tables must have been created. The copy may be used in another thread.
+        """
+        self.commit()
+        self._follower, self._statements = follower, []
+        copy = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db.backup(copy)
+        return copy
 
     def _check_version(self) -> None:
         found: int = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -58,8 +73,12 @@ class StateDatabase:
         self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
 
     def create(self, ddl: str) -> None:
-        """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer."""
+        """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer.
+
+        Ends the transaction, as `executescript` does by itself: an earlier layer may have changed rows as it read them.
+        """
         self._db.executescript(ddl)
+        self._open = False
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
@@ -67,12 +86,17 @@ class StateDatabase:
             self._db.execute("BEGIN")
             self._open = True
         self._db.execute(sql, values)
+        if self._follower is not None:
+            self._statements.append((sql, values, False))
 
     def change_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """`change` for many rows."""
         if not self._open:
             self._db.execute("BEGIN")
             self._open = True
+        if self._follower is not None:
+            rows = list(rows)
+            self._statements.append((sql, rows, True))
         self._db.executemany(sql, rows)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
@@ -94,6 +118,9 @@ class StateDatabase:
         if self._open:
             self._db.execute("COMMIT")
             self._open = False
+            if self._follower is not None:
+                statements, self._statements = self._statements, []
+                self._follower(statements)
         if self._after:
             actions, self._after = self._after, []
             for action in actions:

@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
 from acpfs.types import TierId
 
 COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
-PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 << 20
+UNCOUNTED_BYTES_MAX = 64 << 10
+"""Small writes are not counted for turns: that would cost more than the bytes are worth (1 us of 24)."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
 class TierStatistics:
-    """Bytes of the RAM tier; used = sum over all tier files of their allocated pages."""
+    """Bytes of the RAM tier; used = sum over all tier files of their allocated pages, also of removed ones that somebody still reads."""
 
     budget_bytes: int
     used_bytes: int
     reserved_bytes: int
     files: int
+    leaving_bytes: int
+    """Among the used ones: removed, and still read by somebody."""
+    peak_bytes: int
+    """The most that was used at any time since this object was made."""
 
 
 class Tier:
@@ -48,7 +56,10 @@ class Tier:
         self._data.mkdir(mode=0o700, exist_ok=True)
         self._dir_fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._allocated: dict[TierId, int] = {}
-        self._waiting: list[tuple[int, Future[None]]] = []
+        self._readers: Counter[TierId] = Counter()
+        self._leaving: dict[TierId, int] = {}
+        self._turns = Turns()
+        self._peak_bytes = 0
         self._last_id = 0
         self.make_room: Callable[[int], None] = lambda _bytes: None
         """Called with the number of bytes wanted when the budget does not hold them; frees what may leave."""
@@ -87,10 +98,51 @@ class Tier:
         return list(self._allocated)
 
     def remove(self, tier_id: TierId) -> None:
-        """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget."""
-        self.used_bytes -= self._allocated.pop(tier_id)
+        """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget once no reader keeps them."""
+        taken = self._allocated.pop(tier_id)
         self.when_safe(partial(self._unlink, tier_id))
+        if self._readers[tier_id]:
+            self._leaving[tier_id] = taken
+        else:
+            self.used_bytes -= taken
+            self._wake()
+
+    def discard(self, tier_id: TierId) -> None:
+        """`remove` a file that never became a content. Its pages are free at once, also where a thread that hangs has it open."""
+        self._truncate(tier_id, 0)
+        self.remove(tier_id)
+
+    def cut(self, tier_id: TierId, size: int) -> None:
+        """Keep only the first bytes of a tier file, as soon as `when_safe` lets it, and give the rest back to the budget."""
+        freed = max(0, self._allocated[tier_id] - size)
+        self._allocated[tier_id] -= freed
+        self.used_bytes -= freed
+        self.when_safe(partial(self._cut, tier_id, size))
         self._wake()
+
+    def _cut(self, tier_id: TierId, size: int) -> None:
+        if tier_id in self._allocated:
+            self._truncate(tier_id, size)
+            self.settle(tier_id)
+
+    def _truncate(self, tier_id: TierId, size: int) -> None:
+        os.truncate(f"/proc/self/fd/{self._dir_fd}/{tier_id}", size)
+
+    def read_long(self, tier_id: TierId) -> int:
+        """`open` for somebody who may keep it for long, in a thread that hangs: the bytes count until `read_done`, come what may."""
+        fd = self.open(tier_id)
+        self._readers[tier_id] += 1
+        return fd
+
+    def read_done(self, tier_id: TierId, fd: int) -> None:
+        """The reader has what it wanted."""
+        os.close(fd)
+        self._readers[tier_id] -= 1
+        if not self._readers[tier_id]:
+            del self._readers[tier_id]
+            if tier_id in self._leaving:
+                self.used_bytes -= self._leaving.pop(tier_id)
+                self._wake()
 
     def _unlink(self, tier_id: TierId) -> None:
         with suppress(FileNotFoundError):
@@ -126,23 +178,34 @@ class Tier:
         info = os.fstatvfs(self._dir_fd)
         return info.f_bavail * info.f_frsize
 
-    def reserve_nowait(self, size: int) -> bool:
-        """Take `size` bytes of the budget before they are written; False when they are not there."""
+    def reserve_nowait(self, size: int, applicant: Applicant = NOBODY) -> bool:
+        """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""
         if self.free_bytes() < size:
             self.make_room(size - self.free_bytes())
-        if self.free_bytes() < size or self._waiting:
+        if self.free_bytes() < size or self._turns:
             return False
         self.reserved_bytes += size
+        self.had(applicant, size)
         return True
 
-    def reserve(self, size: int) -> Future[None]:
-        """Like `reserve_nowait`, but the answer comes when the bytes are there; first come, first served."""
-        future: Future[None] = Future()
-        if self.reserve_nowait(size):
-            future.set_result(None)
-        else:
-            self._waiting.append((size, future))
-        return future
+    def reserve(self, size: int, applicant: Applicant = NOBODY) -> Future[None]:
+        """Like `reserve_nowait`, but the answer comes when the bytes are there and it is the applicant's turn."""
+        if self.reserve_nowait(size, applicant):
+            given: Future[None] = Future()
+            given.set_result(None)
+            return given
+        waiting = self._turns.add(applicant, size, self.budget_bytes)
+        self._wake()
+        return waiting.room
+
+    def had(self, applicant: Applicant, size: int) -> None:
+        """The applicant has got bytes without waiting, or has written them unseen: its next turn comes the later."""
+        if size > UNCOUNTED_BYTES_MAX:
+            self._turns.had(applicant, size, self.budget_bytes)
+
+    def turn(self, applicant: Applicant) -> float:
+        """Smaller for who has had less than others that compete."""
+        return self._turns.turn(applicant)
 
     def release(self, size: int) -> None:
         """Give a reservation back, after the bytes were written and settled (or were not written)."""
@@ -151,53 +214,68 @@ class Tier:
 
     def settle(self, tier_id: TierId) -> None:
         """Account for what a tier file takes now."""
-        taken = self.stat(tier_id).st_blocks * BLOCK_BYTES
-        self.used_bytes += taken - self._allocated.get(tier_id, 0)
-        self._allocated[tier_id] = taken
+        self._account(tier_id, self.stat(tier_id))
 
     def settle_fd(self, tier_id: TierId, fd: int) -> os.stat_result:
         """`settle` through an open descriptor; returns its stat."""
         st = os.fstat(fd)
+        self._account(tier_id, st)
+        return st
+
+    def _account(self, tier_id: TierId, st: os.stat_result) -> None:
         taken = st.st_blocks * BLOCK_BYTES
         self.used_bytes += taken - self._allocated.get(tier_id, 0)
         self._allocated[tier_id] = taken
-        return st
+        self._peak_bytes = max(self._peak_bytes, self.used_bytes)
+
+    def change_budget(self, budget_bytes: int) -> None:
+        """Another budget from now on: what may leave does at once where it is smaller, and who waits is served where it is larger."""
+        self.budget_bytes = budget_bytes
+        self.room_changed()
 
     def room_changed(self) -> None:
-        """Something may have become evictable, or the budget grew: look again whether waiting writers fit."""
+        """Something may have become evictable, or the budget has changed: look again whether it holds, and whether waiting writers fit."""
+        if self.free_bytes() < 0:
+            self.make_room(-self.free_bytes())  # nobody asks for room now, and yet there is to be some
         self._wake()
 
     def fail_waiting(self, number: int) -> None:
         """No room will ever come: answer all who wait with that errno."""
-        waiting, self._waiting = self._waiting, []
-        for _size, future in waiting:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(OSError(number, os.strerror(number)))
+        for one in self._turns.give_up():
+            if one.room.set_running_or_notify_cancel():
+                one.room.set_exception(OSError(number, os.strerror(number)))
 
     def waiting(self) -> int:
-        """How many writers wait for room."""
-        return len(self._waiting)
+        """How many wait for room."""
+        return len(self._turns)
+
+    def queue(self) -> Sequence[Waiting]:
+        """Who waits for room, in the order in which they are served."""
+        return list(self._turns)
 
     def _wake(self) -> None:
-        self._waiting = [(size, future) for size, future in self._waiting if not future.cancelled()]
-        while self._waiting:
-            size, future = self._waiting[0]
-            if self.free_bytes() < size:
-                self.make_room(size - self.free_bytes())
-            if not self._waiting or self._waiting[0][1] is not future:
+        while (first := self._turns.first()) is not None:
+            if self.free_bytes() < first.size:
+                self.make_room(first.size - self.free_bytes())
+            if self._turns.first() is not first:
                 continue  # what left made room, and was woken for, on the way
-            if self.free_bytes() < size:
+            if self.free_bytes() < first.size:
                 return
-            self._waiting.pop(0)
-            self.reserved_bytes += size
-            if not future.set_running_or_notify_cancel():
-                self.reserved_bytes -= size
-                continue
-            future.set_result(None)
+            self._turns.serve(first)
+            if first.room.set_running_or_notify_cancel():
+                self.reserved_bytes += first.size
+                first.room.set_result(None)
 
     def statistics(self) -> TierStatistics:
         """What `status`, the metrics and the tests see."""
-        return TierStatistics(self.budget_bytes, self.used_bytes, self.reserved_bytes, len(self._allocated))
+        return TierStatistics(
+            self.budget_bytes,
+            self.used_bytes,
+            self.reserved_bytes,
+            len(self._allocated),
+            leaving_bytes=sum(self._leaving.values()),
+            peak_bytes=self._peak_bytes,
+        )
 
     def close(self) -> None:
         """Let go of the directory; the files stay."""

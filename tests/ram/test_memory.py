@@ -19,12 +19,12 @@ def machine(tmp_path: Path, cgroup: str, mounts: list[str]) -> Path:
     return proc
 
 
-def test_without_a_control_group_it_is_the_machines_memory(tmp_path: Path):
+def test_without_a_control_group_it_is_the_machines_memory(tmp_path: Path) -> None:
     memory = read_memory(machine(tmp_path, "", []))
     assert (memory.usable_bytes, memory.cgroup_bytes) == (16 * GIB, None)
 
 
-def test_v2_takes_the_tightest_limit_of_all_ancestors(tmp_path: Path):
+def test_v2_takes_the_tightest_limit_of_all_ancestors(tmp_path: Path) -> None:
     root = tmp_path / "cg"
     (root / "a/b/c").mkdir(parents=True)
     (root / "a/memory.max").write_text(f"{4 * GIB}\n")
@@ -35,7 +35,7 @@ def test_v2_takes_the_tightest_limit_of_all_ancestors(tmp_path: Path):
     assert memory.cgroup == str(root / "a")
 
 
-def test_v1_reads_the_memory_controller_only(tmp_path: Path):
+def test_v1_reads_the_memory_controller_only(tmp_path: Path) -> None:
     cpu, mem = tmp_path / "cpu", tmp_path / "mem"
     (cpu / "x").mkdir(parents=True)
     (mem / "x").mkdir(parents=True)
@@ -46,7 +46,7 @@ def test_v1_reads_the_memory_controller_only(tmp_path: Path):
     assert memory.usable_bytes == 2 * GIB
 
 
-def test_in_a_container_the_mounts_root_is_the_containers_group(tmp_path: Path):
+def test_in_a_container_the_mounts_root_is_the_containers_group(tmp_path: Path) -> None:
     root = tmp_path / "cg"
     root.mkdir()
     (root / "memory.max").write_text(f"{GIB}\n")
@@ -54,15 +54,15 @@ def test_in_a_container_the_mounts_root_is_the_containers_group(tmp_path: Path):
     assert memory.usable_bytes == GIB
 
 
-def test_a_share_is_a_share_of_what_is_usable():
+def test_a_share_is_a_share_of_what_is_usable() -> None:
     assert budget_bytes("25%", Memory(16 * GIB, 4 * GIB, "g")) == GIB
 
 
 @pytest.mark.parametrize(("wanted", "said"), [(20 * GIB, "more than this machine has"), (5 * GIB, "more than the control group g allows")])
-def test_more_than_there_is_is_refused(wanted, said):
+def test_more_than_there_is_is_refused(wanted: int, said: str) -> None:
     with pytest.raises(MachineError, match=said):
         budget_bytes(wanted, Memory(16 * GIB, 4 * GIB, "g"))
 
 
-def test_this_machine_can_be_read():
+def test_this_machine_can_be_read() -> None:
     assert read_memory().usable_bytes > 0

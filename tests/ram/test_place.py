@@ -33,7 +33,7 @@ def no_mounting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_root
-def test_a_tier_outlives_its_daemon_and_is_found_again(tiers: Path):
+def test_a_tier_outlives_its_daemon_and_is_found_again(tiers: Path) -> None:
     first = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (first.directory / "kept").write_text("x")
     places.let_go(first)
@@ -47,7 +47,7 @@ def test_a_tier_outlives_its_daemon_and_is_found_again(tiers: Path):
 
 
 @needs_root
-def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path):
+def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
     capacity = 2 * MIB + places.slack_bytes(2 * MIB)
     with open(place.directory / "data/big", "wb", buffering=0) as big:
@@ -60,7 +60,7 @@ def test_bytes_that_fill_their_tmpfs_leave_room_for_the_state(tiers: Path):
 
 
 @needs_root
-def test_a_copy_of_the_mount_in_another_name_space_keeps_no_memory(tiers: Path):
+def test_a_copy_of_the_mount_in_another_name_space_keeps_no_memory(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (place.directory / "data/clean").write_bytes(bytes(MIB))
     copy = os.open(place.directory / "data", os.O_RDONLY | os.O_DIRECTORY)  # holds the file system like a copy of the mount
@@ -73,14 +73,14 @@ def test_a_copy_of_the_mount_in_another_name_space_keeps_no_memory(tiers: Path):
 
 
 @needs_root
-def test_nobody_else_can_enter(tiers: Path):
+def test_nobody_else_can_enter(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     assert place.directory.stat().st_mode & 0o777 == 0o700
     places.give_up(place)
 
 
 @needs_root
-def test_a_second_daemon_is_refused_and_a_second_node_is_not(tiers: Path):
+def test_a_second_daemon_is_refused_and_a_second_node_is_not(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     with pytest.raises(RefusedError, match="identity is in use"):
         places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
@@ -90,7 +90,7 @@ def test_a_second_daemon_is_refused_and_a_second_node_is_not(tiers: Path):
 
 
 @needs_root
-def test_a_tier_left_under_another_node_id_is_pointed_out(tiers: Path):
+def test_a_tier_left_under_another_node_id_is_pointed_out(tiers: Path) -> None:
     places.let_go(places.take(tiers, "vol", "old", BACKING, 8 * MIB))
     places.give_up(places.take(tiers, "vol", "gone", BACKING, 8 * MIB))
     place = places.take(tiers, "vol", "new", BACKING, 8 * MIB)
@@ -99,7 +99,7 @@ def test_a_tier_left_under_another_node_id_is_pointed_out(tiers: Path):
 
 
 @needs_root
-def test_a_tier_of_another_backing_directory_is_refused(tiers: Path):
+def test_a_tier_of_another_backing_directory_is_refused(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (place.directory / "meta.json").write_text(json.dumps({"volume_id": "other", "node_id": "n1", "backing": "/elsewhere"}))
     places.let_go(place)
@@ -108,7 +108,7 @@ def test_a_tier_of_another_backing_directory_is_refused(tiers: Path):
 
 
 @needs_root
-def test_damaged_meta_is_refused_not_overwritten(tiers: Path):
+def test_damaged_meta_is_refused_not_overwritten(tiers: Path) -> None:
     place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
     (place.directory / "meta.json").write_text("{")
     places.let_go(place)
@@ -116,20 +116,33 @@ def test_damaged_meta_is_refused_not_overwritten(tiers: Path):
         places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
 
 
+def capacity(place: places.Place) -> int:
+    info = os.statvfs(place.directory / "data")
+    return info.f_blocks * info.f_frsize
+
+
 @needs_root
-def test_a_smaller_budget_than_what_is_left_keeps_what_is_left(tiers: Path):
+def test_a_smaller_budget_than_what_is_left_keeps_what_is_left_and_is_followed_as_it_goes(tiers: Path) -> None:
     slack = places.slack_bytes(2 * MIB)
     first = places.take(tiers, "vol", "n1", BACKING, 64 * MIB)
-    (first.directory / "data/big").write_bytes(bytes(slack + 32 * MIB))
+    big = first.directory / "data/big"
+    big.write_bytes(bytes(slack + 32 * MIB))
     places.let_go(first)
     second = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
-    assert "cannot be resized" in second.warnings[0]
-    assert (second.directory / "data/big").stat().st_size == slack + 32 * MIB
+    assert not places.fit(second)
+    assert capacity(second) == slack + 64 * MIB, "as large as it was"
+    assert big.stat().st_size == slack + 32 * MIB
+    os.truncate(big, 16 * MIB)
+    assert not places.fit(second)
+    assert capacity(second) == slack + 16 * MIB
+    big.unlink()
+    assert places.fit(second)
+    assert capacity(second) == slack + 2 * MIB
     places.give_up(second)
 
 
 @pytest.mark.usefixtures("no_mounting")
-def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tmp_path: Path):
+def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shm"
     shared.mkdir()
     place = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
@@ -143,7 +156,7 @@ def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tm
 
 
 @pytest.mark.usefixtures("no_mounting")
-def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, tmp_path: Path):
+def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="has only"):
         places.take(tiers, "vol", "n1", BACKING, 1 << 60, shared_memory=tmp_path)
     places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=tmp_path)  # the lock was given back
@@ -151,7 +164,7 @@ def test_shared_memory_that_is_too_small_is_an_error_that_says_so(tiers: Path, t
 
 @pytest.mark.usefixtures("no_mounting")
 @pytest.mark.parametrize("trap", ["symlink", "open"])
-def test_somebody_elses_directory_under_our_name_is_refused(tiers: Path, tmp_path: Path, trap: str):
+def test_somebody_elses_directory_under_our_name_is_refused(tiers: Path, tmp_path: Path, trap: str) -> None:
     shared, target = tmp_path / "shm", tmp_path / "target"
     shared.mkdir()
     target.mkdir(mode=0o700)
@@ -165,8 +178,20 @@ def test_somebody_elses_directory_under_our_name_is_refused(tiers: Path, tmp_pat
         places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
 
 
-def test_the_mount_table_decodes_what_the_kernel_escapes(tmp_path: Path):
+def test_the_mount_table_decodes_what_the_kernel_escapes(tmp_path: Path) -> None:
     table = tmp_path / "mountinfo"
     table.write_bytes(b"36 35 98:0 / /mnt/a\\040b\\011c rw - fuse.acpfs src\\134x rw\n")
     (entry,) = mount_table(table)
     assert (entry.path, entry.kind, entry.source) == ("/mnt/a b\tc", "fuse.acpfs", "src\\x")
+
+
+@needs_root
+@pytest.mark.clause("S60")
+def test_what_is_written_beyond_the_budget_makes_no_more_room(tiers: Path) -> None:
+    """A passthrough writer in one giant write cannot be held: it ends where the tmpfs does, however long it takes."""
+    place = places.take(tiers, "vol", "n1", BACKING, 2 * MIB)
+    slack = places.slack_bytes(2 * MIB)
+    (place.directory / "data/big").write_bytes(bytes(slack))
+    assert places.fit(place)
+    assert capacity(place) == slack + 2 * MIB
+    places.give_up(place)

@@ -117,7 +117,7 @@ def test_where_the_kernel_refuses_nothing_is_ready(machine: Machine, monkeypatch
     if how == "no file":
         machine.refuse = True
     else:
-        monkeypatch.setattr(prefault_module.os, "pwritev", lambda *_: 4096)
+        monkeypatch.setattr(os, "pwritev", lambda *_: 4096)
     assert machine.look(1) == 0
     assert machine.prefault.look() == prefault_module.LONG_REST_S
 

@@ -1,0 +1,102 @@
+"""The node's clock: what operations are stamped with, and what watermarks are made of.
+
+It starts as the wall clock and then runs with the kernel's clock since boot, which no step of the wall clock touches; so it never goes
+back, not over a change of workers either. Where somebody has set the wall clock, the difference (`drift_s`) is known exactly, is told to
+other nodes, which add it to their clock bound, and is worked off at half speed. The one place that reads the wall clock for the order
+between nodes. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from acpfs.ram.state import StateDatabase
+
+OFFSET_VARIABLE = "ACPFS_CLOCK_OFFSET_S"
+"""For tests: seconds that this node's wall clock is ahead; a number, or the path of a file that holds one."""
+WORK_OFF_RATE = 0.5
+"""A clock that was set by a minute is right again after two, and its bound with it. Faster forward than this would be a step."""
+DRIFT_S_MIN = 0.001
+"""Less is how the two clocks are read one after the other."""
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+DDL = """
+CREATE TABLE IF NOT EXISTS node_clock (
+  one INTEGER PRIMARY KEY CHECK (one = 1), boot_id TEXT NOT NULL, base REAL NOT NULL, last REAL NOT NULL);
+"""
+
+
+def since_boot() -> float:
+    """Seconds; goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def wall_clock() -> float:
+    """Seconds since the epoch, with the offset that a test wants."""
+    wanted = os.environ.get(OFFSET_VARIABLE)
+    if wanted is None:
+        return time.time()
+    return time.time() + float(Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted)
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class NodeClock:
+    """Seconds since the epoch, never going back."""
+
+    def __init__(
+        self,
+        state: StateDatabase,
+        wall: Callable[[], float] = wall_clock,
+        running: Callable[[], float] = since_boot,
+        boot_id: Callable[[], str] = _boot_id,
+    ) -> None:
+        """Go on where the last worker of this boot was. `wall`, `running`, `boot_id`: replaced by tests."""
+        self._state, self._wall, self._running = state, wall, running
+        state.create(DDL)
+        self._boot_id = boot_id()
+        self._base, self._last = wall() - running(), 0.0
+        for known, base, last in state.rows("SELECT boot_id, base, last FROM node_clock"):
+            self._last = last
+            if known == self._boot_id:
+                self._base = base
+        self._worked_off_at = running()
+
+    def now(self) -> float:
+        """Later than, or equal to, everything that this gave before."""
+        self._last = max(self._last, self._running() + self._base)
+        return self._last
+
+    def age_s(self, at: float) -> float:
+        """How long ago something was stamped with this time. Changes nothing: may be asked without the lock."""
+        return max(0.0, self._running() + self._base - at)
+
+    def not_before(self, at: float) -> None:
+        """Something was stamped with this time already."""
+        self._last = max(self._last, at)
+
+    @property
+    def drift_s(self) -> float:
+        """What the wall clock is ahead of this one, because somebody set it."""
+        drift_s = self._wall() - self.now()
+        return drift_s if abs(drift_s) >= DRIFT_S_MIN else 0.0
+
+    def work_off(self) -> None:
+        """Come nearer to the wall clock, by at most half of the time since the last call."""
+        now = self._running()
+        most = WORK_OFF_RATE * max(0.0, now - self._worked_off_at)
+        self._worked_off_at = now
+        self._base += max(-most, min(most, self.drift_s))
+        self.keep()
+
+    def keep(self) -> None:
+        """For the next worker; part of the step's transaction."""
+        self._state.change("INSERT OR REPLACE INTO node_clock VALUES (1, ?, ?, ?)", (self._boot_id, self._base, self._last))

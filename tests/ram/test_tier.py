@@ -1,0 +1,106 @@
+"""The budget's arithmetic: who gets room and in which order, and what a tier file counts until the last reader has let go of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.ram.tier import Tier
+from acpfs.ram.waiting import Applicant, Purpose
+from acpfs.types import Ino, TierId
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tier]:
+    made = Tier(tmp_path, 10 * MIB)
+    yield made
+    made.close()
+
+
+def written(tier: Tier, size: int) -> TierId:
+    tier_id, fd = tier.create_open()
+    os.write(fd, bytes(size))
+    os.close(fd)
+    tier.settle(tier_id)
+    return tier_id
+
+
+@pytest.mark.clause("S53")
+def test_room_is_given_in_the_order_in_which_it_was_asked_for(tier: Tier) -> None:
+    """A small one that would fit does not overtake: the large one at the front would never get its turn."""
+    taken = [written(tier, 4 * MIB), written(tier, 4 * MIB)]
+    first, second, third = tier.reserve(6 * MIB), tier.reserve(MIB), tier.reserve(2 * MIB)
+    assert (first.done(), second.done(), third.done()) == (False, False, False)
+    assert not tier.reserve_nowait(1)
+    tier.remove(taken[0])
+    assert (first.done(), second.done(), third.done()) == (True, False, False)
+    tier.release(6 * MIB)
+    assert second.done()
+    assert third.done()
+    assert tier.reserved_bytes == 3 * MIB
+
+
+def test_who_gives_up_at_the_front_lets_the_others_pass(tier: Tier) -> None:
+    written(tier, 8 * MIB)
+    first, second = tier.reserve(6 * MIB), tier.reserve(MIB)
+    first.cancel()
+    tier.room_changed()
+    assert second.done()
+    assert tier.queue() == []
+    assert tier.reserved_bytes == MIB
+
+
+def test_the_queue_tells_who_waits(tier: Tier) -> None:
+    written(tier, 8 * MIB)
+    applicant = Applicant(Ino(7), Purpose.WRITE, 4711)
+    tier.reserve(6 * MIB, applicant)
+    (waiting,) = tier.queue()
+    assert (waiting.applicant, waiting.size) == (applicant, 6 * MIB)
+
+
+def test_no_room_will_come(tier: Tier) -> None:
+    written(tier, 8 * MIB)
+    room = tier.reserve(6 * MIB)
+    tier.fail_waiting(errno.ENOSPC)
+    assert isinstance(room.exception(), OSError)
+    assert (tier.waiting(), tier.reserved_bytes) == (0, 0)
+
+
+@pytest.mark.clause("S131")
+def test_a_removed_file_counts_until_its_last_reader_is_done(tier: Tier) -> None:
+    """A stream that hangs on the backing directory keeps the pages of a version that nobody needs any more."""
+    tier_id = written(tier, 8 * MIB)
+    fds = [tier.read_long(tier_id), tier.read_long(tier_id)]
+    room = tier.reserve(6 * MIB)
+    tier.remove(tier_id)
+    assert tier.statistics().leaving_bytes == tier.used_bytes == 8 * MIB
+    tier.read_done(tier_id, fds[0])
+    assert not room.done()
+    tier.read_done(tier_id, fds[1])
+    assert room.done()
+    assert (tier.used_bytes, tier.statistics().leaving_bytes, tier.statistics().peak_bytes) == (0, 0, 8 * MIB)
+
+
+@pytest.mark.clause("S130")
+def test_a_smaller_budget_makes_room_at_once_and_a_larger_one_serves_who_waits(tier: Tier) -> None:
+    clean = [written(tier, 4 * MIB), written(tier, 4 * MIB)]
+
+    def evict(wanted: int) -> None:
+        while clean and wanted > 0:
+            wanted -= tier.allocated_bytes(clean[0])
+            tier.remove(clean.pop(0))
+
+    tier.make_room = evict
+    tier.change_budget(5 * MIB)
+    assert tier.used_bytes == 4 * MIB
+    clean.clear()
+    room = tier.reserve(2 * MIB)
+    assert not room.done()
+    tier.change_budget(6 * MIB)
+    assert room.done()
