@@ -13,22 +13,25 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from threading import RLock
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.attributes import DIGEST_XATTR
+from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
 from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
+from acpfs.writeback import absence
 from acpfs.writeback.conflicts import Conflicts
+from acpfs.writeback.equal import is_as_noted, is_linked
+from acpfs.writeback.given_back import GivenBack
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
-"""Answers that mean that nothing was done. After any other the operation may have been carried out, and must not be left out."""
+"""Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
 _PARENT_MODE = 0o755
 """For a directory that was removed from outside and is made again; what it had is not known here."""
 
@@ -73,12 +76,17 @@ class Committer:
         lock: RLock,
         applied: dict[int, str],
         conflicts: Conflicts,
+        before: Callable[[Op], None] = lambda _op: None,
     ) -> None:
-        """`applied`: see `Streamer.applied`."""
+        """`applied`: see `Streamer.applied`. `before`: called ahead of each operation that is carried out (`Mirror.before`)."""
+        self._before = before
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
         self._applied, self._conflicts = applied, conflicts
+        self._given_back = GivenBack(lower, tree, conflicts, lock)
         self.repairs = 0
         """How often the backing directory was not as it was left, and was put right or taken as it is."""
+        self._changed = False
+        """Whether something was changed for the operation that is being carried out now."""
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
@@ -98,7 +106,9 @@ class Committer:
     def run(self, group: list[Op]) -> GroupOutcome:
         """Carry out a group up to the first failure."""
         outcome = GroupOutcome()
+        self._conflicts.begin_group()
         for op in group:
+            doubtful, self._changed = op.begun, False
             if self.stopped or not self._begin(op):
                 break
             try:
@@ -109,7 +119,7 @@ class Committer:
                 break
             except OSError as error:
                 op.started = False
-                op.begun = error.errno not in _CERTAIN
+                op.begun = doubtful or self._changed or error.errno not in _CERTAIN
                 outcome.failed, outcome.error = op, error
                 break
             outcome.done.append((op, st))
@@ -122,7 +132,8 @@ class Committer:
         return outcome
 
     def _carry_out(self, op: Op) -> LowerStat | None:
-        if self._conflicts.covers(op) and not self._conflicts.admit(op):
+        self._before(op)
+        if self._conflicts.concerns(op) and not self._conflicts.admit(op):
             self._leave(op)
             return None
         st = self._kinds[op.kind](op)
@@ -133,9 +144,9 @@ class Committer:
         """What it would change is somebody else's by now: nothing is known about it any more."""
         with self._settling(op):
             if op.kind in (OpKind.UNLINK, OpKind.RMDIR, OpKind.RENAME, OpKind.EXCHANGE):
-                self._tree.remove(*self._at(op))
+                self._tree.remove(*self.place_of(op))
             if op.kind is OpKind.EXCHANGE:
-                self._tree.remove(*self._to(op))
+                self._tree.remove(*self.target_of(op))
 
     def _directories_of(self, ino: Ino) -> list[Ino]:
         with self._lock:
@@ -152,33 +163,10 @@ class Committer:
             self._state.commit()
             return True
 
-    def recheck(self, group: GroupOutcome) -> None:
-        """A flush failed: what was committed may be lost (a server that died forgets renames), and a later flush would not know.
-
-        Contents that are not there any more go to `group.undone`; what a MKDIR or RENAME made and is missing is made again.
-        """
-        for op, st in list(group.done):
-            path = self._path(op.ino)
-            if st is None or path is None or op.kind in (OpKind.UNLINK, OpKind.RMDIR):
-                continue
-            present = self._lstat(path)
-            if present is not None and (op.kind is not OpKind.STORE or op.version is None or present.ino == op.version.staging_ino):
-                continue
-            if any(later is not op and later.ino == op.ino for later, _st in group.done[group.done.index((op, st)) + 1 :]):
-                continue  # the node's last operation in the group decides
-            self._repaired()
-            if op.kind is OpKind.STORE:
-                group.done.remove((op, st))
-                group.undone.append(op)
-            elif op.kind is OpKind.RENAME:
-                self._do_rename(self._path_at(*self._at(op)), path)
-            elif op.kind is OpKind.MKDIR:
-                self._with_parents(path, partial(self._lower.mkdir, path))
-                self._lower.apply(path, op.meta)
-
     def _again(self, op: Op) -> LowerStat | None:
-        """Carried out by the last worker, which did not live to flush it."""
+        """Carried out before: by the last worker, which did not live to flush it, or but for the end of it."""
         self._conflicts.done_before(op)
+        self.give_back(op)
         path = self._path(op.ino)
         if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
             return None
@@ -212,7 +200,7 @@ class Committer:
                 self._tree.end_move()
             raise
 
-    def _repaired(self) -> None:
+    def repaired(self) -> None:
         with self._lock:
             self.repairs += 1
 
@@ -220,11 +208,11 @@ class Committer:
         with self._lock:
             return self._tree.path(ino)
 
-    def _at(self, op: Op) -> Place:
+    def place_of(self, op: Op) -> Place:
         """`parent`/`name` of the operation, or where that lies since a conflict."""
         return self._conflicts.place(op, op.parent, op.name)
 
-    def _to(self, op: Op) -> Place:
+    def target_of(self, op: Op) -> Place:
         """The same for `new_parent`/`new_name`."""
         return self._conflicts.place(op, op.new_parent, op.new_name)
 
@@ -235,22 +223,22 @@ class Committer:
             raise FileNotFoundError(errno.ENOENT, "its directory is not on the backing directory")
         return path
 
-    def _lstat(self, path: LowerPath) -> LowerStat | None:
+    def look(self, path: LowerPath) -> LowerStat | None:
         try:
             return self._lower.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def _with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
+    def with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
         """Do something that makes `target`; make its directories again if they are gone."""
         try:
             action()
         except FileNotFoundError:
-            if not self._make_parents(target):
+            if not self.make_parents(target):
                 raise
             action()
 
-    def _make_parents(self, path: LowerPath) -> bool:
+    def make_parents(self, path: LowerPath) -> bool:
         """Make what is missing above `path`; False when nothing was."""
         made = False
         for depth in range(1, len(path)):
@@ -261,16 +249,16 @@ class Committer:
             self._lower.apply(path[:depth], Metadata(mode=_PARENT_MODE))
             made = True
         if made:
-            self._repaired()
+            self.repaired()
         return made
 
-    def _put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+    def put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
         """Make an entry under a name that another has taken from outside: beside it first, then over it."""
         staging = f"entry-{op.seq}"
         self._lower.remove_staging(staging)
         make(self._lower.staging_path(staging))
         self._lower.rename(self._lower.staging_path(staging), target)
-        self._repaired()
+        self.repaired()
 
     # -- files
 
@@ -280,37 +268,58 @@ class Committer:
         assert version.staging_name
         with self._lock:
             places = self._tree.places(op.ino)
-            targets = [self._path_at(*place) for place in places] or [self._path_at(*self._at(op))]
+            targets = [self._path_at(*place) for place in places] or [self._path_at(*self.place_of(op))]
         staging, first = self._lower.staging_path(version.staging_name), targets[0]
+        if is_linked(version):
+            self._check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
         try:
             self._lower.rename(staging, first)
         except FileNotFoundError:
             self._store_again(op, staging, first)
+        self._changed = True
         st = self._lower.lstat(first)
         if st.size != version.size:
             raise StagingLostError
+        if self._has_left(staging, st, version.staging_ino) or is_linked(version):
+            self._lower.remove_staging(version.staging_name)  # both were names of one file: that rename does nothing
+            st = self._lower.lstat(first)
         for target in targets[1:]:
-            if self._add_name(op, first, target, st.ino):
+            if self.add_name(op, first, target, st.ino):
                 st = self._lower.lstat(first)
         with self._settling(op):
             if not places:
-                self._tree.add(op.ino, *self._at(op))
+                self._tree.add(op.ino, *self.place_of(op))
             for target in targets:
                 self._manifest.put(target, version.digest, version.size)
             version.state = VersionState.COMMITTED
             self._applied.pop(version.vid, None)
-        return st
+        return self._ours(op, version, st)
+
+    def _ours(self, op: Op, version: Version, st: LowerStat) -> LowerStat:
+        """What was put there, also where another node has put its own over it by the time that it was looked at: that is to be noticed."""
+        given_ns, granularity_ns = op.meta.mtime_ns, self._lower.features.time_granularity_ns
+        if st.ino == version.staging_ino or given_ns is None or abs(st.mtime_ns - given_ns) < granularity_ns:
+            return st  # with the time that it was given it is ours, on a file system that numbers files anew
+        return replace(st, ino=version.staging_ino, mtime_ns=given_ns)
+
+    def _check_linked(self, version: Version, staging: LowerPath) -> None:
+        """That nobody has written into the other node's file since; acpfs never does, a native writer might."""
+        with suppress(FileNotFoundError):  # committed before
+            if not is_as_noted(self._lower, staging, version.digest, version.size):
+                self._lower.remove_staging(version.staging_name)
+                raise StagingLostError
 
     def _store_again(self, op: Op, staging: LowerPath, target: LowerPath) -> None:
         """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
         assert op.version is not None
-        if self._lstat(staging) is not None:
-            self._make_parents(target)
+        if self.look(staging) is not None:
+            self.make_parents(target)
             self._lower.rename(staging, target)
             return
-        st = self._lstat(target)
+        st = self.look(target)
         if st is None or st.ino != op.version.staging_ino:
+            absence.make_sure(self._lower, staging)
             raise StagingLostError
 
     def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
@@ -323,6 +332,8 @@ class Committer:
         if self._applied.get(op.version.vid) != op.meta.to_json():
             later = Metadata.from_json(op.meta.to_json())
             later.xattrs.update(meta.xattrs)
+            if later.mtime_ns is not None and self._lower.features.xattrs:
+                later.xattrs[DIGEST_XATTR] = Note(op.version.digest, later.mtime_ns).encode()
             meta = later
         elif not meta.xattrs:
             return
@@ -330,49 +341,56 @@ class Committer:
             self._lower.apply(staging, meta)
             self._lower.sync_entry(staging)
 
-    def _add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
+    def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
         """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
-        present = self._lstat(target)
+        present = self.look(target)
         if present is not None and present.ino == ino:
             return False
         staging = f"link-{op.seq}"
         self._lower.remove_staging(staging)
         self._lower.link(source, self._lower.staging_path(staging))
-        self._with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))
+        self.with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))
         return True
 
     def _link(self, op: Op) -> LowerStat | None:
-        source, target = self._path(op.ino), self._path_at(*self._at(op))
-        st = self._lstat(source) if source is not None else None
+        source, target = self._path(op.ino), self._path_at(*self.place_of(op))
+        st = self.look(source) if source is not None else None
         if source is None or st is None:
-            self._repaired()  # the file was removed from outside: there is nothing to give a name to
+            if source is not None:
+                absence.make_sure(self._lower, source)
+            self.repaired()  # the file was removed from outside: there is nothing to give a name to
             with self._settling(op):
                 pass
             return None
         try:
-            self._with_parents(target, lambda: self._lower.link(source, target))
+            self.with_parents(target, lambda: self._lower.link(source, target))
         except FileExistsError:
-            if self._add_name(op, source, target, st.ino):
-                self._repaired()
+            if self.add_name(op, source, target, st.ino):
+                self.repaired()
         with self._settling(op):
-            self._tree.add(op.ino, *self._at(op))
+            self._tree.add(op.ino, *self.place_of(op))
             self._manifest.copy(source, target)
-        return self._lstat(target)
+        return self.look(target)
 
     def _unlink(self, op: Op) -> None:
-        path = self._path_at(*self._at(op))
-        with suppress(FileNotFoundError):
-            self._lower.unlink(path)
+        path = self._path_at(*self.place_of(op))
+        self._remove(path, self._lower.unlink)
         with self._settling(op):
-            self._tree.remove(*self._at(op))
+            self._tree.remove(*self.place_of(op))
             self._manifest.remove(path)
+
+    def _remove(self, path: LowerPath, remove: Callable[[LowerPath], None]) -> None:
+        try:
+            remove(path)
+        except FileNotFoundError:
+            absence.make_sure(self._lower, path)
 
     # -- directories and special files
 
     def _mkdir(self, op: Op) -> LowerStat:
-        path = self._path_at(*self._at(op))
+        path = self._path_at(*self.place_of(op))
         try:
-            self._with_parents(path, lambda: self._lower.mkdir(path))
+            self.with_parents(path, lambda: self._lower.mkdir(path))
         except FileExistsError:
             if not stat.S_ISDIR(self._lower.lstat(path).mode):
                 raise
@@ -380,72 +398,106 @@ class Committer:
 
     def _made(self, op: Op, path: LowerPath) -> LowerStat:
         """Attributes and record of what was made without a staging file."""
+        self._changed = True
         self._lower.apply(path, op.meta)
         st = self._lower.lstat(path)
         with self._settling(op):
-            self._tree.add(op.ino, *self._at(op))
+            self._tree.add(op.ino, *self.place_of(op))
             if not stat.S_ISDIR(st.mode):
                 self._manifest.remove(path)
         return st
 
     def _rmdir(self, op: Op) -> None:
-        path = self._path_at(*self._at(op))
-        with self._moving(), suppress(FileNotFoundError):
-            self._lower.rmdir(path)
+        path = self._path_at(*self.place_of(op))
+        with self._moving():
+            self._remove(path, self._lower.rmdir)
         with self._settling(op, moves=True):
-            self._tree.remove(*self._at(op))
+            self._tree.remove(*self.place_of(op))
             self._manifest.remove(path)
 
     def _symlink(self, op: Op) -> LowerStat:
-        path = self._path_at(*self._at(op))
+        path = self._path_at(*self.place_of(op))
         try:
-            self._with_parents(path, lambda: self._lower.symlink(op.payload, path))
+            self.with_parents(path, lambda: self._lower.symlink(op.payload, path))
         except FileExistsError:
             if not self._is_symlink_to(path, op.payload):
-                self._put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
+                self.put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
         return self._made(op, path)
 
     def _is_symlink_to(self, path: LowerPath, target: bytes) -> bool:
         return stat.S_ISLNK(self._lower.lstat(path).mode) and self._lower.readlink(path) == target
 
     def _mknod(self, op: Op) -> LowerStat:
-        path, mode = self._path_at(*self._at(op)), op.meta.mode or 0
+        path, mode = self._path_at(*self.place_of(op)), op.meta.mode or 0
         try:
-            self._with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
+            self.with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
         except FileExistsError:
             present = self._lower.lstat(path)
             if stat.S_IFMT(present.mode) != stat.S_IFMT(mode) or present.rdev != op.meta.rdev:
-                self._put_in_place(op, path, lambda staging: self._lower.mknod(staging, mode, op.meta.rdev))
+                self.put_in_place(op, path, lambda staging: self._lower.mknod(staging, mode, op.meta.rdev))
         return self._made(op, path)
 
     # -- names
 
     def _rename(self, op: Op) -> LowerStat | None:
-        source, target = self._path_at(*self._at(op)), self._path_at(*self._to(op))
+        source, target = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
         with self._moving():
-            st = self._do_rename(source, target)
+            st = self._rename_as_logged(op, source, target)
         with self._settling(op, moves=True):
-            self._tree.move(self._at(op), self._to(op))
+            self._tree.move(self.place_of(op), self.target_of(op))
             if st is None:
-                self._tree.remove(*self._to(op))
+                self._tree.remove(*self.target_of(op))
             self._manifest.move(source, target)
+        self.give_back(op)
         return st
 
-    def _do_rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
+    def _rename_as_logged(self, op: Op, source: LowerPath, target: LowerPath) -> LowerStat | None:
+        """What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else."""
+        return (self.look(target) if op.new_parent < 0 else None) or self.rename(source, target)
+
+    def give_back(self, op: Op) -> None:
+        """Of what was moved aside; when paths are at rest again, for it may take a while."""
+        kept = self._path(op.ino) if op.moved_for else None
+        if kept is not None and stat.S_ISDIR(self._lower.lstat(kept).mode):
+            self._given_back.give(op.ino, kept, self._path(op.moved_for) or self._path_at(*self.place_of(op)))
+
+    def rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
         try:
             self._lower.rename(source, target)
         except FileNotFoundError:
-            if self._lstat(source) is not None:
-                self._make_parents(target)
+            if self.look(source) is not None:
+                self.make_parents(target)
                 self._lower.rename(source, target)
-            elif self._lstat(target) is None:
-                self._repaired()  # removed from outside: there is nothing to move
-                return None
-        return self._lower.lstat(target)
+            else:
+                absence.make_sure(self._lower, source)
+                if self.look(target) is None:
+                    absence.make_sure(self._lower, target)
+                    self.repaired()  # removed from outside: there is nothing to move
+                    return None
+        self._changed = True
+        st = self._lower.lstat(target)
+        self._has_left(source, st)
+        return st
+
+    def _has_left(self, source: LowerPath, st: LowerStat, moved: int = 0) -> bool:
+        """Whether a rename was carried out: the new name may be shown by a cache that believed the answer, the old one is looked up anew.
+
+        A GlusterFS client that is changing to another graph answers 0 to renames that it could not begin. `moved`: inode number, if known.
+
+        Raises:
+            OSError: ESTALE, a passing failure: it was not.
+        """
+        still = self.look(source)
+        if still is None:
+            return False
+        is_same = still.ino == st.ino  # else the new name shows what it showed before
+        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (not is_same and still.ino == moved):
+            raise OSError(errno.ESTALE, "said to be renamed, and still under its old name")
+        return is_same
 
     def _exchange(self, op: Op) -> LowerStat:
         """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
-        a, b = self._path_at(*self._at(op)), self._path_at(*self._to(op))
+        a, b = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
         if not op.payload:
             noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
             with self._lock:
@@ -454,12 +506,12 @@ class Committer:
                 self._state.commit()
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
-            now_a, now_b = self._lstat(a), self._lstat(b)
+            now_a, now_b = self.look(a), self.look(b)
             if now_a is None or now_b is None or (now_a.ino, now_b.ino) != (ino_b, ino_a):
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
         with self._settling(op, moves=True):
-            self._tree.exchange(self._at(op), self._to(op))
+            self._tree.exchange(self.place_of(op), self.target_of(op))
             self._manifest.exchange(a, b)
         return st
 
@@ -473,7 +525,8 @@ class Committer:
                 self._lower.apply(path, op.meta)
                 st = self._lower.lstat(path)
             except FileNotFoundError:
-                self._repaired()  # removed from outside
+                absence.make_sure(self._lower, path)
+                self.repaired()  # removed from outside
         with self._settling(op):
             pass
         return st

@@ -18,6 +18,7 @@ import structlog
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq
+from acpfs.writeback import absence
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.ops import Op, OpKind
 from acpfs.writeback.records import Conflict
@@ -25,6 +26,8 @@ from acpfs.writeback.records import Conflict
 EVERYTHING = Seq(1 << 62)
 """Guard for a mount that is bypassed: also what is written through descriptors that are still open."""
 CONFLICTS_TOLD_MAX = 100
+LEAVE_AFTER_TRIES = 2
+"""Of a directory that the guard held back and that is not empty: it is left, not parked."""
 NAME_BYTES_MAX = 255
 _ASIDE = b".acpfs-conflict-%d"
 
@@ -35,6 +38,7 @@ CREATE TABLE IF NOT EXISTS conflict (number INTEGER PRIMARY KEY, path BLOB, kind
 """
 
 _log = structlog.get_logger(__name__)
+Guarding = tuple[Seq, frozenset[Ino]]
 Look = tuple[int, int, int]
 """(type, size, mtime_ns): not inode and ctime, because our own renames and links change the ctime, and some file systems the inode."""
 
@@ -66,6 +70,8 @@ class Conflicts:
         self._inos: frozenset[Ino] = frozenset()
         self._aside: dict[Place, bytes] = {(Ino(p), name): aside for p, name, aside in state.rows("SELECT parent, name, aside FROM aside")}
         self._seen: dict[Ino, Look] = {}
+        self._seen_in_group: dict[Ino, Look] = {}
+        """The file system is told of a group when all of it is persisted."""
         self._made: dict[Ino, tuple[int, int]] = {}
         self._dated: dict[Ino, int] = {}
         """By what operations of the last worker can be known again: inode and size of a content, or its time."""
@@ -73,20 +79,39 @@ class Conflicts:
         self.total = len(rows)
         self.told = [Conflict(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
 
-    def guard(self, until: Seq, inos: Iterable[Ino] = ()) -> None:
-        """Be careful with operations up to that number, and with those of these nodes. Under the lock."""
+    def guard(self, until: Seq, inos: Iterable[Ino] = ()) -> Guarding:
+        """Be careful with operations up to that number, and with those of these nodes; returns what it was before. Under the lock."""
+        before = self._until, self._inos
         self._until, self._inos = until, frozenset(inos)
         self._seen.clear()
         self._state.change("INSERT OR REPLACE INTO guard VALUES ('until', ?)", (until,))
+        return before
 
     def covers(self, op: Op) -> bool:
         """Whether the operation was logged when others may have changed things since."""
         return op.seq <= self._until or op.ino in self._inos
 
+    def concerns(self, op: Op) -> bool:
+        """Whether to look first: also before a removal that the guard or the gate held back, for others may have written there since."""
+        return self.covers(op) or ((op.let_go or op.delayed) and self._may_hit_others(op))
+
+    def _may_hit_others(self, op: Op) -> bool:
+        if op.kind is OpKind.RMDIR:
+            return op.tries >= LEAVE_AFTER_TRIES  # something is in it, and does not go
+        with self._lock:
+            return op.kind is OpKind.UNLINK and self._tree.node_at(op.parent, op.name) == op.ino
+
     def noted(self, op: Op, st: LowerStat | None) -> None:
         """The operation was carried out: what is there now is ours."""
-        if st is not None and (self._until or self._inos):
-            self._seen[op.ino] = (stat.S_IFMT(st.mode), st.size, st.mtime_ns)
+        if st is None:
+            return
+        self._seen_in_group[op.ino] = look = (stat.S_IFMT(st.mode), st.size, st.mtime_ns)
+        if self._until or self._inos:
+            self._seen[op.ino] = look
+
+    def begin_group(self) -> None:
+        """What was noted so far is known to the file system."""
+        self._seen_in_group.clear()
 
     def done_before(self, op: Op) -> None:
         """The last worker carried it out and did not live to say how it was left: what looks as the operation made it is ours."""
@@ -101,6 +126,12 @@ class Conflicts:
         if aside is not None and (self.covers(op) or self._tree.node_at(parent, aside) == op.ino):
             return (parent, aside)
         return (parent, name)
+
+    def is_foreign(self, place: Place, st: LowerStat) -> bool:
+        """Not what the operations so far have left there. What never was looked at counts as ours."""
+        with self._lock:
+            node = self._tree.node_at(*place)
+        return node is None or not self._is_node(node, st)
 
     # -- looking
 
@@ -121,7 +152,7 @@ class Conflicts:
         for place in places:
             path, st = self._look(place)
             ours = op.version is not None and st is not None and op.version.staging_ino == st.ino
-            if path is not None and st is not None and not ours and self._is_foreign(place, st):
+            if path is not None and st is not None and not ours and self.is_foreign(place, st):
                 self._put_aside(op, place, path)
         return None
 
@@ -129,7 +160,7 @@ class Conflicts:
         """MKDIR, SYMLINK, MKNOD: the same kind of thing there is met as before."""
         place = self.place(op, op.parent, op.name)
         path, st = self._look(place)
-        if path is None or st is None or not self._is_foreign(place, st):
+        if path is None or st is None or not self.is_foreign(place, st):
             return None
         if op.kind is OpKind.MKDIR:
             same = stat.S_ISDIR(st.mode)
@@ -148,14 +179,14 @@ class Conflicts:
             return None
         if op.kind is OpKind.RMDIR:
             return path if not stat.S_ISDIR(st.mode) or self._lower.listdir(path) else None
-        return path if self._is_foreign(place, st) else None
+        return path if self.is_foreign(place, st) else None
 
     def _attributes(self, op: Op) -> LowerPath | None:
         with self._lock:
             places = self._tree.places(op.ino)
         for place in places:
             path, st = self._look(place)
-            if path is not None and st is not None and self._is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns:
+            if path is not None and st is not None and self.is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns:
                 return path
         return None
 
@@ -165,7 +196,7 @@ class Conflicts:
             return foreign
         target = self.place(op, op.parent, op.name)
         path, st = self._look(target)
-        if path is not None and st is not None and not self._is_node(op.ino, st) and self._is_foreign(target, st):
+        if path is not None and st is not None and not self._is_node(op.ino, st) and self.is_foreign(target, st):
             self._put_aside(op, target, path)
         return None
 
@@ -174,10 +205,12 @@ class Conflicts:
         source_path, source_st = self._look(source)
         path, st = self._look(target)
         if source_st is None:  # done before, or taken away natively
+            if source_path is not None:
+                absence.make_sure(self._lower, source_path)
             return path if st is not None and not self._is_node(op.ino, st) else None
-        if self._is_foreign(source, source_st):
+        if self.is_foreign(source, source_st):
             return source_path
-        if path is not None and st is not None and self._is_foreign(target, st):
+        if path is not None and st is not None and self.is_foreign(target, st):
             self._put_aside(op, target, path)
         return None
 
@@ -198,17 +231,11 @@ class Conflicts:
         except (FileNotFoundError, NotADirectoryError):
             return path, None
 
-    def _is_foreign(self, place: Place, st: LowerStat) -> bool:
-        """Not what the operations so far have left there. What never was looked at counts as ours."""
-        with self._lock:
-            node = self._tree.node_at(*place)
-        return node is None or not self._is_node(node, st)
-
     def _is_node(self, node: Ino, st: LowerStat) -> bool:
         if self._made.get(node) == (st.ino, st.size) or self._dated.get(node) == st.mtime_ns:
             return True
         with self._lock:
-            seen = self._seen.get(node)
+            seen = self._seen_in_group.get(node) or self._seen.get(node)
             left = self._left_as(node) if seen is None else None
         kind = stat.S_IFMT(st.mode)
         if seen is not None:
@@ -243,13 +270,10 @@ class Conflicts:
             values = (conflict.path, conflict.kind, conflict.kept_as, conflict.at)
             self._state.change("INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values)
             self._state.commit()
-        shown = {"path": _shown(conflict.path), "kind": conflict.kind}
-        if kept_as:
-            _log.warning(
-                "conflict: changed natively while the mount was away; the mount's is kept beside", **shown, kept_as=_shown(kept_as)
-            )
-        else:
-            _log.warning("conflict: changed natively while the mount was away; left as it is", **shown)
+        why = "changed natively while the mount was away" if self.covers(op) else "changed by others since it was deleted here"
+        what = "the mount's is kept beside" if kept_as else "left as it is"
+        told = {"path": _shown(conflict.path), "kind": conflict.kind} | ({"kept_as": _shown(kept_as)} if kept_as else {})
+        _log.warning(f"conflict: {why}; {what}", **told)
 
 
 def _shown(path: bytes) -> str:

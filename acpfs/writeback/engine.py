@@ -9,10 +9,8 @@ through `Listener`.
 
 from __future__ import annotations
 
-import errno
 import math
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import RLock
@@ -30,11 +28,14 @@ from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
 from acpfs.writeback.commit import Committer, GroupOutcome
-from acpfs.writeback.conflicts import EVERYTHING, Conflicts
+from acpfs.writeback.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.courtesy import Courtesy
+from acpfs.writeback.equal import EqualFiles
+from acpfs.writeback.failures import Failures
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.guard import Guard
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import CREATING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -42,18 +43,22 @@ from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.manifest_writer import ManifestWriter
 from acpfs.writeback.ops import Op, VersionState
 from acpfs.writeback.order import Order
+from acpfs.writeback.recheck import Recheck
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
 from acpfs.writeback.retry import RetryPolicy
+from acpfs.writeback.source import AbandonedError
+from acpfs.writeback.spill import Spill
+from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
-from acpfs.writeback.streams import SMALL_BYTES_MAX, AbandonedError, Stream, Streamer
+from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
 
 _EXCHANGE_ASIDE = "exchange"
 """Staging name of a half-done exchange in three renames: taken up again by the operation itself, never cleaned up."""
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
 SHORT_SHARE = 4
-"""RAM is short when less than a quarter of the budget is free."""
+"""RAM is short when all but a quarter of the budget is dirty."""
 _STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
 _log = structlog.get_logger(__name__)
@@ -74,8 +79,10 @@ class Engine:
         lock: RLock,
         state: StateDatabase,
         settings: Settings,
+        spill: Spill | None = None,
+        before: Callable[[Op], None] = lambda _op: None,
     ) -> None:
-        """Starts nothing; `run` does."""
+        """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`."""
         self._ops, self._tree, self._lower, self._calls = log, tree, lower, calls
         self._tier = tier
         self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
@@ -86,6 +93,7 @@ class Engine:
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
         self._garbage = Garbage(lower, calls.streams)
+        self._equal = EqualFiles(lower, tree, lock, manifest.digest)
         self._streamer = Streamer(
             lower,
             tier,
@@ -95,16 +103,26 @@ class Engine:
             self._bucket,
             self._garbage.remove,
             still_frozen=listener.still_frozen,
-            give_way=GiveWay(listener.is_writing, self._is_pressed),
+            give_way=GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s),
             verify_after_write=settings.verify_after_write,
+            spill=spill,
+            equal=self._equal,
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
-        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts)
-        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, self._committer.recheck)
+        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts, before)
+        recheck = Recheck(lower, tree, lock, self._committer)
+        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
-        self._order = Order(log, tree, settings.pointer_patterns, self._due, self._elide)
+        self._failures = Failures(log, self._queue, self._retry, self._due, listener)
+        self.guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake)
+        self._order = Order(
+            log, tree, settings.pointer_patterns, self._due, self._elide, self.guard, listener.is_directory, settings.cluster_order
+        )
+        self.gate = self._order.gate
+        self._equal.has_peers = lambda: bool(self.gate.has_peers)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
+        self.stagger = Stagger(settings.stagger_s)
         self._streams_stand_back = self._commits_stand_back = False
         self._stream_bell, self._commit_bell = Bell(), Bell()
         self._staged_bytes = {op.seq: op.version.size for op in log if op.version is not None and op.version.state in _STAGED}
@@ -125,6 +143,7 @@ class Engine:
             await self._prepare()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._manifest.run)
+                nursery.start_soon(self.guard.run)
                 nursery.start_soon(self._commit_forever)
                 nursery.start_soon(self._stream_forever, nursery)
         finally:
@@ -135,8 +154,13 @@ class Engine:
         self._before = before
 
     def _is_pressed(self) -> bool:
-        """Whether large streams have no time to stand back. Without the lock: an answer that is a moment old does."""
-        return self._ops.is_awaited() or self._tier.waiting() > 0 or self._tier.free_bytes() * SHORT_SHARE < self._tier.budget_bytes
+        """Whether large streams have no time to stand back. Without the lock: an answer that is a moment old does.
+
+        What is clean does not count: in use RAM is full of it, and it leaves for whoever writes.
+        """
+        budget_bytes = self._tier.budget_bytes - self._tier.withheld_bytes
+        is_short = self._ops.dirty_bytes * SHORT_SHARE > budget_bytes * (SHORT_SHARE - 1)
+        return self._ops.is_awaited() or self._tier.waiting() > 0 or is_short
 
     def _resume(self) -> None:
         """Times of an earlier run mean nothing on this run's clock."""
@@ -170,9 +194,11 @@ class Engine:
 
     def _clean_up(self) -> None:
         """What an earlier worker left in the staging directory and no operation needs."""
+        self._manifest.manifest.remove_unfinished()
         self._manifest.manifest.load()
-        found = self._lower.list_staging()
+        found, kept = self._lower.list_staging(), self._lower.list_kept()
         with self._lock:
+            self.guard.found_kept(kept)
             needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.state in _STAGED}
             needed |= {op.version.staging_name for op in self._ops if op.version is not None and not op.version.tier_id}
             needed |= self._listener.staging_in_use()
@@ -181,7 +207,7 @@ class Engine:
                 self._lower.remove_staging(name)
 
     @contextmanager
-    def _section(self) -> Iterator[None]:
+    def section(self) -> Iterator[None]:
         """Under the lock, one transaction; whose wait is over is told afterwards, without the lock."""
         with self._lock:
             try:
@@ -193,6 +219,7 @@ class Engine:
 
     def _appended(self, op: Op) -> None:
         """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter, and they look again by themselves."""
+        self.gate.note(op)
         if not (self._streams_stand_back and _is_small(op)):
             self._stream_bell.ring()
         if not self._commits_stand_back:
@@ -207,15 +234,18 @@ class Engine:
 
     async def _stream_forever(self, nursery: trio.Nursery) -> None:
         while True:
-            with self._section():
+            with self.section():
                 self._note_new()
                 # Asked once for both: a burst that ends between two questions would leave small work neither begun nor looked at again.
                 stand_back_s = self._courtesy.delay_s() if len(self._ops) else 0.0
                 self._streams_stand_back = bool(stand_back_s)
+                stagger_s = self.stagger.delay_s(pressed=self._is_pressed())
                 started = list(self._start_streams(small=not stand_back_s))
                 due = math.inf if self._paused else self._queue.next_due()
             if stand_back_s:
                 due = min(due, trio.current_time() + stand_back_s)
+            if stagger_s:
+                due = min(due, trio.current_time() + min(stagger_s, LOOK_AGAIN_S))
             due = min(due, self._garbage.sweep(trio.current_time()))
             for stream in started:
                 nursery.start_soon(self._stream, stream)
@@ -227,12 +257,13 @@ class Engine:
         for op in new:
             if op.version is not None and op.version.state is VersionState.COMPLETE:
                 self._queue.add(op)
-        parked = self._ops.parked()
-        if parked and new:  # what could not be stored may have been deleted or rewritten
-            touched = {op.ino for op in new}
-            for op in parked:
-                if op.ino in touched and self._ops.get(op.seq) is op:
-                    self._elide(op)
+                if not _is_small(op):
+                    self.stagger.logged(op.version.size)
+        if self._ops.parked_count:  # what could not be stored may have been deleted or rewritten
+            for ino in {op.ino for op in new}:
+                for op in self._ops.pending_of(ino):
+                    if op.parked and self._ops.get(op.seq) is op:
+                        self._elide(op)
 
     def _start_streams(self, *, small: bool) -> Iterator[Stream]:
         while (stream := self._next_stream(trio.current_time(), small=small)) is not None:
@@ -241,8 +272,9 @@ class Engine:
     def _next_stream(self, now: float, *, small: bool) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        while (op := self._queue.next(now, small=small)) is not None:
-            if not self._elide(op):
+        large = not self.stagger.delay_s(pressed=False)
+        while (op := self._queue.next(now, small=small, large=large)) is not None:
+            if not (self._elide(op) or self._may_be_left_out(op)):
                 self._due.pop(op.seq, None)
                 return self._queue.start(op)
         return None
@@ -258,7 +290,7 @@ class Engine:
         except OSError as failure:
             error = failure
         if job:
-            with self._section():
+            with self.section():
                 self._ended(job[0], error)
         self.wake()
 
@@ -266,7 +298,7 @@ class Engine:
         """In a stream thread. Going on here saves two task switches per file, which is most of what a small file costs."""
         while job:
             self._streamer.run(job[0])
-            with self._section():
+            with self.section():
                 self._ended(job.pop(), None)
                 following = self._next_stream(-math.inf, small=not self._courtesy.delay_s())
                 if following is not None:
@@ -278,8 +310,12 @@ class Engine:
         if self._ops.get(stream.op.seq) is stream.op and not stream.abandoned:
             if error is None:
                 self._staged_bytes[stream.op.seq] = stream.version.size
+                if not _is_small(stream.op):
+                    self.stagger.staged(stream.version.size)
             else:
-                self._fail(stream.op, error)
+                self._failures.failed(stream.op, error)
+                self.guard.failed(stream.op, error.errno)
+                self.gate.failed(error.errno)
         elif stream.version.state is VersionState.STAGED and stream.version.staging_name:
             self._garbage.remove_nowait(stream.version.staging_name)  # given up just after its last look
 
@@ -287,12 +323,12 @@ class Engine:
 
     async def _commit_forever(self) -> None:
         while True:
-            with self._section():
+            with self.section():
                 group, due = self._next_group(trio.current_time())
                 untimed = self._flusher.take_untimed()
             if untimed.directories:
                 await self._flusher.flush(untimed)
-                with self._section():
+                with self.section():
                     self._finish(untimed)
             if group:
                 await self._commit(group)
@@ -316,10 +352,12 @@ class Engine:
         result = await outcome(self._calls.commits.submit("commit", self._committer.run, group))
         if result.done:
             await self._flusher.flush(result)
-        with self._section():
+        with self.section():
             self._finish(result)
             if result.failed is not None and result.error is not None:
-                self._fail(result.failed, result.error)
+                self._failures.failed(result.failed, result.error)
+                self.guard.failed(result.failed, result.error.errno)
+                self.gate.failed(result.error.errno)
             for op in result.undone:
                 op.committed = op.started = False
                 self._ops.save(op)
@@ -333,15 +371,21 @@ class Engine:
     def _finish(self, result: GroupOutcome) -> None:
         self._totals.commit_groups += bool(result.done)
         for op, stat in result.done:
+            self.guard.finishing(op)
+            self.gate.persisted(op)
             self._remove(op)
             self._totals.persisted_ops += 1
             self._totals.persisted_bytes += op.version.size if op.version is not None else 0
             self._listener.persisted(op, stat)
+        self.guard.noted(op for op, _stat in result.done)
+        if not len(self._ops):
+            self.stagger.emptied()
         for ino, settled in result.settled:
             self._listener.directory_settled(ino, settled)
 
     def _remove(self, op: Op) -> None:
         """Out of the log and out of all that is kept per operation."""
+        self._its_turn(op)
         self._ops.remove(op)
         self._forget(op)
 
@@ -354,53 +398,18 @@ class Engine:
             self._streamer.applied.pop(op.version.vid, None)
 
     def _stream_again(self, op: Op) -> None:
-        """The staging file was removed from outside, or lost by the backing file system."""
-        assert op.version is not None
         self._staged_bytes.pop(op.seq, None)
-        if op.version.tier_id:
-            op.version.state, op.version.staging_name = VersionState.COMPLETE, ""
-            self._ops.save_version(op.version)
-            self._fail(op, OSError(errno.EIO, "the staging file is gone"))
-        else:
-            op.last_error = errno.EIO  # its bytes left RAM and the backing directory lost them: only an alarm can help
-            self._ops.park(op)
-            self._tell(op, OSError(errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"), parked=True)
-
-    # -- failures
-
-    def _fail(self, op: Op, error: OSError) -> None:
-        """Note a failure: try again later, or park."""
-        delay_s = self._retry.failed(op, error)
-        if op.version is not None and op.version.state is VersionState.STREAMING:
-            op.version.state = VersionState.COMPLETE
-        if delay_s is None:
-            self._ops.park(op)
-        else:
-            self._due[op.seq] = trio.current_time() + delay_s
-            self._ops.save(op)
-            if op.version is not None and op.version.state is VersionState.COMPLETE:
-                self._queue.add(op)
-        self._tell(op, error, parked=delay_s is None)
-
-    def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
-        """In the log file: each first failure and each parking; retries only when they become rare."""
-        if parked or op.tries & (op.tries - 1) == 0:
-            path = self._listener.display_path(op).decode("utf-8", "backslashreplace")
-            level = _log.error if parked else _log.warning
-            event = (
-                "backing directory refuses for good; kept until retry or discard" if parked else "backing directory failed; will be retried"
-            )
-            level(event, path=path, kind=op.kind.value, error=errno_name(op.last_error), detail=error.strerror, tries=op.tries)
+        self._failures.staging_lost(op)
 
     # -- leaving out
 
     def _elide(self, op: Op) -> bool:
         """Leave out what nets out to nothing from here on; True when that was so."""
         window = self._ops.window_to_elide(op)
-        if not window or any(self._is_worth_finishing(left_out) for left_out in window):
+        if not window or any(self._is_worth_finishing(left_out) or self._is_told_of(left_out) for left_out in window):
             return False
         for left_out in window:
-            heir = self._ops.replacement(left_out)
+            heir = self._its_turn(left_out)
             if heir is not None:
                 self._rewritten_since[heir.seq] = self._rewritten_since.get(left_out.seq, left_out.logged_at)
         self._ops.leave_out(window)
@@ -410,10 +419,34 @@ class Engine:
 
     def _is_worth_finishing(self, op: Op) -> bool:
         """Whether a stream goes on although there is a newer version: else a file rewritten all the time would never be persisted."""
-        if op.version is None or op.version.state is VersionState.COMPLETE or self._ops.replacement(op) is None:
+        if op.withheld or op.version is None or op.version.state is VersionState.COMPLETE or self._ops.replacement(op) is None:
             return False
-        age_s = time.time() - self._rewritten_since.get(op.seq, op.logged_at)
+        age_s = self._ops.clock.now() - self._rewritten_since.get(op.seq, op.logged_at)
         return self._ops.waited_for(op) or age_s > REWRITTEN_S_MAX
+
+    def _is_told_of(self, op: Op) -> bool:
+        """Whether other nodes wait for it by its time: its heir's gate would tell a later one, and what they closed in between would pass.
+
+        Not when it is parked: nobody knows when it will be there, if ever.
+        """
+        heir = self._ops.replacement(op)
+        return heir is not None and not op.parked and not self.gate.is_open(heir)
+
+    def _may_be_left_out(self, op: Op) -> bool:
+        """Whether it lies between two others, of which the newer one may stand for it soon: it is streamed when it is the first.
+
+        So a pointer that is rewritten in a loop does not cost a stream for each time that it was.
+        """
+        earlier = self._ops.replaced_by(op)
+        return earlier is not None and not earlier.parked and self._is_told_of(op)
+
+    def _its_turn(self, op: Op) -> Op | None:
+        """The operation is about to leave the log; what replaces it, if anything, is next of its node."""
+        heir = self._ops.replacement(op)
+        if heir is not None and heir.version is not None and heir.version.state is VersionState.COMPLETE:
+            self._queue.add(heir)
+            self._stream_bell.ring()
+        return heir
 
     def _give_up(self, op: Op) -> None:
         """The operation was taken out of the log without being carried out."""
@@ -438,7 +471,7 @@ class Engine:
     def retry(self, seqs: Iterable[Seq] = ()) -> int:
         """Try parked operations again (all of them when none is named), and the scheduled retries now; returns how many. Thread-safe."""
         wanted = set(seqs)
-        with self._section():
+        with self.section():
             parked = [op for op in self._ops.parked() if not wanted or op.seq in wanted]
             for op in parked:
                 self._ops.unpark(op)
@@ -452,9 +485,10 @@ class Engine:
 
     def discard(self, seqs: Iterable[Seq]) -> int:
         """Give operations up, with those that need them (below a directory that will not be made); returns how many. Thread-safe."""
-        with self._section():
+        with self.section():
             chosen = self._with_dependents(set(seqs))
             for op in chosen:
+                self._its_turn(op)
                 self._ops.remove(op)
                 self._give_up(op)
             self._totals.discarded_ops += len(chosen)
@@ -475,7 +509,7 @@ class Engine:
     def drained(self) -> bool:
         """Nothing is left to do, the manifest is written and staging files are gone (or cannot be). Thread-safe."""
         with self._lock:
-            return len(self._ops) == 0 and self._manifest.is_settled and self._garbage.is_settled
+            return len(self._ops) == 0 and self._manifest.is_settled and self._garbage.is_settled and self.guard.is_settled
 
     async def recorded(self) -> None:
         """Wait until the written manifest has all that is committed now, or cannot be written."""
@@ -487,10 +521,13 @@ class Engine:
             self._paused = paused
         self.wake()
 
-    def guard(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> None:
-        """Others may have changed the backing directory since the operations up to `until` were logged: overwrite nothing of theirs."""
-        with self._section():
-            self._conflicts.guard(until, inos)
+    def beware(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> Guarding:
+        """Others may have changed the backing directory since the operations up to `until` were logged: overwrite nothing of theirs.
+
+        Returns what to give here if that turns out not to be so.
+        """
+        with self.section():
+            return self._conflicts.guard(until, inos)
 
     def set_bandwidth(self, bytes_per_s: int) -> None:
         """0: no limit. Takes effect within a tenth of a second. Thread-safe."""
@@ -525,6 +562,8 @@ class Engine:
                 restarted_streams=counters.reread_chunks,
                 verified_files=counters.verified_files,
                 verify_failures=counters.verify_failures,
+                equal_files=counters.equal_files,
+                equal_bytes=counters.equal_bytes,
                 repairs=self._committer.repairs,
                 commit_groups=self._totals.commit_groups,
                 held=self._paused,
@@ -534,6 +573,7 @@ class Engine:
                 manifest_written=self._manifest.manifest.is_written,
                 conflicts=tuple(self._conflicts.told),
                 conflicts_total=self._conflicts.total,
+                guard=self.guard.statistics(),
             )
 
 

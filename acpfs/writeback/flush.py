@@ -10,12 +10,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
+from typing import Any
 
 import trio
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.types import ROOT, Ino
+from acpfs.writeback import absence
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.commit import GroupOutcome
 from acpfs.writeback.listener import Listener
@@ -44,9 +46,9 @@ class Flusher:
         pool: CallPool,
         lock: RLock,
         retry: RetryPolicy,
-        recheck: Callable[[GroupOutcome], None],
+        recheck: Callable[[GroupOutcome], bool],
     ) -> None:
-        """`pool`: threads for flushes; `recheck`: looks whether what is to be flushed is still there, see `Committer.recheck`."""
+        """`pool`: threads for flushes; `recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
         self._recheck = recheck
         self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
         self._pool, self._lock, self._retry = pool, lock, retry
@@ -64,20 +66,25 @@ class Flusher:
     async def flush(self, group: GroupOutcome) -> None:
         """Return when everything in the group is on stable storage."""
         with self._lock:
-            tasks = self._tasks(group)
+            tasks = all_tasks = self._tasks(group)
         tries = 0
         while tasks:
-            tasks, error = await self._attempt(tasks, group)
-            if error is None:
-                return
-            tries += 1
-            delay_s = self._retry.delay_s(tries)
-            with self._lock:
-                self._retry.retries += 1
-                for op, _stat in group.done:
-                    op.tries, op.last_error = op.tries + 1, error.errno
-            await trio.sleep(delay_s)
-            await self._error(self._pool.submit("recheck", self._recheck, group))
+            failed, error = await self._attempt(tasks, group)
+            remade = False
+            while error is not None:  # until it is known again what there is: a flush that succeeds before says nothing
+                tries += 1
+                self._note(group, error)
+                await trio.sleep(self._retry.delay_s(tries))
+                looking = self._pool.submit("recheck", self._recheck, group)
+                error = await self._error(looking)
+                remade = error is None and looking.result()
+            tasks = all_tasks if remade else failed
+
+    def _note(self, group: GroupOutcome, error: OSError) -> None:
+        with self._lock:
+            self._retry.retries += 1
+            for op, _stat in group.done:
+                op.tries, op.last_error = op.tries + 1, error.errno
 
     async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why."""
@@ -87,7 +94,7 @@ class Flusher:
         return failed, next((error for error in errors if error is not None), None)
 
     @staticmethod
-    async def _error(future: Future[None]) -> OSError | None:
+    async def _error(future: Future[Any]) -> OSError | None:
         try:
             await outcome(future)
         except OSError as error:
@@ -105,7 +112,7 @@ class Flusher:
             if task.times is not None:
                 group.settled.append((task.ino, self._lower.lstat(task.path)))
         except FileNotFoundError:
-            pass  # removed from outside: there is nothing to flush
+            absence.make_sure(self._lower, task.path)  # removed from outside: there is nothing to flush
 
     def _tasks(self, group: GroupOutcome) -> list[_Task]:
         tasks = []

@@ -38,14 +38,16 @@ class GiveWay:
         self,
         is_writing: Callable[[], bool],
         is_pressed: Callable[[], bool],
+        age_s: Callable[[float], float],
         running: Callable[[], int] = runnable,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_writing`: some file is open for writing. `is_pressed`: somebody waits for the drain, or RAM is short.
 
-        `running`: how many threads want a processor, the caller's own among them.
+        `age_s`: of the clock that operations are stamped with (the wall clock may have been set since). `running`: how many threads want
+        a processor, the caller's own among them.
         """
-        self._is_writing, self._is_pressed = is_writing, is_pressed
+        self._is_writing, self._is_pressed, self._age_s = is_writing, is_pressed, age_s
         self._running, self._clock = running, clock
         self._processors = os.cpu_count() or 1
         self._pause = threading.Event()
@@ -53,10 +55,10 @@ class GiveWay:
         """By all streams together; for tests and the curious."""
 
     def should(self, logged_at: float) -> bool:
-        """Whether a stream of a version that was logged then (wall clock) is to stand back now."""
+        """Whether a stream of a version that was logged then is to stand back now."""
         if not self._is_writing() or self._is_pressed():
             return False
-        if time.time() - logged_at > AGE_S_MAX or self._clock() % PERIOD_S > STAND_BACK_S:
+        if self._age_s(logged_at) > AGE_S_MAX or self._clock() % PERIOD_S > STAND_BACK_S:
             return False
         return self._running() > self._processors
 

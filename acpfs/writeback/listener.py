@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from acpfs.backing.lower import LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.types import Ino
 from acpfs.writeback.ops import Op, Version
 
@@ -64,4 +64,12 @@ class Listener(Protocol):
 
     def version_of_open_file(self, version: Version) -> bool:
         """Whether somebody still has the version's file open for writing (used to order streams: closed files first)."""
+        ...
+
+    def is_directory(self, ino: Ino) -> bool:
+        """Whether the node is a directory."""
+        ...
+
+    def is_settled(self, path: LowerPath) -> bool:
+        """Whether nothing at and below a path is open for writing, or waits to be persisted."""
         ...

@@ -6,14 +6,17 @@ transaction in the state database. See docs/ARCHITECTURE.md, "Operation log".
 
 from __future__ import annotations
 
+import bisect
 import errno
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
+from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
+from acpfs.writeback.op_rows import COMMITTED, LET_GO, PARKED, op_from_row
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.waiters import Waiter, Waiters
 
@@ -22,9 +25,6 @@ WINDOW_OPS_MAX = 4096
 
 CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
-
-_COMMITTED = 2
-"""In the column `committed`: 0 not handed to the backing directory yet, 1 begun, 2 committed."""
 
 DDL = """
 CREATE TABLE IF NOT EXISTS op (
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS op (
 CREATE TABLE IF NOT EXISTS version (
   vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL, state TEXT NOT NULL,
   staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS replaces (seq INTEGER PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -53,8 +54,16 @@ class OperationLog:
         self._last_seq = 0
         self._last_vid = 0
         self._parked: dict[Seq, Op] = {}
+        self._line: OrderedDict[Seq, Op] | None = None
+        """All but what is parked or put off; None: to be made anew. Where much is, it is not to be walked through for each group."""
+        self.unparked = 0
+        """How often one that was parked or put off has left."""
+        self._aside: dict[Seq, Op] = {}
         self._waiters = Waiters()
         self._survivors: tuple[Op, Op] | None = None
+        self._replaced: dict[Seq, float] = {}
+        self.clock = NodeClock(state)
+        """Operations are stamped with it."""
         self._saved_counters = (0, 0)
         self.on_append: Callable[[Op], None] = lambda _op: None
         """Called after each append, and when a tentative operation became final; under the lock; the engine's wake-up."""
@@ -83,6 +92,12 @@ class OperationLog:
         """The oldest `count` operations."""
         return list(itertools.islice(self._ops.values(), count))
 
+    def line(self, count: int) -> list[Op]:
+        """The oldest `count` operations that are neither parked nor put off."""
+        if self._line is None:
+            self._line = OrderedDict((seq, op) for seq, op in self._ops.items() if not (op.parked or op.put_off))
+        return list(itertools.islice(self._line.values(), count))
+
     def first(self) -> Op | None:
         """The oldest operation."""
         return next(iter(self._ops.values()), None)
@@ -96,6 +111,14 @@ class OperationLog:
     def last_seq(self) -> Seq:
         """Of the newest operation ever logged."""
         return Seq(self._last_seq)
+
+    def stands_since(self, op: Op) -> float:
+        """When it was logged, or the first of those that it stands for."""
+        return self._replaced.get(op.seq, op.logged_at)
+
+    def replaced_since(self) -> Iterable[float]:
+        """For each store that stands for others, which were left out: when the first of those was logged."""
+        return self._replaced.values()
 
     def unsealed_of(self, ino: Ino) -> list[Op]:
         """STOREs of a node whose staging files do not have all bytes yet."""
@@ -121,6 +144,10 @@ class OperationLog:
     def pending_in(self, directory: Ino) -> int:
         """How many names in a directory are mentioned by operations."""
         return self._by_directory[directory]
+
+    def directories(self, count: int) -> list[Ino]:
+        """At most so many directories with names that operations mention."""
+        return list(itertools.islice(self._by_directory, count))
 
     # -- writing
 
@@ -160,7 +187,7 @@ class OperationLog:
     def mark_committed(self, op: Op) -> None:
         """Persist that the operation is visible; one small statement, for it is made once per operation."""
         op.committed = True
-        self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (_COMMITTED, op.seq))
+        self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
 
     def mark_begun(self, op: Op) -> None:
         """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
@@ -187,25 +214,34 @@ class OperationLog:
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
-        del self._ops[op.seq]
+        del (self._aside if op.seq in self._aside else self._ops)[op.seq]
+        self._leave_line(op)
         self._creates.discard(op.seq)
-        self._victims[op.victim] -= 1
-        if not self._victims[op.victim]:
-            del self._victims[op.victim]
-        self._parked.pop(op.seq, None)
+        self._leave_victim(op)
+        self.unparked += op.put_off or self._parked.pop(op.seq, None) is not None
         ops = self._by_node[op.ino]
-        ops.remove(op)
+        del ops[_place(ops, op)]
         if not ops:
             del self._by_node[op.ino]
         for directory, _name in op.touches():
-            self._by_directory[directory] -= 1
-            if not self._by_directory[directory]:
-                del self._by_directory[directory]
+            self._leave_directory(directory)
         self._save_counters()
         self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
+        if self._replaced.pop(op.seq, None) is not None:
+            self._state.change("DELETE FROM replaces WHERE seq = ?", (op.seq,))
         if op.version is not None:
             self.dirty_bytes -= op.version.size
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
+
+    def _leave_victim(self, op: Op) -> None:
+        self._victims[op.victim] -= 1
+        if not self._victims[op.victim]:
+            del self._victims[op.victim]
+
+    def _leave_directory(self, directory: Ino) -> None:
+        self._by_directory[directory] -= 1
+        if not self._by_directory[directory]:
+            del self._by_directory[directory]
 
     def withdraw(self, op: Op) -> bool:
         """Take back the newest operation on its node, which nothing was done for yet; returns whether it created the node."""
@@ -224,35 +260,120 @@ class OperationLog:
                 if op.seq in self._creates:
                     self._creates.add(heir.seq)
                 self._save(heir)
+                if op.victim:
+                    self.set_victim(heir, op.victim)
                 self._waiters.inherit(op.seq, heir.seq)
+                self._stand_for(heir, op)
             self.remove(op)
         self.elided_ops += len(ops)
+
+    def _stand_for(self, heir: Op, op: Op) -> None:
+        since = min(self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at))
+        self._replaced[heir.seq] = since
+        self._state.change("INSERT OR REPLACE INTO replaces VALUES (?, ?)", (heir.seq, since))
 
     def replacement(self, op: Op) -> Op | None:
         """The store that makes this store unnecessary."""
         if op.kind is not OpKind.STORE:
             return None
         ops = self._by_node[op.ino]
-        at = ops.index(op) + 1
+        at = _place(ops, op) + 1
         return ops[at] if at < len(ops) and ops[at].kind is OpKind.STORE else None
+
+    def replaced_by(self, op: Op) -> Op | None:
+        """The store right before it, that this store makes unnecessary."""
+        ops = self._by_node[op.ino]
+        at = _place(ops, op) - 1
+        return ops[at] if at >= 0 and op.kind is ops[at].kind is OpKind.STORE else None
 
     # -- parking
 
     def park(self, op: Op) -> None:
         """The backing directory refused it for good."""
-        op.parked = True
+        op.parked, op.held = True, False
         self._parked[op.seq] = op
+        self._leave_line(op)
         self._save(op)
 
     def unpark(self, op: Op) -> None:
         """It is to be tried again."""
         op.parked = False
-        self._parked.pop(op.seq, None)
+        self.unparked += self._parked.pop(op.seq, None) is not None
+        self._line = None
         self._save(op)
 
     def parked(self) -> list[Op]:
         """What the backing directory refused for good, oldest first."""
         return [self._parked[seq] for seq in sorted(self._parked)]
+
+    @property
+    def parked_count(self) -> int:
+        """How many that are."""
+        return len(self._parked)
+
+    def parked_after(self, count: int) -> list[Op]:
+        """Those that were parked after the first `count`, in the order in which they were."""
+        return list(itertools.islice(self._parked.values(), count, None))
+
+    def put_off(self, op: Op, wait: bool) -> None:
+        """Whether it waits while all else goes on."""
+        op.put_off = wait
+        if wait:
+            self._leave_line(op)
+        else:
+            self.unparked += 1
+            self._line = None
+
+    def _leave_line(self, op: Op) -> None:
+        if self._line is not None:
+            self._line.pop(op.seq, None)
+
+    # -- set aside: deletions that the guard holds back
+
+    def set_aside(self, op: Op) -> None:
+        """Out of the order: neither looked at, nor counted, nor waited for, until it is brought back. Its node and names stay pinned."""
+        self._aside[op.seq] = self._ops.pop(op.seq)
+        self._leave_line(op)
+
+    def bring_back(self, ops: Iterable[Op]) -> None:
+        """Into the order again, at the place that they had."""
+        back = {op.seq: self._aside.pop(op.seq) for op in ops}
+        if not back:
+            return
+        last = max(back)
+        for seq in list(itertools.takewhile(lambda seq: seq < last, self._ops)):
+            back[seq] = self._ops.pop(seq)
+        for seq in sorted(back, reverse=True):
+            self._ops[seq] = back[seq]
+            self._ops.move_to_end(seq, last=False)
+        self._survivors = self._line = None
+
+    def all_aside(self) -> list[Op]:
+        """What is set aside, oldest first."""
+        return [self._aside[seq] for seq in sorted(self._aside)]
+
+    def is_aside(self, op: Op) -> bool:
+        """Whether the operation is set aside."""
+        return op.seq in self._aside
+
+    def let_go(self, op: Op) -> None:
+        """Persist that the guard has nothing (more) against it."""
+        op.let_go = True
+        self._save(op)
+
+    def set_victim(self, op: Op, victim: Ino) -> None:
+        """The operation replaces that node, too."""
+        self._leave_victim(op)
+        self._victims[victim] += 1
+        op.victim = victim
+        self._save(op)
+
+    def turn_into_rename(self, op: Op, new_parent: Ino, new_name: bytes, moved_for: Ino) -> None:
+        """Instead of removing what it names, move it; the payload tells what it was, and `Op.moved_for`."""
+        op.payload, op.kind = b"%s %d" % (op.kind.value.encode(), moved_for), OpKind.RENAME
+        op.new_parent, op.new_name = new_parent, new_name
+        self._by_directory[new_parent] += 1
+        self._save(op)
 
     # -- waiting
 
@@ -361,7 +482,9 @@ class OperationLog:
         if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
             return last.seq
         heir = self.replacement(op)
-        return heir.seq if heir is not None and not heir.begun else None
+        if heir is None or heir.begun or heir.tentative or heir.unsealed:
+            return None  # one that may yet be withdrawn, or fail, stands for nothing: what follows would come without either
+        return heir.seq
 
     @staticmethod
     def _never_was(ops: list[Op]) -> bool:
@@ -376,6 +499,8 @@ class OperationLog:
 
     def _index(self, op: Op, creates: bool) -> None:
         self._ops[op.seq] = op
+        if self._line is not None:
+            self._line[op.seq] = op
         self._by_node.setdefault(op.ino, []).append(op)
         self._victims[op.victim] += 1
         if creates:
@@ -407,8 +532,8 @@ class OperationLog:
                 op.tries,
                 op.last_error,
                 op.next_attempt_at,
-                op.parked,
-                _COMMITTED if op.committed else int(op.begun),
+                PARKED * op.parked | LET_GO * op.let_go,
+                COMMITTED if op.committed else int(op.begun),
             ),
         )
 
@@ -426,35 +551,16 @@ class OperationLog:
             known = VersionState.COMPLETE if known is VersionState.STREAMING else known
             versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, staging_ino, digest)
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
-            self._index(*_op_from_row(row, versions))
+            self._index(*op_from_row(row, versions))
+            self.clock.not_before(next(reversed(self._ops.values())).logged_at)
+        replaced = self._state.rows("SELECT seq, since FROM replaces WHERE seq IN (SELECT seq FROM op)")  # a salvaged log ends earlier
+        self._replaced = {Seq(seq): since for seq, since in replaced}
         counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
         self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
         self._last_seq = max(self._saved_counters[0], *self._ops) if self._ops else self._saved_counters[0]
         self._last_vid = max(self._saved_counters[1], *versions) if versions else self._saved_counters[1]
 
 
-def _op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:
-    seq, kind, ino, parent, name, new_parent, new_name, victim, meta, payload, vid, logged_at, creates, *failure = row
-    tries, last_error, next_attempt_at, parked, committed = failure
-    op = Op(
-        Seq(seq),  # type: ignore[arg-type]
-        OpKind(kind),
-        ino,  # type: ignore[arg-type]
-        parent,  # type: ignore[arg-type]
-        name,  # type: ignore[arg-type]
-        new_parent,  # type: ignore[arg-type]
-        new_name,  # type: ignore[arg-type]
-        victim,  # type: ignore[arg-type]
-        Metadata.from_json(str(meta)),
-        payload,  # type: ignore[arg-type]
-        versions.get(vid) if vid is not None else None,  # type: ignore[call-overload]
-        logged_at,  # type: ignore[arg-type]
-        tries,  # type: ignore[arg-type]
-        last_error,  # type: ignore[arg-type]
-        next_attempt_at,  # type: ignore[arg-type]
-        bool(parked),
-        begun=bool(committed),
-        committed=committed == _COMMITTED,
-        started=committed == _COMMITTED,
-    )
-    return op, bool(creates)
+def _place(ops: list[Op], op: Op) -> int:
+    """Among those of its node, which are in order; a file that is rewritten in a loop has thousands."""
+    return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)

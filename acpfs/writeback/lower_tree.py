@@ -8,6 +8,7 @@ directory with one compares `epoch` before and after (odd: a move is under way).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
@@ -31,6 +32,8 @@ class LowerTree:
         self._nodes: dict[Place, Ino] = {}
         self._places: dict[Ino, list[Place]] = {}
         self.epoch = 0
+        self._at_rest: Future[None] = Future()
+        self._at_rest.set_result(None)
         state.create(DDL)
         for parent, name, ino in state.rows("SELECT parent, name, ino FROM place"):
             self._insert((Ino(parent), name), Ino(ino))
@@ -123,10 +126,17 @@ class LowerTree:
     def begin_move(self) -> None:
         """Paths are about to change on the backing directory."""
         self.epoch += 1
+        self._at_rest = Future()
+        self._at_rest.set_running_or_notify_cancel()  # who loses patience with it must not cancel it for the others
 
     def end_move(self) -> None:
         """Paths have changed (or the change failed)."""
         self.epoch += 1
+        self._at_rest.set_result(None)
+
+    def at_rest(self) -> Future[None]:
+        """Done when no move is under way; at once when none is."""
+        return self._at_rest
 
     def __iter__(self) -> Iterator[tuple[Place, Ino]]:
         return iter(self._nodes.items())

@@ -113,6 +113,13 @@ class Manifest:
 
     # -- the written form; these block on the backing directory
 
+    def remove_unfinished(self) -> None:
+        """What workers that were killed while they wrote have left: each as large as the manifest."""
+        directory, name = self._names
+        for found in self._lower.list_own((directory,)):
+            if found.startswith(b".%s." % name):
+                self._lower.remove_own((directory, found))
+
     def load(self) -> int:
         """Fill a new table from the written manifest; returns the number of lines taken over."""
         with self._lock:

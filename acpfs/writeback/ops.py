@@ -6,10 +6,14 @@ Plain records; no behaviour beyond (de)serialisation. The file system makes them
 from __future__ import annotations
 
 import enum
+import errno
 import json
 from dataclasses import dataclass, field
 
 from acpfs.types import NO_INO, Ino, Seq, TierId, VersionId
+
+WITHHELD = errno.EHOSTDOWN
+"""Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
 
 
 class OpKind(enum.Enum):
@@ -109,6 +113,11 @@ class Version:
     renewals: int = 0
     """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
 
+    @property
+    def is_staged(self) -> bool:
+        """Whether the backing directory has all bytes."""
+        return self.state in (VersionState.STAGED, VersionState.COMMITTED)
+
 
 @dataclass(slots=True)
 class Op:
@@ -143,11 +152,29 @@ class Op:
     begun: bool = False
     """Handed to the backing directory at least once, which may have carried it out even if it said no, or nothing."""
     held: bool = False
-    """Waits for a parked one that it has to do with. Not persisted."""
+    """Waits for a parked one, or one that is put off, that it has to do with. Not persisted."""
+    let_go: bool = False
+    """A deletion that the guard has nothing against, or not any more."""
+    put_off: bool = False
+    """A removal that waits for other nodes while all else goes on. Not persisted."""
+    delayed: bool = False
+    """A removal that waited for other nodes, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
     is_pointer: bool | None = None
     """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
+    takes_pointer: bool | None = None
+    """Whether it removes or replaces such a file; None: not asked yet. Not persisted."""
     committed: bool = False
     """Visible on the backing directory, but not yet flushed there."""
+
+    @property
+    def withheld(self) -> bool:
+        """Whether it is parked because another node is missing, and not because the backing directory refused it."""
+        return self.parked and self.last_error == WITHHELD
+
+    @property
+    def moved_for(self) -> Ino:
+        """Of a directory that is moved aside: the one that is to take its place; 0: of all else."""
+        return Ino(int(self.payload.partition(b" ")[2] or 0)) if self.new_parent < 0 else NO_INO
 
     def touches(self) -> tuple[tuple[Ino, bytes], ...]:
         """The names (directory, name) that this operation mentions and therefore pins."""

@@ -3,7 +3,10 @@
 Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
 it is flushed first. While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
 above or below, every deletion, replacement and pointer file waits (`Op.held`): an old consistent checkpoint beats a new broken one.
-Used under the file system's lock.
+A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
+A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
+until a later pointer is persisted; a later pointer has its own gate.
+What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -14,18 +17,24 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from acpfs.types import ROOT, Ino, Seq
+from acpfs.config import ClusterOrder
+from acpfs.types import Ino, Seq
+from acpfs.writeback.gate import Gate
+from acpfs.writeback.guard import Guard
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree, Place
+from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
+from acpfs.writeback.parked import Aside, Parked
 
 GROUP_OPS_MAX = 256
 """Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end, larger groups gain nothing."""
 SCAN_OPS_MAX = 1024
 """How far behind parked operations others are looked for; bounds the time under the lock to a few milliseconds."""
+SET_ASIDE_OPS_MAX = 15 * SCAN_OPS_MAX
+"""So many that are held behind parked ones do not count in that, and parked ones never do."""
 
-_ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
+_TAKING = frozenset({OpKind.UNLINK, OpKind.RENAME, OpKind.EXCHANGE})
 
 
 class Order:
@@ -38,10 +47,18 @@ class Order:
         pointer_patterns: Iterable[str],
         due: dict[Seq, float],
         elide: Callable[[Op], bool],
+        guard: Guard,
+        is_directory: Callable[[Ino], bool],
+        cluster_order: ClusterOrder,
     ) -> None:
         """`due`: when operations that failed are to be tried again, on trio's clock. `elide`: leaves out what need not be done."""
+        self._guard, self._is_directory = guard, is_directory
         self._log, self._tree, self._due, self._elide = log, tree, due, elide
         self._pointers = re.compile("|".join(fnmatch.translate(pattern) for pattern in pointer_patterns) or r"(?!)")
+        self.gate = Gate(log, self.is_pointer, self._takes_pointer, cluster_order)
+        self._parked = Parked(log, tree, elide, log.parked_after)
+        self._put_off = Parked(log, tree, elide, self.gate.put_off_after)
+        guard.follow(self.gate)
 
     def is_pointer(self, op: Op) -> bool:
         """Whether the operation makes a file visible that points at others. Found out once: names of operations do not change."""
@@ -54,82 +71,92 @@ class Order:
         if op.kind in (OpKind.STORE, OpKind.SYMLINK, OpKind.LINK):
             names = (op.name,)
         elif op.kind is OpKind.RENAME:
+            if op.new_parent > 0 and self._is_directory(op.ino):
+                return True  # what a framework has written under another name is published by this
             names = (op.new_name,)
         elif op.kind is OpKind.EXCHANGE:
             names = (op.name, op.new_name)
-        return any(self._pointers.match(os.fsdecode(name)) for name in names)
+        return any(map(self._is_pointers_name, names))
+
+    def _is_pointers_name(self, name: bytes) -> bool:
+        return self._pointers.match(os.fsdecode(name)) is not None
+
+    def _takes_pointer(self, op: Op) -> bool:
+        if op.takes_pointer is None:
+            op.takes_pointer = op.parent > 0 and op.kind in _TAKING and self._is_pointers_name(op.name)
+        return op.takes_pointer
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
         group: list[Op] = []
+        again, put_off = math.inf, False
         for op in self._candidates():
             if self._log.get(op.seq) is not op or self._elide(op):
                 continue
+            if self.gate.is_to_wait(op) and not (self._guard.concerns(op) or self._guard.is_too_early(op)):
+                self.gate.put_off(op)
+                put_off = True
+                continue
+            if put_off:
+                return group, now  # whether it may pass them is looked at anew
             if not self.is_ready(op, now) or (group and self.is_pointer(op)):
                 return group, self._due.get(op.seq, math.inf)
+            if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
+                return group, now  # what precedes it is flushed before anything of it may go
+            if self._guard.concerns(op):
+                self._guard.hold(op)
+                again = now
+                continue
+            if not self._guard.make_way(op):
+                return group, now
             group.append(op)
             if len(group) >= GROUP_OPS_MAX:
                 break
-        return group, math.inf
+        return group, again
 
     def is_ready(self, op: Op, now: float) -> bool:
         """Whether it could be committed, were it its turn."""
-        if op.tentative or op.unsealed or self._due.get(op.seq, 0.0) > now:
+        if op.tentative or op.unsealed or self._due.get(op.seq, 0.0) > now or self._is_shut(op):
             return False
         return op.version is None or op.committed or op.version.state is VersionState.STAGED
 
+    def _is_shut(self, op: Op) -> bool:
+        """Whether it waits for other nodes. What the guard will set aside does so there."""
+        return not (self.gate.is_open(op) or self._guard.concerns(op))
+
     def _candidates(self) -> Iterator[Op]:
-        if not self._log.parked():
+        self._parked.renew()
+        self._put_off.renew()
+        if not (self._parked or self._put_off):
             for op in self._log.front(GROUP_OPS_MAX):
                 op.held = False
                 yield op
             return
-        aside = _Aside(self._tree)
-        for op in self._log.front(SCAN_OPS_MAX):
-            op.held = not op.parked and (self._waits_for_all(op) or aside.meets(op))
-            if op.parked or op.held:
-                aside.add(op)
-            else:
+        deletions_wait = self._parked.newest_withheld > self.gate.pointer_seq
+        held, looked_at = Aside(self._tree), 0
+        for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
+            waits = (self._parked.refused and self._waits_for_all(op)) or (deletions_wait and self._destroys(op))
+            op.held = waits or self._parked.meets(op) or held.meets(op) or self._meets_put_off(op)
+            if op.held:
+                held.add(op)
+            elif looked_at < SCAN_OPS_MAX:
+                looked_at += 1
                 yield op
+            else:
+                return
+
+    def _meets_put_off(self, op: Op) -> bool:
+        """Whether it has to wait for a removal that is put off. That one is not put off any longer then, unless by another that yields."""
+        if self.gate.is_to_wait(op) or not self._put_off.meets(op):
+            return False
+        if not self.gate.yields(op):
+            self.gate.need(self._put_off.met_by(op))
+        return True
 
     def _waits_for_all(self, op: Op) -> bool:
         """Whether the operation may destroy, or point at what is not there."""
-        return op.kind in _DELETING or bool(op.victim) or self.is_pointer(op)
+        return self._destroys(op) or bool(op.victim) or self.is_pointer(op)
 
-
-class _Aside:
-    """What parked and held operations have to do with."""
-
-    def __init__(self, tree: LowerTree) -> None:
-        self._tree = tree
-        self._nodes: set[Ino] = set()
-        self._places: set[Place] = set()
-        self._below: set[Ino] = set()
-        self._above: set[Ino] = set()
-
-    def add(self, op: Op) -> None:
-        """Nothing may overtake it that would notice."""
-        nodes = {op.ino, op.victim} - {Ino(0)}
-        self._nodes |= nodes
-        self._places.update(op.touches())
-        if op.kind not in _ATTRIBUTES:
-            self._below |= nodes
-            for directory, _name in op.touches():
-                self._above.update(self._upwards(directory))
-
-    def meets(self, op: Op) -> bool:
-        """Same node or name, something below a node that is not as it should be yet, or a move of a directory above."""
-        nodes = {op.ino, op.victim} - {Ino(0)}
-        if nodes & self._nodes or not self._places.isdisjoint(op.touches()):
-            return True
-        if op.kind in (OpKind.RENAME, OpKind.EXCHANGE) and nodes & self._above:
-            return True
-        return any(ino in self._below for directory, _name in op.touches() for ino in self._upwards(directory))
-
-    def _upwards(self, directory: Ino) -> Iterator[Ino]:
-        while directory != ROOT:
-            yield directory
-            places = self._tree.places(directory)
-            if not places:
-                return
-            directory = places[0][0]
+    @staticmethod
+    def _destroys(op: Op) -> bool:
+        return op.kind in _DELETING

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from acpfs.backing.nodes import NodeRecord
 from acpfs.types import Ino, Seq
+from acpfs.writeback.ops import Op
 
 QUEUE_ENTRIES_MAX = 1000
 """Most queue entries in one record; the counts are always complete. `status` must answer quickly with a million files queued."""
@@ -36,7 +38,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An operation that met what somebody had changed on the backing directory while the mount was away."""
+    """An operation that met what somebody had changed on the backing directory while the mount was away, or since it was deleted."""
 
     path: bytes
     """Below the backing directory; what is there was left alone."""
@@ -44,6 +46,97 @@ class Conflict:
     kept_as: bytes
     """Where the mount's content went instead; b"": the operation was not carried out."""
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedCheckpoint:
+    """A checkpoint that was deleted and stays on the backing directory for now."""
+
+    path: bytes
+    """Below the backing directory; `*` stands for what tells several files of one checkpoint apart."""
+    kept_as: bytes
+    """Where it lies, if it was moved from there."""
+    operations: int
+    """Deletions that are held back."""
+    files: int
+    size_bytes: int
+    """Of what lies there; 0 as long as nobody has looked."""
+    since: float
+    """Wall clock, seconds, of the first deletion."""
+    until: float
+    """Wall clock, seconds: when they are carried out in any case."""
+    why: str
+    """What they wait for, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardStatistics:
+    """The guard as of now."""
+
+    checkpoints: tuple[GuardedCheckpoint, ...]
+    """Oldest deletion first."""
+    operations: int
+    """All that is set aside: with removals of directories above."""
+    released: dict[str, int]
+    """Checkpoints let go since the daemon started, by reason."""
+    orphans: tuple[tuple[bytes, ...], ...] = ()
+    """Paths of what was moved aside by a mount whose RAM tier was lost: nobody will remove it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """Another node, as this one sees it."""
+
+    node: str
+    record: NodeRecord | None
+    """None: it could not be read yet."""
+    silent_s: float
+    """Since this node last heard something new."""
+    missing: bool
+    forgotten: bool
+    ahead_s_min: float
+    """Its clock is ahead of ours by at least so much (by minus infinity: not measured) …"""
+    ahead_s_max: float
+    """… and by at most so much."""
+    clock_bound_s: float
+    """What is reckoned with."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPointer:
+    """An operation that waits for other nodes."""
+
+    op: Op
+    missing: dict[str, str]
+    """Node → waits, missing or lost. Empty: not looked yet."""
+    withheld: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatistics:
+    """This node among the others, as of now."""
+
+    node: str
+    peers: tuple[PeerReport, ...]
+    waiting: tuple[WaitingPointer, ...]
+    """Oldest first; with `all` only the oldest of them."""
+    published: int
+    """Records of this node that were written."""
+    published_age_s: float | None
+    passed: int
+    withheld_total: int
+    waited_s_max: float
+    """The longest time from the close of a pointer until its gate was open."""
+    clock_bound_s: float
+    """The largest bound that is reckoned with."""
+    drift_s: float
+    lost: tuple[float, float] | None
+    awaited: tuple[bytes, ...]
+    """Paths that lookups wait for, because other nodes are about to persist them."""
+    name_waits: int
+    name_waits_in_vain: int
+    error: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +165,9 @@ class EngineStatistics:
     """Pieces read a second time because the file was changed while it was streamed."""
     verified_files: int
     verify_failures: int
+    equal_files: int
+    """Not streamed, because another node had stored the same bytes under the same name."""
+    equal_bytes: int
     repairs: int
     """Times the backing directory was not as left (parent removed, name taken from outside) and was put right."""
     commit_groups: int
@@ -85,6 +181,7 @@ class EngineStatistics:
     conflicts: tuple[Conflict, ...]
     """The newest ones."""
     conflicts_total: int
+    guard: GuardStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueueEntry, ..
 
 
 def _state(op: Op) -> str:
-    for name, holds in (("parked", op.parked), ("held", op.held), ("committing", op.started)):
+    for name, holds in (("withheld", op.withheld), ("parked", op.parked), ("held", op.held), ("committing", op.started)):
         if holds:
             return name
     return op.version.state.value if op.version else "queued"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import random
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from acpfs.errors import PERMANENT_ERRNOS
@@ -18,8 +17,9 @@ from acpfs.writeback.ops import Op
 from acpfs.writeback.verify import MisreadError
 
 PERMANENT_TRIES = 3
-"""Refusals in a row before an operation is parked: a replicated file system in trouble may answer with the wrong errno.
+"""Refusals in a row, for the same reason, before an operation is parked: a replicated file system in trouble answers with wrong errnos.
 
+One that names another reason each time (GlusterFS with `debug.error-gen`: EROFS, EINVAL, EISDIR) refuses nothing, it is ill.
 Also streams in a row that read back differently: storage that spoils what it is given is not written to for ever."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
@@ -39,7 +39,8 @@ class RetryPolicy:
         self._delay_min_s, self._delay_max_s = delay_min_s, max(delay_min_s, delay_max_s)
         self._wall_clock = wall_clock
         self._random = rng or random.Random()  # noqa: S311 - jitter, not secrets
-        self._refusals: Counter[Seq] = Counter()
+        self._refusals: dict[Seq, tuple[int, int]] = {}
+        """Errno of the last refusal, and how often in a row."""
         self.retries = 0
 
     def delay_s(self, tries: int) -> float:
@@ -53,8 +54,9 @@ class RetryPolicy:
         op.last_error = error.errno or errno.EIO
         self.retries += 1
         if op.last_error in _REFUSALS or isinstance(error, MisreadError):
-            self._refusals[op.seq] += 1
-            if self._refusals[op.seq] >= PERMANENT_TRIES:
+            reason, times = self._refusals.get(op.seq, (op.last_error, 0))
+            self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)
+            if self._refusals[op.seq][1] >= PERMANENT_TRIES:
                 self.forget(op)
                 op.next_attempt_at = 0.0
                 return None

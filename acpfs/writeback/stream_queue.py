@@ -30,7 +30,7 @@ class StreamQueue:
         self._log, self._due, self._is_open = log, due, is_open
         self.set_streams(streams_max)
         self.active: dict[Seq, Stream] = {}
-        self._active_large = 0
+        self._large: set[Stream] = set()
         self._heap: list[Seq] = []
         self._sleeping: list[tuple[float, Seq]] = []
 
@@ -57,8 +57,8 @@ class StreamQueue:
         """When to look again, on trio's clock."""
         return self._sleeping[0][0] if self._sleeping else math.inf
 
-    def next(self, now: float, *, small: bool = True) -> Op | None:
-        """Take the next one that may start; without `small`, only large ones may."""
+    def next(self, now: float, *, small: bool = True, large: bool = True) -> Op | None:
+        """Take the next one that may start; of small ones and large ones, only those that are wanted."""
         while self._sleeping and self._sleeping[0][0] <= now:
             heapq.heappush(self._heap, heapq.heappop(self._sleeping)[1])
         passed: list[Op] = []
@@ -69,7 +69,7 @@ class StreamQueue:
             if op is None or not self._is_waiting(op):
                 continue
             assert op.version is not None
-            if op.tentative or op.unsealed or not (small or op.version.size > SMALL_BYTES_MAX):
+            if op.tentative or op.unsealed or not (large if op.version.size > SMALL_BYTES_MAX else small):
                 put_back.append(op)
             elif self._has_room(op.version.size) and not self._is_open(op.version):
                 chosen = op
@@ -87,7 +87,7 @@ class StreamQueue:
         return version is not None and version.state is VersionState.COMPLETE and not op.parked and op.seq not in self.active
 
     def _has_room(self, size: int) -> bool:
-        if size > SMALL_BYTES_MAX and self._active_large >= self.streams_max:
+        if size > SMALL_BYTES_MAX and len(self._large) >= self.streams_max:
             return False
         return len(self.active) < self.threads_max
 
@@ -97,11 +97,12 @@ class StreamQueue:
         stream = Stream(op, op.version)
         op.version.state, op.version.streamed_bytes = VersionState.STREAMING, 0
         self.active[op.seq] = stream
-        self._active_large += op.version.size > SMALL_BYTES_MAX
+        if op.version.size > SMALL_BYTES_MAX:
+            self._large.add(stream)
         return stream
 
     def end(self, stream: Stream) -> None:
         """The stream's thread is free again."""
         if self.active.get(stream.op.seq) is stream:
             del self.active[stream.op.seq]
-        self._active_large -= stream.version.size > SMALL_BYTES_MAX
+        self._large.discard(stream)  # its size may be another by now

@@ -1,8 +1,7 @@
-"""Streams: one version's bytes from the RAM tier into a staging file, hashed on the way.
+"""Streams: one version's bytes from RAM (or from where they left RAM for) into a staging file, hashed on the way.
 
-A copy runs in one thread of its own from begin to end and takes the file system's lock only for moments. The version's bytes
-may be copied to another tier file meanwhile (`Version.tier_id` changes first, the bytes after it): what was read is trusted only
-when the number is still the same after the read. After any error the staging file is given up, and the next attempt starts with
+A copy runs in one thread of its own from begin to end and takes the file system's lock only for moments. Where the bytes are, and whether
+they were moved meanwhile, is `source`'s business. After any error the staging file is given up, and the next attempt starts with
 a new one: after a failed fsync nobody knows which pages the old one lacks.
 """
 
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,22 +19,21 @@ import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import Lower, Note
 from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.ram.tier import Tier
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
+from acpfs.writeback.equal import EqualFiles, linked_name
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, Version, VersionState
+from acpfs.writeback.source import AbandonedError, Source
+from acpfs.writeback.spill import Spill
 from acpfs.writeback.verify import MisreadError, digest_of
 
 SMALL_BYTES_MAX = 1 << 20
 """Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
 _ZEROS = memoryview(bytes(1 << 20))
-
-
-class AbandonedError(Exception):
-    """Nobody needs the version any more."""
 
 
 @dataclass(slots=True)
@@ -47,6 +44,9 @@ class StreamCounters:
     reread_chunks: int = 0
     verified_files: int = 0
     verify_failures: int = 0
+    equal_files: int = 0
+    """Not streamed: another node had stored the same bytes under the same name."""
+    equal_bytes: int = 0
 
 
 class Stream:
@@ -86,8 +86,15 @@ class Streamer:
         still_frozen: Callable[[Version], bool],
         give_way: GiveWay,
         verify_after_write: bool,
+        spill: Spill | None = None,
+        equal: EqualFiles | None = None,
     ) -> None:
-        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`."""
+        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`.
+
+        `spill`: where versions are that have left RAM. `equal`: finds what need not be streamed.
+        """
+        self._equal = equal
+        self._spill = spill
         self._give_way = give_way
         self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
@@ -110,6 +117,8 @@ class Streamer:
             self._seal(stream)
             return
         name = f"{stream.version.vid}-{secrets.token_hex(6)}"
+        if self._take_equal(stream, linked_name(name)):
+            return
         try:
             fd = self._lower.create_staging(name)
             try:
@@ -127,9 +136,39 @@ class Streamer:
             self._discard(name)
             raise
 
+    def _take_equal(self, stream: Stream, name: str) -> bool:
+        """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""
+        candidate = self._equal.candidate(stream.op, stream.version) if self._equal is not None else None
+        if self._equal is None or candidate is None:
+            return False
+        stream.pause()
+        digest = self._copy(stream, None)
+        stream.progress()
+        if digest != candidate.digest:
+            return False
+        try:
+            ino = self._equal.link(candidate, name)
+            if ino and self._verify_after_write:
+                self._verify(stream, name, digest)
+            if ino:
+                self._staged(stream, name, ino, digest, None)
+        except BaseException:
+            self._discard(name)
+            raise
+        if not ino:
+            self._discard(name)
+            return False
+        with self._lock:
+            self.counters.equal_files += 1
+            self.counters.equal_bytes += stream.version.size
+        return True
+
     def _seal(self, stream: Stream) -> None:
         """Finish a staging file that an application wrote itself, because RAM had no room: its checksum is of what it reads back."""
         name = stream.version.staging_name
+        with self._lock:
+            if not self._still_frozen(stream.version):
+                raise OSError(errno.EAGAIN, "another descriptor's write to it is under way")
         try:
             fd = self._lower.open_staging(name)
             try:
@@ -172,8 +211,8 @@ class Streamer:
         finally:
             self._buffers.append(buffer)
 
-    def _copy(self, stream: Stream, fd: int) -> str:
-        """Copy until the bytes that were copied are the version's; returns their checksum."""
+    def _copy(self, stream: Stream, fd: int | None) -> str:
+        """Copy until the bytes that were copied are the version's; returns their checksum. None: nowhere, for the checksum only."""
         while True:
             with self._lock:
                 renewals = stream.version.renewals
@@ -182,13 +221,14 @@ class Streamer:
                 if self._still_frozen(stream.version) and stream.version.renewals == renewals:
                     return digest
                 self.counters.reread_chunks += 1
-            self._lower.truncate(fd, 0)
+            if fd is not None:
+                self._lower.truncate(fd, 0)
 
-    def _copy_once(self, stream: Stream, fd: int) -> str:
+    def _copy_once(self, stream: Stream, fd: int | None) -> str:
         hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, 0
         if size:
-            with self._buffer(size) as buffer, contextlib.closing(_Source(stream, self._tier, self._lock, buffer)) as source:
-                if size > SMALL_BYTES_MAX:
+            with self._buffer(size) as buffer, contextlib.closing(self._source(stream, buffer)) as source:
+                if size > SMALL_BYTES_MAX and fd is not None:
                     self._lower.expect_bulk(fd)
                 while position < size:
                     if size > SMALL_BYTES_MAX:
@@ -198,15 +238,21 @@ class Streamer:
                         _hash_zeros(hasher, count)
                     else:
                         hasher.update(buffer[:count])
-                        self._write(stream, fd, buffer[:count], position)
+                        if fd is not None:
+                            self._write(stream, fd, buffer[:count], position)
                         end = position + count
                     position += count
-                    stream.version.streamed_bytes = position
+                    stream.version.streamed_bytes = position if fd is not None else 0
                 with self._lock:
                     self.counters.reread_chunks += source.reread_chunks
-        if end < size:
+                if source.spilled and self._spill is not None:
+                    self._spill.check(stream.version, hasher.hexdigest())
+        if end < size and fd is not None:
             self._lower.truncate(fd, size)
         return hasher.hexdigest()
+
+    def _source(self, stream: Stream, buffer: memoryview) -> Source:
+        return Source(stream, self._tier, self._lock, buffer, self._spill)
 
     def _stand_back(self, stream: Stream) -> None:
         if self._give_way.should(stream.op.logged_at):
@@ -254,7 +300,7 @@ class Streamer:
     def _attributes(self, applied: str, digest: str) -> Metadata:
         meta = Metadata.from_json(applied)
         if self._lower.features.xattrs:
-            meta.xattrs[DIGEST_XATTR] = digest.encode()
+            meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
         return meta
 
     def _verify(self, stream: Stream, name: str, digest: str) -> None:
@@ -266,73 +312,17 @@ class Streamer:
         if not equal:
             raise MisreadError(errno.EIO, "what was written reads back differently")
 
-    def _staged(self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str) -> None:
+    def _staged(self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str | None) -> None:
         with self._lock:
             if stream.abandoned:
                 raise AbandonedError
             version = stream.version
             version.staging_name, version.staging_ino, version.digest = name, staging_ino, digest
             version.state = VersionState.STAGED
-            self.applied[version.vid] = applied
+            if applied is not None:
+                self.applied[version.vid] = applied
             self._log.save_version(version)
             self._state.commit()
-
-
-class _Source:
-    """The version's bytes in the RAM tier, wherever they are moved meanwhile."""
-
-    def __init__(self, stream: Stream, tier: Tier, lock: RLock, buffer: memoryview) -> None:
-        self._stream, self._tier, self._lock, self._buffer = stream, tier, lock, buffer
-        self.reread_chunks = 0
-        self._fd = -1
-        self._open()
-
-    def _open(self) -> None:
-        """Under the lock: a tier file may go as soon as the version has left it."""
-        with self._lock:
-            if self._stream.abandoned:
-                raise AbandonedError
-            self._tier_id = self._stream.version.tier_id
-            self._fd = self._tier.open(self._tier_id)
-        st = os.fstat(self._fd)
-        if st.st_size < self._stream.version.size:
-            self.close()
-            raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")  # never a hole for acknowledged data
-        self._sparse = st.st_blocks * BLOCK_BYTES < self._stream.version.size
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def read(self, position: int, count: int) -> tuple[int, bool]:
-        """(bytes, is a hole); data lies in the buffer. The number is compared without the lock: it changes before the first byte does."""
-        while True:
-            found, is_hole = self._piece(position, count)
-            if self._stream.abandoned:
-                raise AbandonedError
-            if self._stream.version.tier_id == self._tier_id:
-                break
-            self.close()
-            self.reread_chunks += 1
-            self._open()
-        if found == 0:
-            raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")
-        return found, is_hole
-
-    def _piece(self, position: int, count: int) -> tuple[int, bool]:
-        if self._sparse:
-            data = self._seek(position, os.SEEK_DATA, position + count)
-            if data > position:
-                return min(count, data - position), True
-            count = min(count, self._seek(position, os.SEEK_HOLE, position + count) - position)
-        return os.preadv(self._fd, [self._buffer[:count]], position), False
-
-    def _seek(self, position: int, whence: int, otherwise: int) -> int:
-        try:
-            return os.lseek(self._fd, position, whence)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            return otherwise  # no data until the end of the file
 
 
 def _hash_zeros(hasher: xxhash.xxh3_128, count: int) -> None:

@@ -9,6 +9,7 @@ import errno
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import PurePosixPath
 from threading import RLock
@@ -17,9 +18,13 @@ from typing import Protocol
 import xxhash
 
 from acpfs.backing.lower import Lower, LowerPath
+from acpfs.writeback import absence
 from acpfs.writeback.records import Verification
 
 BUFFER_BYTES = 4 << 20
+STALE_LOOKS_MAX = 6
+STALE_AGAIN_S = 0.4
+"""Clients of distributed file systems remember names for a second, and answer ESTALE where another node has put another file."""
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -104,7 +109,7 @@ class Verifier:
     def _compare(self, path: LowerPath, expected: str) -> Verification:
         name = PurePosixPath(os.fsdecode(b"/".join(path)))
         try:
-            found, size = digest_of(self._lower, path)
+            found, size = self._digest(path)
             noted = "" if found == expected else self._lower.digest(path)
         except OSError as error:
             status = "missing" if error.errno in _GONE else "unreadable"
@@ -113,6 +118,27 @@ class Verifier:
             return Verification(name, found, found, "ok", size)  # the file's own note is newer where another node stored it later
         expected = expected or noted
         return Verification(name, expected or None, found, "mismatch" if expected else "unknown", size)
+
+    def _digest(self, path: LowerPath) -> tuple[str, int]:
+        """As `digest_of`; a handle that is stale is none to complain of: the file is gone, or another one by now."""
+        looks = 0
+        while True:
+            try:
+                return digest_of(self._lower, path)
+            except OSError as error:
+                looks += 1
+                if error.errno != errno.ESTALE or looks == STALE_LOOKS_MAX:
+                    raise
+            if self._is_gone(path):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+            threading.Event().wait(STALE_AGAIN_S)
+
+    def _is_gone(self, path: LowerPath) -> bool:
+        try:
+            absence.make_sure(self._lower, path)
+        except OSError:
+            return False
+        return True
 
 
 def _path(key: bytes) -> LowerPath:

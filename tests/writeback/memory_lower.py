@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
+from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
 
 OWN = b".acpfs"
 STAGING: LowerPath = (OWN, b"staging", b"node")
+KEPT: LowerPath = (OWN, b"kept", b"node")
 Fault = Callable[[str, LowerPath], None]
 """Called before each call with its label and path (() for descriptors); raises, or blocks, or returns."""
 
@@ -57,6 +58,8 @@ class MemoryLower:
         self.log: list[tuple[str, LowerPath]] = []
         for depth in range(1, 4):
             self._place(STAGING[:depth], self._inode(stat.S_IFDIR | 0o700))
+        for depth in range(2, 4):
+            self._place(KEPT[:depth], self._inode(stat.S_IFDIR | 0o700))
         self._place((OWN, b"manifest"), self._inode(stat.S_IFDIR | 0o700))
 
     # -- for tests
@@ -170,7 +173,7 @@ class MemoryLower:
 
     def digest(self, path: LowerPath) -> str:
         self._call("xattrs", path)
-        return self._find(path).xattrs.get(b"user.acpfs.xxh3", b"").decode()
+        return Note.decode(self._find(path).xattrs.get(b"user.acpfs.xxh3", b"")).digest
 
     def space(self) -> SpaceInfo:
         return SpaceInfo(4096, 1000, 1000, 1000, 1000, 1000, 255)
@@ -297,12 +300,23 @@ class MemoryLower:
             self._place(self.staging_path(name), inode)
             return self._descriptor(inode)
 
+    def open_staging(self, name: str) -> int:
+        self._call("open", self.staging_path(name))
+        with self._lock:
+            return self._descriptor(self._find(self.staging_path(name)))
+
     def staging_path(self, name: str) -> LowerPath:
         return (*STAGING, name.encode())
+
+    def kept_path(self) -> LowerPath:
+        return KEPT
 
     def remove_staging(self, name: str) -> None:
         self._call("unlink", self.staging_path(name))
         self._find(STAGING).children.pop(name.encode(), None)
+
+    def list_kept(self) -> list[bytes]:
+        return sorted(self._find(KEPT).children)
 
     def list_staging(self) -> list[str]:
         self._call("listdir", STAGING)
@@ -326,6 +340,14 @@ class MemoryLower:
 
     def expect_bulk(self, fd: int) -> None:
         """Nothing to prepare."""
+
+    def cached_bytes(self, fd: int) -> int | None:
+        """No page cache to look into."""
+        return None
+
+    def noted(self, fd: int) -> Note | None:
+        """Nothing reads files from here."""
+        return None
 
     def begin_write_out(self, fd: int, offset: int, count: int) -> None:
         """Nothing is held back."""

@@ -31,21 +31,21 @@ class Burst:
         return free / 1000
 
 
-def test_no_request_for_a_while_ends_the_burst():
+def test_no_request_for_a_while_ends_the_burst() -> None:
     burst = Burst()
     assert 0 < burst.courtesy.delay_s() <= QUIET_S
     burst.idle_s = QUIET_S
     assert burst.courtesy.delay_s() == 0
 
 
-def test_shares_of_a_burst():
+def test_shares_of_a_burst() -> None:
     burst = Burst()
     assert burst.share_of_the_drain(0, BURST_S) == 0
     assert 0.2 < burst.share_of_the_drain(BURST_S + PERIOD_S, 4 * PERIOD_S) < 0.3
     assert burst.share_of_the_drain(LAG_S_MAX + 0.01, 10) == 1
 
 
-def test_somebody_who_waits_ends_it():
+def test_somebody_who_waits_ends_it() -> None:
     burst = Burst()
     burst.awaited = True
     assert burst.courtesy.delay_s() == 0

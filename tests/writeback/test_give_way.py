@@ -21,10 +21,10 @@ class Machine:
 
     def __init__(self) -> None:
         self.writing, self.pressed, self.running, self.now = True, False, MANY, 0.0
-        self.give_way = GiveWay(lambda: self.writing, lambda: self.pressed, lambda: self.running, lambda: self.now)
+        self.give_way = GiveWay(lambda: self.writing, lambda: self.pressed, lambda at: -at, lambda: self.running, lambda: self.now)
 
     def stands_back(self, age_s: float = 0.0) -> bool:
-        return self.give_way.should(time.time() - age_s)
+        return self.give_way.should(-age_s)
 
 
 def test_stands_back_while_somebody_writes_and_all_processors_are_in_use() -> None:
@@ -43,6 +43,18 @@ def test_goes_ahead(name: str, value: object) -> None:
 
 def test_what_is_old_goes_ahead() -> None:
     assert not Machine().stands_back(age_s=AGE_S_MAX + 1)
+
+
+@pytest.mark.parametrize("step_s", [1e6, -1e6])
+def test_a_wall_clock_that_is_set_makes_nothing_old_or_young(world: World, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    """Found by reading: set back, streams stood back for as long beside whoever writes; set ahead, never."""
+    give_way = world.engine._streamer._give_way
+    give_way._running, give_way._clock, world.listener.writing = lambda: MANY, lambda: 0.0, True
+    logged_at = world.log.clock.now()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + step_s)
+    assert give_way.should(logged_at)
+    assert not give_way.should(logged_at - AGE_S_MAX - 1)
 
 
 def test_runnable_threads_are_counted(tmp_path: Path) -> None:
@@ -82,7 +94,13 @@ def test_small_files_are_not_asked(world: World, run: Run, monkeypatch: pytest.M
 def test_nobody_stands_back_from_who_waits_for_the_drain_or_for_room(world: World) -> None:
     assert not world.engine._is_pressed()
     budget, world.tier.budget_bytes, world.tier.used_bytes = world.tier.budget_bytes, 100, 80
+    assert not world.engine._is_pressed(), "what is clean leaves for whoever writes"
+    op = world.store("f", b"x" * 80)
     assert world.engine._is_pressed(), "RAM is short"
-    world.tier.budget_bytes, world.tier.used_bytes = budget, 0
-    world.engine.persisted(world.store("f", b"x").seq)
+    world.tier.budget_bytes = budget
+    assert not world.engine._is_pressed()
+    world.tier.withheld_bytes = budget - 100
+    assert world.engine._is_pressed(), "the machine is short of memory"
+    world.tier.withheld_bytes = 0
+    world.engine.persisted(op.seq)
     assert world.engine._is_pressed(), "somebody waits"

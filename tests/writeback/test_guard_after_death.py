@@ -29,7 +29,7 @@ def live(world: World) -> bool:
 def test_a_file_written_and_moved_around_a_death_is_no_conflict(tmp_path: Path, calls: int, after: bool) -> None:
     lower = MemoryLower()
     mortal = Mortal(lower)
-    world = World(tmp_path, mortal)  # type: ignore[arg-type]
+    world = World(tmp_path, mortal)
     world.store("f", b"first")
     trio.run(world.drain, clock=MockClock(autojump_threshold=0))
     world.store("f", b"second, longer")
@@ -38,7 +38,7 @@ def test_a_file_written_and_moved_around_a_death_is_no_conflict(tmp_path: Path, 
     live(world)
     world.restart()
     mortal.calls_left = -1
-    world.engine.guard(world.log.last_seq)
+    world.engine.beware(world.log.last_seq)
     trio.run(world.drain, clock=MockClock(autojump_threshold=0))
     assert world.engine.statistics().conflicts_total == 0
     assert lower.visible() == {b"g": b"second, longer"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -18,7 +19,7 @@ MIB = 1 << 20
 PAGE = 4096
 
 
-def made(tmp_path: Path, **settings: object) -> tuple[World, Path]:
+def made(tmp_path: Path, **settings: Any) -> tuple[World, Path]:
     path = tmp_path / "backing"
     path.mkdir()
     directory = BackingDirectory(path, "node")
@@ -65,7 +66,12 @@ def test_large_files_are_written_directly_and_small_ones_are_not(tmp_path: Path,
         pytest.skip("the file system under the tests is none that direct writes are used on")
     direct: list[int] = []
     go_direct = filling.go_direct
-    monkeypatch.setattr(filling, "go_direct", lambda fd: (direct.append(fd), go_direct(fd))[1])
+
+    def noted(fd: int) -> None:
+        direct.append(fd)
+        go_direct(fd)
+
+    monkeypatch.setattr(filling, "go_direct", noted)
     world.store("small", os.urandom(PAGE))
     run(world.drain)
     assert not direct

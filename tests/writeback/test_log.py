@@ -66,6 +66,29 @@ def test_a_shard_that_a_tracker_pointed_at_is_not_left_out(log: OperationLog) ->
     assert left_out(log, shard) == []
 
 
+@pytest.mark.clause("S6", "S14")
+@pytest.mark.parametrize("flag", ["tentative", "unsealed"])
+def test_a_close_is_not_left_out_for_one_that_may_come_to_nothing(log: OperationLog, flag: str) -> None:
+    """Withdrawn (its descriptor has a copy that was written to), the tracker behind both would be visible without either."""
+    first, second = store(log, A, b"shard"), store(log, A, b"shard")
+    setattr(second, flag, True)
+    store(log, B, b"tracker")
+    assert left_out(log, first) == []
+    setattr(second, flag, False)
+    assert left_out(log, first) == [first.seq]
+
+
+@pytest.mark.clause("S160")
+def test_what_a_salvaged_log_has_not_got_holds_up_no_other_node(log: OperationLog) -> None:
+    first = store(log, A, b"a")
+    heir = store(log, A, b"a")
+    log.leave_out([first])
+    assert list(log.replaced_since()) == [first.logged_at]
+    log._state.change("DELETE FROM op WHERE seq >= ?", (heir.seq,))  # as `filesystem.salvage` cuts it
+    log._state.commit()
+    assert list(OperationLog(log._state).replaced_since()) == []
+
+
 def test_deleting_what_the_backing_directory_has_is_never_left_out(log: OperationLog) -> None:
     again = store(log, A, b"a")  # the node was there before
     unlink(log, A, b"a")

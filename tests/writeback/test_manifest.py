@@ -11,10 +11,12 @@ import pytest
 import trio
 import xxhash
 
+from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.directory import BackingDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.manifest import PAGE_ROWS, Manifest
 from acpfs.writeback.manifest_writer import PAUSE_IDLE_S
+from acpfs.writeback.ops import Metadata
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
 from tests.writeback.world import World
@@ -137,3 +139,42 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
             nursery.cancel_scope.cancel()
 
     run(stored_twice)
+
+
+@pytest.mark.clause("S26")
+@pytest.mark.parametrize(("xattrs", "status"), [(True, ["ok", "ok"]), (False, ["mismatch", "unknown"])])
+def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_itself(
+    tmp_path: Path, xattrs: bool, status: list[str]
+) -> None:
+    """The state database is gone with the node; one file was stored again and one was new since the manifest was written last."""
+    (tmp_path / "backing").mkdir()
+    lower = BackingDirectory(tmp_path / "backing", "node")
+
+    def store(name: str, data: bytes, manifest: Manifest) -> None:
+        digest = xxhash.xxh3_128_hexdigest(data)
+        fd = lower.create_staging(name)
+        lower.write(fd, memoryview(data), 0)
+        lower.apply_fd(fd, Metadata(xattrs={DIGEST_XATTR: digest.encode()} if xattrs else {}))
+        lower.close(fd)
+        lower.rename(lower.staging_path(name), split(name))
+        manifest.put(split(name), digest, len(data))
+
+    before = Manifest(StateDatabase(tmp_path / "lost.db"), lower, threading.RLock(), "node")
+    before.load()
+    store("rewritten", b"first", before)
+    before.write()
+    store("rewritten", b"second", before)
+    store("new", b"new", before)
+
+    after = Manifest(StateDatabase(tmp_path / "state.db"), lower, threading.RLock(), "node")
+    assert after.load() == 1
+    assert [found.status for found in after.verify([split("rewritten"), split("new")])] == status
+
+
+def test_what_a_killed_worker_left_of_a_writing_is_removed(world: World, run: Run) -> None:
+    """Found by reading: each kill in the middle left a file as large as the manifest, for ever."""
+    for name in (b".node.xxh128.1234abcd", b".other.xxh128.1234abcd"):
+        world.lower.write_own((b"manifest", name), b"half")
+    world.store("a", b"content")
+    run(world.drain)
+    assert world.lower.list_own((b"manifest",)) == [b".other.xxh128.1234abcd", b"node.xxh128"]

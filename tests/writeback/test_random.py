@@ -167,7 +167,7 @@ def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     lower = MemoryLower()
     mortal = Mortal(lower)
-    world = World(tmp_path, mortal)  # type: ignore[arg-type]
+    world = World(tmp_path, mortal)
     application = Application(world, rng)
     for _round in range(12):
         for _ in range(rng.randrange(1, 25)):

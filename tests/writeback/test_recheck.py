@@ -1,14 +1,57 @@
-"""A server that dies between a commit and its flush forgets renames; a later flush that succeeds must not make that "persisted"."""
+"""A server that dies between a commit and its flush forgets what it did; a later flush that succeeds must not make that "persisted"."""
 
 from __future__ import annotations
 
 import errno
+import stat
+from collections.abc import Callable
 
 import pytest
 
 from acpfs.backing.lower import LowerPath
 from tests.writeback.conftest import Run
+from tests.writeback.memory_lower import Inode
 from tests.writeback.world import World
+
+clause = pytest.mark.clause
+Forget = Callable[[], None]
+
+
+class Server:
+    """Dies at the first flush in a directory, and takes what it forgets with it; the next one is there at once."""
+
+    def __init__(self, world: World, directory: LowerPath, forget: Forget, *, down_for: int = 0) -> None:
+        """`down_for`: so many looks at names fail then."""
+        self._directory, self._forget, self._down_for = directory, forget, down_for
+        self.died = False
+        self.flushed: list[LowerPath] = []
+        """By the next one."""
+        world.lower.fault = self
+
+    def __call__(self, label: str, path: LowerPath) -> None:
+        if self.died and label == "lstat" and self._down_for:
+            self._down_for -= 1
+            raise OSError(errno.EIO, "the server is down")
+        if label not in ("fsync directory", "fsync entry"):
+            return
+        if self.died:
+            self.flushed.append(path)
+        elif path[: len(self._directory)] == self._directory:
+            self._forget()
+            self.died = True
+            raise OSError(errno.EIO, "the server died")
+
+
+def _as_before(directory: Inode) -> Forget:
+    """The directory's entries are those of now, and their modes."""
+    before = {name: (inode, inode.mode) for name, inode in directory.children.items()}
+
+    def forget() -> None:
+        directory.children.clear()
+        for name, (inode, mode) in before.items():
+            directory.children[name], inode.mode = inode, mode
+
+    return forget
 
 
 @pytest.mark.parametrize("lost", [(b"d", b"f"), (b"d", b"final"), (b"new",)])
@@ -36,3 +79,173 @@ def test_what_a_failed_flush_lost_is_made_again(world: World, run: Run, lost: Lo
     run(world.drain)
     assert done
     assert world.lower.visible() == world.application_view()
+
+
+def _symlink(world: World) -> None:
+    world.symlink(b"tmp", "d/latest")
+
+
+def _fifo(world: World) -> None:
+    world.mkfifo("d/fifo")
+
+
+def _link(world: World) -> None:
+    world.link("d/tmp", "d/again")
+
+
+def _exchange(world: World) -> None:
+    world.exchange("d/tmp", "d/f")
+
+
+def _replace(world: World) -> None:
+    world.rename("d/tmp", "d/f")
+
+
+def _store_and_replace(world: World) -> None:
+    world.store("d/new", b"new")
+    world.rename("d/new", "d/f")
+
+
+def _symlink_and_replace(world: World) -> None:
+    world.symlink(b"f", "d/new")
+    world.rename("d/new", "d/latest-1")
+
+
+def _set_mode(world: World) -> None:
+    world.setattr("d/tmp", mode=0o600)
+
+
+CHANGES = [_symlink, _fifo, _link, _exchange, _replace, _store_and_replace, _symlink_and_replace, _set_mode]
+
+
+@clause("S6")
+@pytest.mark.parametrize("change", CHANGES)
+def test_whatever_a_server_forgot_is_made_again(world: World, run: Run, change: Callable[[World], None]) -> None:
+    world.mkdir("d")
+    world.store("d/f", b"first")
+    world.store("d/tmp", b"t")
+    world.symlink(b"tmp", "d/latest-1")
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
+    change(world)
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+    if change is _set_mode:
+        assert stat.S_IMODE(world.lower.inode("d/tmp").mode) == 0o600
+
+
+@clause("S6")
+def test_a_directory_that_was_moved_with_what_was_done_in_it(world: World, run: Run) -> None:
+    world.mkdir("d")
+    world.store("d/x", b"1")
+    run(world.drain)
+    inner, outer = _as_before(world.lower.inode("d")), _as_before(world.lower.root)
+    world.rename("d", "e")
+    world.rename("e/x", "e/y")
+    world.mkdir("e/s")
+    world.store("e/s/f", b"2")
+
+    def forget() -> None:
+        outer()
+        inner()
+
+    server = Server(world, (), forget)
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S6")
+def test_attributes_that_followed_a_lost_content_come_with_it(world: World, run: Run) -> None:
+    """They were given to a file that is not there any more, by an operation of their own in the same group."""
+    world.mkdir("d")
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")))
+    tries = 0
+
+    def refuse(label: str, path: LowerPath) -> None:
+        nonlocal tries
+        if (label, path) == ("mkdir", (b"first",)) and tries < 3:
+            tries += 1
+            if tries == 3:
+                assert world.setattr("d/f", mode=0o600) is not None  # it is staged
+            raise OSError(errno.EIO, "not yet")
+        server(label, path)
+
+    world.lower.fault = refuse
+    world.mkdir("first")
+    world.store("d/f", b"1")
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+    assert stat.S_IMODE(world.lower.inode("d/f").mode) == 0o600
+
+
+@clause("S6")
+def test_a_server_that_is_still_down_when_it_is_asked(world: World, run: Run) -> None:
+    """The flush after that succeeds, and says nothing of what the last server forgot."""
+    world.mkdir("d")
+    run(world.drain)
+    server = Server(world, (b"d",), _as_before(world.lower.inode("d")), down_for=3)
+    world.store("d/f", b"1")
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S6")
+def test_what_is_made_again_is_flushed_where_a_flush_succeeded_before(world: World, run: Run) -> None:
+    """It came after the server's death, and flushed nothing of what that took."""
+    world.mkdir("d")
+    world.mkdir("e")
+    run(world.drain)
+    forget_d, forget_e = (_as_before(world.lower.inode(name)) for name in "de")
+
+    def forget() -> None:
+        forget_d()
+        forget_e()
+
+    server = Server(world, (b"d",), forget)
+    world.symlink(b"1", "d/link")
+    world.symlink(b"2", "e/link")
+    run(world.drain)
+    assert world.lower.visible() == world.application_view()
+    assert server.flushed.count((b"e",)) == 2
+
+
+@clause("S6")
+def test_what_others_have_taken_holds_nothing_up(world: World, run: Run) -> None:
+    """Where a symlink was, somebody has made a directory by then: it cannot be made again, and all else goes on."""
+    world.mkdir("d")
+    run(world.drain)
+    before = _as_before(world.lower.inode("d"))
+
+    def forget() -> None:
+        before()
+        world.lower._place((b"d", b"link"), world.lower._inode(stat.S_IFDIR | 0o755))
+
+    server = Server(world, (b"d",), forget)
+    world.symlink(b"1", "d/link")
+    world.store("f", b"1")
+    run(world.drain)
+    assert server.died
+    assert world.lower.visible() == {b"d/": b"", b"d/link/": b"", b"f": b"1"}
+
+
+@clause("S23")
+def test_a_directory_that_is_not_found_but_listed_is_flushed(world: World, run: Run) -> None:
+    world.mkdir("d")
+    run(world.drain)
+    asked = 0
+
+    def deny(label: str, path: LowerPath) -> None:
+        nonlocal asked
+        asked += (label, path) == ("fsync directory", (b"d",))
+        if (label, path) == ("fsync directory", (b"d",)) and asked <= 3:
+            raise OSError(errno.ENOENT, "not found")
+
+    world.lower.fault = deny
+    world.store("d/f", b"1")
+    run(world.drain)
+    assert asked == 4

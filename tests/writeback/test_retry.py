@@ -53,6 +53,13 @@ def test_a_transient_failure_in_between_starts_the_count_again() -> None:
     assert retry.failed(op, error(errno.EACCES)) is None
 
 
+def test_refusals_for_another_reason_each_time_are_an_illness() -> None:
+    retry, op = policy(), new_op()
+    for number in (errno.EROFS, errno.EINVAL, errno.EISDIR, errno.EACCES, errno.EACCES):
+        assert retry.failed(op, error(number)) is not None
+    assert retry.failed(op, error(errno.EACCES)) is None
+
+
 def test_an_error_without_number_is_an_io_error() -> None:
     op = new_op()
     assert policy().failed(op, OSError("odd")) is not None

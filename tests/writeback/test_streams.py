@@ -17,6 +17,7 @@ from acpfs.ram.tier import Tier
 from acpfs.types import TierId
 from acpfs.writeback import streams as streams_module
 from acpfs.writeback.ops import Op
+from acpfs.writeback.stream_queue import StreamQueue
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower
 from tests.writeback.world import World
@@ -170,7 +171,7 @@ def test_closed_files_stream_before_open_ones(tmp_path: Path, run: Run) -> None:
 def test_a_durable_waiter_is_not_starved_by_rewrites(world: World, run: Run) -> None:
     first = world.store("f", b"0")
     waiting = world.engine.persisted(first.seq)
-    rewrites = []
+    rewrites: list[Op] = []
 
     def rewrite(label: str, _path: tuple[bytes, ...]) -> None:
         if label == "fsync" and len(rewrites) < 20:
@@ -284,3 +285,15 @@ def test_a_staging_file_that_cannot_be_removed_does_not_keep_the_drain_from_endi
     run(world.drain)
     assert len(world.lower.list_staging()) == 1
     assert world.lower.visible() == {b"f": b"1"}
+
+
+def test_a_file_that_shrinks_while_it_streams_gives_its_place_back(world: World) -> None:
+    """As a version does that the kernel wrote to: it becomes what its file is now."""
+    queue = StreamQueue(world.log, {}, lambda _version: False, 1)
+    for small, name in ((10, "a"), (2 * MiB, "b")):
+        op = world.store(name, bytes(2 * MiB))
+        queue.add(op)
+        assert queue.next(0.0) is op, name
+        stream = queue.start(op)
+        stream.version.size = small
+        queue.end(stream)

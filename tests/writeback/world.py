@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.health import Health
-from acpfs.backing.lower import Lower, LowerStat
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.config import Settings
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -31,6 +31,8 @@ from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version
 from tests.writeback.memory_lower import MemoryLower
+
+T = TypeVar("T")
 
 
 class InlinePool(CallPool):
@@ -49,7 +51,10 @@ class InlinePool(CallPool):
 
 def inline_pools() -> CallPools:
     health = Health()
-    return CallPools(*(InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs")), health)
+    requests, streams, commits, syncs, fills = (
+        InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs", "fills")
+    )
+    return CallPools(requests, streams, commits, syncs, fills, health)
 
 
 class ListenerDouble:
@@ -62,6 +67,8 @@ class ListenerDouble:
         self.times: dict[Ino, tuple[int, int]] = {}
         self.open_versions: set[int] = set()
         self.writing = False
+        self.being_written: set[str] = set()
+        """Paths that count as open for writing."""
         self.idle = math.inf
         """Seconds since the last request."""
         self.settled: list[tuple[Ino, LowerStat]] = []
@@ -104,8 +111,21 @@ class ListenerDouble:
     def is_writing(self) -> bool:
         return self.writing
 
+    def is_directory(self, ino: Ino) -> bool:
+        return ino in self._world.directory_inos
+
+    def is_settled(self, path: LowerPath) -> bool:
+        prefix = b"/".join(path).decode()
+        below = [ino for name, ino in self._world.inos.items() if (name + "/").startswith(prefix + "/")]
+        return prefix not in self.being_written and not any(self._world.log.is_pending(ino) for ino in below)
+
     def version_of_open_file(self, version: Version) -> bool:
         return version.vid in self.open_versions
+
+
+def _rename(table: dict[str, T], source: str, target: str) -> None:
+    for path in [p for p in table if p == source or p.startswith(source + "/")]:
+        table[target + path[len(source) :]] = table.pop(path)
 
 
 class World:
@@ -116,6 +136,7 @@ class World:
         (directory / "tier").mkdir(exist_ok=True)
         self.lower: Any = lower or MemoryLower()
         self.calls = calls or inline_pools()
+        settings.setdefault("keep_last_persisted", False)  # most tests are of the order, to which held deletions are an exception
         self.settings = Settings(backing=Path("/backing"), mountpoint=Path("/mount"), **settings)
         self.lock = threading.RLock()
         self.inos: dict[str, Ino] = {"": ROOT}
@@ -125,6 +146,7 @@ class World:
         self.seen: list[dict[bytes, bytes]] = [{}]
         self._last_ino = 1
         self._symlink_inos: set[Ino] = set()
+        self.directory_inos: set[Ino] = set()
         self.assemble()
 
     def assemble(self) -> None:
@@ -196,6 +218,7 @@ class World:
 
     def mkdir(self, path: str, mode: int = 0o755) -> Op:
         ino = self._new_ino(path)
+        self.directory_inos.add(ino)
         return self._append(OpKind.MKDIR, ino, creates=True, meta=Metadata(mode=mode), **self._place(path))
 
     def _gone(self, path: str) -> Ino:
@@ -214,16 +237,15 @@ class World:
         old, new = self._place(source), self._place(target)
         victim = self._gone(target) if target in self.inos else NO_INO
         ino = self.inos[source]
-        for table in (self.inos, self.contents):
-            for path in [p for p in table if p == source or p.startswith(source + "/")]:
-                table[target + path[len(source) :]] = table.pop(path)  # type: ignore[index, arg-type, assignment]
+        _rename(self.inos, source, target)
+        _rename(self.contents, source, target)
         return self._append(OpKind.RENAME, ino, new_parent=new["parent"], new_name=new["name"], victim=victim, **old)
 
     def exchange(self, a: str, b: str) -> Op:
         place_a, place_b = self._place(a), self._place(b)
         ino_a, ino_b = self.inos[a], self.inos[b]
-        for table in (self.inos, self.contents):
-            table[a], table[b] = table[b], table[a]  # type: ignore[index]
+        self.inos[a], self.inos[b] = self.inos[b], self.inos[a]
+        self.contents[a], self.contents[b] = self.contents[b], self.contents[a]
         return self._append(OpKind.EXCHANGE, ino_a, victim=ino_b, new_parent=place_b["parent"], new_name=place_b["name"], **place_a)
 
     def link(self, source: str, target: str) -> Op:

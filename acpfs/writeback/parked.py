@@ -1,0 +1,118 @@
+"""What parked operations, and those that are put off, have to do with: what comes after them and would notice has to wait.
+
+There may be very many (a deleted tree that is withheld because a node is missing), and they stay for long, so what is known of them is kept
+over the forming of groups: it grows as more are parked, and is made anew when one leaves, or directories move. An operation waits
+only for those before it. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from acpfs.types import NO_INO, ROOT, Ino, Seq
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree, Place
+from acpfs.writeback.ops import Op, OpKind
+
+_ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
+_NEVER = Seq(1 << 62)
+
+
+class Aside:
+    """Operations that wait: by what they touch, the number of the first of them."""
+
+    def __init__(self, tree: LowerTree, *ops: Op) -> None:
+        self._tree = tree
+        self._nodes: dict[Ino, Seq] = {}
+        self._places: dict[Place, Seq] = {}
+        self._below: dict[Ino, Seq] = {}
+        self._above: dict[Ino, Seq] = {}
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: Op) -> None:
+        """Nothing may overtake it that would notice."""
+        nodes = {op.ino, op.victim} - {NO_INO}
+        for node in nodes:
+            self._nodes[node] = min(op.seq, self._nodes.get(node, _NEVER))
+        for place in op.touches():
+            self._places[place] = min(op.seq, self._places.get(place, _NEVER))
+        if op.kind in _ATTRIBUTES:
+            return
+        for node in nodes:
+            self._below[node] = min(op.seq, self._below.get(node, _NEVER))
+        for directory, _name in op.touches():
+            for above in self._upwards(directory):
+                self._above[above] = min(op.seq, self._above.get(above, _NEVER))
+
+    def meets(self, op: Op) -> bool:
+        """Same node or name, something below a node that is not as it should be yet, or a move of a directory above."""
+        nodes = {op.ino, op.victim} - {NO_INO}
+        if any(self._nodes.get(node, _NEVER) < op.seq for node in nodes):
+            return True
+        if any(self._places.get(place, _NEVER) < op.seq for place in op.touches()):
+            return True
+        if op.kind in (OpKind.RENAME, OpKind.EXCHANGE) and any(self._above.get(node, _NEVER) < op.seq for node in nodes):
+            return True
+        return any(self._below.get(ino, _NEVER) < op.seq for directory, _name in op.touches() for ino in self._upwards(directory))
+
+    def _upwards(self, directory: Ino) -> Iterator[Ino]:
+        while directory != ROOT:
+            yield directory
+            places = self._tree.places(directory)
+            if not places:
+                return
+            directory = places[0][0]
+
+
+class Parked:
+    """All that are parked, or all that are put off."""
+
+    def __init__(self, log: OperationLog, tree: LowerTree, elide: Callable[[Op], bool], after: Callable[[int], Iterable[Op]]) -> None:
+        """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many."""
+        self._log, self._tree, self._elide, self._after = log, tree, elide, after
+        self._known = (-1, -1)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._count = 0
+        self._stores: list[Op] = []
+        self._aside = Aside(self._tree)
+        self.refused = False
+        """Whether the backing directory has refused one of them."""
+        self.newest_withheld = 0
+        """Number of the newest that waits for a missing node."""
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def renew(self) -> None:
+        """Take notice of what was parked, or has left, since the last time."""
+        if not self._is_known():
+            self._begin_anew()
+        for op in (*self._stores, *self._after(self._count)):
+            if self._log.get(op.seq) is op:
+                self._elide(op)  # superseded while it was on its way here, or by what may stand for it only now
+        if not self._is_known():
+            self._begin_anew()
+        self._known = (self._log.unparked, self._tree.epoch)
+        for op in self._after(self._count):
+            self._count += 1
+            self._aside.add(op)
+            if op.kind is OpKind.STORE:
+                self._stores.append(op)
+            if op.withheld:
+                self.newest_withheld = max(self.newest_withheld, op.seq)
+            elif op.parked:
+                self.refused = True
+
+    def _is_known(self) -> bool:
+        return self._known == (self._log.unparked, self._tree.epoch)
+
+    def meets(self, op: Op) -> bool:
+        """Whether the operation has to wait for one of them."""
+        return self._aside.meets(op)
+
+    def met_by(self, op: Op) -> list[Op]:
+        """Those that it has to wait for."""
+        return [one for one in self._after(0) if Aside(self._tree, one).meets(op)]

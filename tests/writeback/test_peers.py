@@ -1,0 +1,231 @@
+"""Judging other nodes, and the clock that it is done with: pure, no waiting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.ram.node_clock import NodeClock
+from acpfs.ram.state import StateDatabase
+from acpfs.writeback.peers import Peer, Terms, Verdict
+
+clause = pytest.mark.clause
+TERMS = Terms("a", clock_bound_s=0.5, drift_s=0.0, node_timeout_s=30.0, forget_after_s=0.0)
+CLOSED = 1000.0
+
+
+def peer_of(record: NodeRecord, *, clock: float = 1002.0, monotonic: float = 0.0) -> Peer:
+    peer = Peer("b", monotonic)
+    peer.saw(record, clock, monotonic)
+    return peer
+
+
+def record(**fields: object) -> NodeRecord:
+    return replace(NodeRecord("b", beat=1, clock=1002.0, watermark=1002.0, heartbeat_s=2.0), **fields)  # type: ignore[arg-type]
+
+
+@clause("S160")
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({}, Verdict.PASSES),
+        ({"watermark": CLOSED + 0.5}, Verdict.WAITS),
+        ({"watermark": CLOSED + 0.501}, Verdict.PASSES),
+        ({"watermark": 0.0, "state": NodeState.LEFT}, Verdict.PASSES),
+        ({"watermark": 0.0, "state": NodeState.AWAY}, Verdict.MISSING),
+        ({"watermark": CLOSED - 1, "gated": CLOSED - 1}, Verdict.WAITS),
+        ({"watermark": CLOSED - 1, "gated": CLOSED + 0.1}, Verdict.PASSES),
+        ({"lost": (CLOSED - 5, CLOSED + 5)}, Verdict.LOST),
+        ({"lost": (CLOSED - 5, CLOSED - 1)}, Verdict.PASSES),
+        ({"lost": (CLOSED + 1, CLOSED + 5)}, Verdict.PASSES),
+        ({"state": NodeState.GONE, "watermark": 0.0, "lost": (0.0, CLOSED - 1)}, Verdict.PASSES),
+        ({"watermark": CLOSED + 1, "drift_s": 3600.0}, Verdict.WAITS),
+    ],
+)
+def test_a_node_passes_only_with_all_that_it_had_closed_before(fields: dict[str, object], verdict: Verdict) -> None:
+    assert peer_of(record(**fields)).judge(CLOSED, TERMS) is verdict
+
+
+@clause("S168")
+@pytest.mark.parametrize(
+    ("fields", "may_have"),
+    [
+        ({}, False),
+        ({"watermark": CLOSED + 0.5}, True),
+        ({"watermark": CLOSED - 1, "gated": CLOSED + 0.1}, True),
+        ({"watermark": 0.0, "state": NodeState.LEFT}, False),
+        ({"watermark": 0.0, "state": NodeState.AWAY}, False),
+        ({"lost": (CLOSED - 5, CLOSED + 5)}, False),
+    ],
+)
+def test_a_reader_waits_for_live_nodes_until_they_have_persisted_all_before(fields: dict[str, object], may_have: bool) -> None:
+    """Unlike a pointer also for what only waits for a gate, and never for what is lost or away."""
+    peer = peer_of(record(**fields))
+    peer.read_at = 1.0
+    assert peer.may_have(CLOSED, TERMS, since=1.0) is may_have
+    assert Peer("b", 0.0).may_have(CLOSED, TERMS, since=1.0) is True, "it was never read"
+
+
+@clause("S160")
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"pointers": CLOSED + 0.501}, Verdict.PASSES),
+        ({"pointers": CLOSED + 0.501, "watermark": CLOSED - 60}, Verdict.PASSES),
+        ({"pointers": CLOSED + 0.4}, Verdict.WAITS),
+        ({"pointers": CLOSED + 0.4, "watermark": CLOSED + 0.4, "gated": CLOSED + 0.4}, Verdict.WAITS),
+        ({"pointers": CLOSED - 1, "lost": (CLOSED - 5, CLOSED + 5)}, Verdict.WAITS),
+        ({"pointers": 1002.0, "watermark": 0.0, "state": NodeState.LEFT}, Verdict.PASSES),
+        ({"pointers": CLOSED - 1, "state": NodeState.LEFT}, Verdict.MISSING),
+        ({"watermark": CLOSED + 0.4}, Verdict.WAITS),
+        ({"watermark": 0.0, "state": NodeState.LEFT}, Verdict.PASSES),
+    ],
+)
+def test_a_removal_passes_only_when_no_pointer_from_before_is_still_to_come(fields: dict[str, object], verdict: Verdict) -> None:
+    """By clocks as far apart as they may be, whatever else waits there; a node of before says nothing of pointers."""
+    assert peer_of(record(**fields)).judge(CLOSED, TERMS, removes=True, yields=True) is verdict
+
+
+@clause("S160")
+def test_of_two_pointers_that_wait_for_each_other_exactly_one_goes_first() -> None:
+    ours, theirs = (CLOSED, "a"), (CLOSED, "b")
+    passes_here = peer_of(record(watermark=CLOSED, gated=CLOSED)).judge(CLOSED, TERMS) is Verdict.PASSES
+    other = Peer("a", 0.0)
+    other.saw(replace(record(watermark=CLOSED, gated=CLOSED), node="a"), 1002.0, 0.0)
+    passes_there = other.judge(CLOSED, replace(TERMS, node="b")) is Verdict.PASSES
+    assert (passes_here, passes_there) == (ours < theirs, theirs < ours)
+
+
+@clause("S161", "S162")
+def test_only_silence_makes_a_node_missing() -> None:
+    behind = peer_of(record(watermark=0.0))
+    behind.asked_at = 30.0
+    assert behind.judge(CLOSED, TERMS) is Verdict.WAITS
+    behind.asked_at = 30.1
+    behind.saw(record(watermark=0.0), 1002.0, 30.2)
+    assert behind.judge(CLOSED, TERMS) is Verdict.MISSING, "the same record again is no sign of life"
+    behind.saw(record(watermark=0.0, beat=2), 1002.0, 32.0)
+    assert behind.judge(CLOSED, TERMS) is Verdict.WAITS
+    forgetful = replace(TERMS, forget_after_s=100.0)
+    behind.asked_at = 131.0
+    assert behind.judge(CLOSED, forgetful) is Verdict.MISSING
+    behind.asked_at = 133.0
+    assert behind.judge(CLOSED, forgetful) is Verdict.PASSES
+
+
+@clause("S166")
+def test_a_measured_difference_counts_where_it_is_larger() -> None:
+    ahead = peer_of(record(clock=1010.0, watermark=1010.0), clock=1002.0)
+    assert ahead.bound_s(TERMS) == pytest.approx(8.0 + 2.0 + 0.5), "at least eight seconds ahead: only known from one side"
+    assert ahead.judge(CLOSED, TERMS) is Verdict.WAITS
+    ahead.saw(record(beat=2, clock=1011.0, watermark=1011.0, heard={"a": -8.4}), 1003.0, 1.0)
+    assert ahead.bound_s(TERMS) == pytest.approx(8.4), "known from both sides"
+    behind = peer_of(record(clock=990.0, watermark=990.0), clock=1002.0)
+    assert behind.bound_s(TERMS) == 0.5, "a clock that is behind costs time, not order"
+
+
+class Clocks:
+    """A wall clock and one that only runs."""
+
+    def __init__(self) -> None:
+        self.wall, self.running, self.boot = 1000.0, 10.0, "boot"
+
+    def pass_s(self, seconds: float) -> None:
+        self.wall += seconds
+        self.running += seconds
+
+    def clock(self, state: StateDatabase) -> NodeClock:
+        return NodeClock(state, lambda: self.wall, lambda: self.running, lambda: self.boot)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDatabase:
+    return StateDatabase(tmp_path / "state")
+
+
+@clause("S166")
+@pytest.mark.parametrize("step_s", [60.0, -60.0])
+def test_a_wall_clock_that_is_set_does_not_move_the_order(state: StateDatabase, step_s: float) -> None:
+    clocks = Clocks()
+    clock = clocks.clock(state)
+    before = clock.now()
+    clocks.wall += step_s
+    assert clock.now() == before
+    assert clock.drift_s == pytest.approx(step_s)
+    last = before
+    for _ in range(121):
+        clocks.pass_s(1.0)
+        clock.work_off()
+        assert 0.49 < clock.now() - last < 1.51, "no step, and never back"
+        last = clock.now()
+    assert clock.drift_s == 0.0
+    assert clock.now() == pytest.approx(clocks.wall)
+
+
+@clause("S166")
+def test_the_next_worker_has_the_same_clock(state: StateDatabase) -> None:
+    clocks = Clocks()
+    clock = clocks.clock(state)
+    clocks.wall -= 500.0
+    clocks.pass_s(2.0)
+    clock.work_off()
+    told = clock.now()
+    state.commit()
+    following = clocks.clock(state)
+    assert (following.now(), following.drift_s) == (told, clock.drift_s)
+    clocks.boot, clocks.running = "another", 1.0
+    assert clocks.clock(state).now() >= told, "after a reboot too it does not go back"
+
+
+def test_a_record_is_what_was_written() -> None:
+    written = record(heard={"a": -0.5}, lost=(1.0, 2.0), errors=("x",), state=NodeState.AWAY)
+    assert NodeRecord.from_bytes(written.to_bytes()) == written
+    for torn in (b"", written.to_bytes()[:40], b"[]", b'{"node": "b"}', b'{"node": "b", "beat": 1, "clock": NaN, "watermark": 1}'):
+        with pytest.raises(ValueError, match=r".*"):
+            NodeRecord.from_bytes(torn)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("beat", "1"),
+        ("clock", None),
+        ("gated", "x"),
+        ("pointers", "x"),
+        ("drift_s", []),
+        ("heard", {"a": "b"}),
+        ("heard", 5),
+        ("lost", 5),
+        ("lost", [1]),
+        ("heartbeat_s", "fast"),
+        ("errors", "x"),
+        ("errors", [1]),
+        ("dirty_bytes", 1.5),
+        ("host", 7),
+        ("state", "asleep"),
+        ("state", 1),
+    ],
+)
+def test_a_record_with_something_else_in_a_field_is_none(field: str, value: object) -> None:
+    """Whatever somebody wrote there: `ValueError`, which is a record that cannot be read, and no other."""
+    found = json.loads(record().to_bytes()) | {field: value}
+    with pytest.raises(ValueError, match=r"without|not a valid"):
+        NodeRecord.from_bytes(json.dumps(found).encode())
+
+
+@clause("S160")
+def test_a_record_is_read_again_from_when_there_may_be_a_newer_one() -> None:
+    """A drain takes minutes, and whoever waits for it looks five times a second."""
+    peer = peer_of(record(), clock=1002.3)
+    assert not peer.may_have_written(1002.3, TERMS)
+    assert peer.may_have_written(1002.5, TERMS), "half a heartbeat later, by a clock that is ahead by the bound"
+    peer.saw(record(beat=2, clock=1010.0, heard={"a": 0.0}), 1010.1, 0.0)
+    assert not peer.may_have_written(1010.9, TERMS), "what it says of our clock is nearer than the bound"
+    assert peer.may_have_written(1011.0, TERMS)
+    peer.saw(record(beat=3, clock=1020.0, state=NodeState.LEFT), 1020.1, 0.0)
+    assert peer.may_have_written(1020.1, TERMS), "it may have come back"
+    assert Peer("b", 0.0).may_have_written(0.0, TERMS)
