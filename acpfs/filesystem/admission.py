@@ -57,7 +57,7 @@ class Admission:
             return "larger than RAM"
         missing = wanted - (self._tier.free_bytes() - self.outstanding())
         if missing > 0:
-            self._contents.evict_bytes(missing)
+            self._contents.retention.make_room(missing)
         if wanted > self._tier.free_bytes() - self.outstanding() or self._tier.waiting():
             return "RAM is short"
         headroom = self._headroom(pid)

@@ -9,6 +9,7 @@ import errno
 import stat
 import time
 
+from acpfs.backing.attributes import FSYNC_XATTR
 from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents
@@ -20,8 +21,6 @@ from acpfs.writeback.ops import Metadata
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2
-FSYNC_XATTR = b"user.acpfs.fsync"
-"""On a directory: `ordered` or `durable`, for all files below that are opened from then on."""
 OWN_PREFIX = b"user.acpfs."
 KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
 NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm", b"security.selinux"})

@@ -9,14 +9,17 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
-from acpfs.backing.lower import LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import Steps
-from acpfs.types import NO_INO, Ino
+from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version
 
@@ -24,13 +27,17 @@ from acpfs.writeback.ops import Metadata, Op, OpKind, Version
 class Changes:
     """Logs what the application did; implements `writeback.listener.Listener`."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView, steps: Steps) -> None:
+    def __init__(
+        self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView, steps: Steps, catalogue: Catalogue
+    ) -> None:
         """Pins what the log that the last worker left mentions."""
         self._table = table
         self._log = log
         self._contents = contents
         self._view = view
         self._steps = steps
+        self._catalogue = catalogue
+        self._in_doubt: list[tuple[set[Seq], Future[None]]] = []
         for op in log:
             self._pin(op)
         for node in table:
@@ -50,6 +57,7 @@ class Changes:
     def born(self, node: Node, parent: Ino, name: bytes) -> None:
         """A regular file was created: its name is pinned until its first STORE takes over."""
         self._table.set_child(parent, name, node.ino).pins += 1
+        self._catalogue.born(node)
 
     def record(self, kind: OpKind, node: Node, parent: Ino, name: bytes, **fields: Any) -> Op:
         """Log an operation on a name; the upper tree has been changed already."""
@@ -57,11 +65,14 @@ class Changes:
         last = self._log.last_of(node.ino)
         if last is not None:
             self.confirm(last)
-        op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=time.time(), **fields)
+        op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=self._log.clock.now(), **fields)
         self._pin(op)
         if creates:
             node.unlogged = False
             self._table.changed(node)
+        self._catalogue.logged(op, node)
+        if node.is_dir and kind in (OpKind.RENAME, OpKind.EXCHANGE):
+            self._contents.retention.order.refile()
         return op
 
     def metadata(self, node: Node, *, everything: bool) -> Metadata:
@@ -82,7 +93,7 @@ class Changes:
         if node.unlogged or self._log.fold(node.ino, meta) or (node.nlink == 0 and not node.is_dir):
             return
         kind = OpKind.SETXATTR if meta.xattrs else OpKind.SETATTR
-        self._log.append(kind, node.ino, meta=meta, logged_at=time.time())
+        self._log.append(kind, node.ino, meta=meta, logged_at=self._log.clock.now())
 
     def freeze(self, node: Node, *, quiet: bool = False) -> Op | None:
         """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
@@ -102,7 +113,7 @@ class Changes:
         meta = self.metadata(node, everything=first)
         version = self._contents.freeze(node, quiet=quiet)
         op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta)
-        op.unsealed = content.spill is not None
+        op.unsealed = content.outgrown is not None
         if first:
             self._unpin_name(parent, name)
         return op
@@ -112,6 +123,7 @@ class Changes:
         if op.tentative:
             op.tentative = False
             self._log.on_append(op)
+            self._known(op)
 
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""
@@ -123,6 +135,7 @@ class Changes:
             self.confirm(op)
             return
         created = self._log.withdraw(op)
+        self._known(op)
         if created:
             node.unlogged = True
             self._table.set_child(op.parent, op.name, node.ino).pins += 1
@@ -132,10 +145,34 @@ class Changes:
         if op.meta.xattrs and not created:  # folded in since; the other attributes go with the next STORE anyway
             self.change_metadata(node, Metadata(xattrs=op.meta.xattrs))
 
+    def closes_known(self, ops: Iterable[Op]) -> Future[None]:
+        """Done when each of the closes among `ops` turned out to be its descriptor's last one, or not.
+
+        Who wants all that was closed must wait for it: the last close may find bytes that the first could not see (a shared mapping
+        leaves no trace), and then takes the STORE back and logs another, behind the place in the log where it was. Wait for it in another
+        thread: what goes on at once, in the step of the last close, is too early for the other STORE.
+        """
+        known: Future[None] = Future()
+        doubtful = {op.seq for op in ops if op.tentative}
+        if doubtful:
+            self._in_doubt.append((doubtful, known))
+        else:
+            known.set_result(None)
+        return known
+
+    def _known(self, op: Op) -> None:
+        for doubtful, known in self._in_doubt:
+            doubtful.discard(op.seq)
+            if not doubtful:
+                known.set_result(None)
+        self._in_doubt = [pair for pair in self._in_doubt if pair[0]]
+
     def forget_birth(self, parent: Ino, name: bytes) -> None:
         """A never logged file loses its name."""
+        node = self._table[self._table[parent].dir.children[name].ino]
         self._table.set_child(parent, name, NO_INO)
         self._unpin_name(parent, name)
+        self._catalogue.forgotten(node)
 
     def replaced_birth(self, parent: Ino, name: bytes) -> None:
         """A never logged file was replaced by a rename: its own pin goes."""
@@ -179,10 +216,12 @@ class Changes:
             if op.kind is OpKind.MKDIR:
                 node.dir.listed_at = time.monotonic()
         self._done(op)
+        self._catalogue.done(op, persisted=True)
 
     def dropped(self, op: Op) -> None:
         """See `Listener`."""
         self._done(op)
+        self._catalogue.done(op, persisted=False)
 
     def _done(self, op: Op) -> None:
         for parent, name in op.touches():
@@ -193,8 +232,10 @@ class Changes:
             node = self._table.get(ino)
             if node is not None:
                 if node.is_file:
-                    self._contents.settle_state(node)
+                    self._contents.retention.settle(node)
                 self._view.reap(node)
+        if op.version is not None:
+            self._contents.settled()
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
         """See `Listener`."""
@@ -217,7 +258,7 @@ class Changes:
 
     def still_frozen(self, version: Version) -> bool:
         """See `Listener`."""
-        return self._contents.kernel.still_frozen(version)
+        return self._contents.still_frozen(version)
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         """See `Listener`."""
@@ -240,3 +281,23 @@ class Changes:
         """See `Listener`."""
         node = self._table.get(version.ino)
         return node is not None and node.handles > 0
+
+    def is_directory(self, ino: Ino) -> bool:
+        """See `Listener`."""
+        node = self._table.get(ino)
+        return node is not None and node.is_dir
+
+    def is_settled(self, path: LowerPath) -> bool:
+        """See `Listener`."""
+        node: Node | None = self._table[ROOT]
+        for name in path:
+            child = node.dir.children.get(name) if node is not None and node.is_dir else None
+            node = self._table.get(child.ino) if child is not None else None
+        return node is None or self._is_settled(node)
+
+    def _is_settled(self, node: Node) -> bool:
+        if node.unlogged or node.modified or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino)):
+            return False
+        if node.is_dir:
+            return all(self._is_settled(self._table[child.ino]) for child in node.dir.children.values() if child.ino)
+        return not (node.handles and self._contents.writers)

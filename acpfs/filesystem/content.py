@@ -6,16 +6,19 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
 
+from acpfs.filesystem.steps import shared
+from acpfs.ram.spill import is_spilled
+from acpfs.ram.tier import HUGE_PAGE_BYTES
 from acpfs.types import TierId
 
 UNSEEN = (0, -1)
 """Looks like no file: every look at one finds it changed."""
-SPILL_PIECE_BYTES = 2 << 20
-"""A huge page: a tier file's hole is made of whole ones, or the kernel clears pages instead of freeing them."""
+OUTGROWN_PIECE_BYTES = HUGE_PAGE_BYTES
+"""A tier file's hole is made of whole ones, or the kernel clears pages instead of freeing them."""
 
 
 @dataclass(slots=True, eq=False)
-class Spill:
+class Outgrown:
     """Where the bytes of a file are that outgrew RAM while it was written in passthrough."""
 
     name: str
@@ -26,7 +29,7 @@ class Spill:
     """Of the staging file, once it was needed."""
     released: Event = field(default_factory=Event)
     """The kernel does not read or write the tier file any more."""
-    finished: Future[None] = field(default_factory=Future)
+    finished: Future[None] = field(default_factory=shared)
     """The staging file has all bytes, or will never have them."""
 
     def to_text(self) -> str:
@@ -40,29 +43,33 @@ class Spill:
         return f"{self.name}|" + ",".join(f"{start}-{end}" for start, end in runs)
 
     @classmethod
-    def from_text(cls, text: str) -> Spill:
+    def from_text(cls, text: str) -> Outgrown:
         """Inverse of `to_text`."""
         name, _bar, runs = text.partition("|")
         pairs = [run.split("-") for run in runs.split(",") if run]
         return cls(name, {piece for start, end in pairs for piece in range(int(start), int(end))})
 
 
+FAILED_AT_SHIFT = 12
+"""An errno is less than 2,048; offsets below 2 PiB then fit into SQLite's 63 bits."""
+
+
 @dataclass(slots=True, eq=False)
 class Content:
-    """Current content of a regular file: all bytes of one tier file, or of one staging file (`overflow`), or some in either (`spill`)."""
+    """Current content of a regular file: all bytes of a tier file, or of a staging file (`overflow`), or some in either (`outgrown`)."""
 
     tier_id: TierId
     overflow: str = ""
     """Name of the staging file that has the bytes, because RAM had no room for them; then `tier_id` is 0."""
     sealed: bool = False
     """A version needs the staging file as it is; it changes only after that is persisted."""
-    spill: Spill | None = None
+    outgrown: Outgrown | None = None
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = 0.0
     """Monotonic time, seconds, of the first such change."""
     interrupted: bool = False
-    """Its writer was lost with an earlier daemon: shown, but not committed before someone decides."""
+    """Its writer was lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone decides."""
     seen: tuple[int, int] = UNSEEN
     """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel may have written in passthrough."""
     fd: int = -1
@@ -72,9 +79,38 @@ class Content:
     closing: bool = False
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
+    moving: bool = False
+    """That copy goes to a staging file, where the content will be."""
     failed: int = 0
     """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
     failed_at: int = 0
+
+    def state(self) -> int:
+        """For the state database: whether it is modified, and a failed write, in one number."""
+        return self.modified | (self.failed << 1 | self.failed_at << FAILED_AT_SHIFT if self.failed else 0)
+
+    def set_state(self, number: int) -> None:
+        """Inverse of `state`."""
+        self.modified = bool(number & 1)
+        self.failed, self.failed_at = (number >> 1) % (1 << FAILED_AT_SHIFT - 1), number >> FAILED_AT_SHIFT
+
+    @property
+    def spilled(self) -> bool:
+        """Whether its bytes are in the spill directory; then it is equal to a version, closed or only being read."""
+        return is_spilled(self.tier_id)
+
+    @property
+    def in_ram(self) -> bool:
+        """Whether all its bytes are in its tier file."""
+        return not (self.overflow or self.spilled or self.outgrown is not None)
+
+
+@dataclass(slots=True)
+class Remainder:
+    """The first `size` bytes of a file, in a tier file; see `remainder`."""
+
+    tier_id: TierId
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +120,8 @@ class ContentStatistics:
     dirty_bytes: int
     clean_bytes: int
     clean_files: int
+    retained_bytes: int
+    """Among the clean ones: of checkpoints that stay as long as there is room without them."""
     evicted_files: int
     evicted_bytes: int
     copied_aside_bytes: int

@@ -8,32 +8,51 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Container, Iterable
-from dataclasses import astuple, dataclass
+from collections.abc import Callable, Collection, Container, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerStat, SpaceInfo
-from acpfs.config import FsyncMode, Settings
+from acpfs.backing.read_rate import ReadRate
+from acpfs.checkpoints import Checkpoints
+from acpfs.config import FsyncMode, Settings, WhenFull
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.awaited_names import AwaitedNames
+from acpfs.filesystem.catalogue import Catalogue
+from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.expectations import Expectations
-from acpfs.filesystem.files import LAST_CLOSE_WAIT_S, Files
+from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
+from acpfs.filesystem.keeping import Keeping
+from acpfs.filesystem.known_files import KnownFiles
+from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
+from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.mending import Mending
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
+from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile
+from acpfs.filesystem.pins import Pins
+from acpfs.filesystem.preloading import Preloading
+from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
+from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.reports import Reports
-from acpfs.filesystem.spill import Spills
+from acpfs.filesystem.room import Room
+from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
+from acpfs.filesystem.versions import Versions
+from acpfs.filesystem.warming import Warming, WarmStatistics
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import Shortage, available_bytes
@@ -42,6 +61,7 @@ from acpfs.ram.tier import Tier, TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.spill import Spill, SpillStatistics
 
 SPACE_MAX_AGE_S = 2.0
 """statfs answers from memory up to this age, and beyond when the backing directory does not answer."""
@@ -54,18 +74,31 @@ class FileSystemStatistics:
     nodes: int
     open_files: int
     interrupted_files: int
-    waiting_writers: int
+    waiting: tuple[WaitingWriter, ...]
+    """Who waits for room in RAM: first the queue, in the order of turns."""
     overflowed_files: int
     """Files that did not fit into the RAM tier and were written straight to the backing directory."""
     open_lanes: dict[str, int]
     """Lane → open files that use it; every lane of this mount is there."""
     lane_choices: dict[str, int]
     """Why opens went the way they went → how many."""
+    pins: tuple[bytes, ...]
+    """Paths whose files do not leave RAM."""
+    pinned_bytes: int
+    is_pinned_full: bool
+    """Pins keep more of the budget than a pin may be made for."""
     held: tuple[HeldReport, ...]
     """Files whose passthrough writers wait for room."""
     tier: TierStatistics
     content: ContentStatistics
     lower_view: LowerViewStatistics
+    spill: SpillStatistics | None
+    """None: there is no spill tier."""
+    spilled: tuple[int, int]
+    """Files and bytes that left RAM for the spill directory."""
+    warm: WarmStatistics
+    unmirrored: Unmirrored | None
+    """None: no files are mirrored."""
 
 
 class FileSystem:
@@ -86,79 +119,107 @@ class FileSystem:
         unknown_bytes: int | None = None,
         available: Callable[[], int] = available_bytes,
         kept: Kept | None = None,
+        make_spill: Callable[[RLock], Spill] | None = None,
+        fills: CallPool | None = None,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
+        `fills`: threads for reading cold files ahead (None: those of `calls`).
         `headroom` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
-        `kept`: records for, and from, other workers of the kernel session.
+        `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
         self.lock = RLock()
         self.steps = Steps(self.lock, state.commit)
-        self._state = state
-        self._tier = tier
-        self._log = log
+        self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept
         """What the next worker of the session will need; transports keep theirs here too."""
-        self._lower = lower
-        self._calls = calls
         tier.when_safe = state.after_commit
         self._table = NodeTable(state)
-        self._overflow = Overflow(lower, calls, tier, settings.backing_timeout_s)
-        self._contents = Contents(tier, log, self._table, copies, self._overflow, settings.when_full)
+        self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s)
+        versions = Versions(tier, log)
+        self._room = room = Room(tier, settings.when_full, awaits_drain=versions.await_drain)
+        self.catalogue = Catalogue(state, self._table, log, Checkpoints(settings.checkpoint_patterns), verifies=settings.verify_after_write)
+        self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
-        self.changes = Changes(self._table, log, self._contents, self._view, self.steps)
-        self._names = Names(self._table, self._view, self.changes, self._contents)
+        self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue)
+        self.awaited = AwaitedNames(settings, self._table, self._view, log)
+        """Names that other nodes are about to persist, and those that they may wait for."""
+        self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
         admission = Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes)
-        self.hold = Hold(self._contents, admission, tier, settings.when_full, Shortage(available), self._table.path)
-        self._spills = Spills(lower, calls, tier, self._contents, self._table, log, state, admission, self.hold, self.lock)
-        self._files = Files(
+        self.hold = Hold(self._contents, admission, tier, room, Shortage(available), self._table.path)
+        self._outgrown = OutgrownFiles(lower, calls, tier, self._contents, self._table, log, state, admission, self.hold, self.lock)
+        self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
+        changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
+        self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
+        """What goes to the spill tier, where there is one."""
+        self.spill = self.spilling.spill if self.spilling is not None else None
+        self._open, self._files = self._regular_files(admission, changeable)
+        self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
+        shapes = Checkpoints(settings.checkpoint_patterns)
+        self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed)
+        self.mending = Mending(self._table, log, self._contents, self.changes, tier)
+        self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
+        self._reports = Reports(self._table, log, self._contents, self._open)
+        self._space: SpaceInfo | None = None
+        self._space_at, self._space_asked = 0.0, False
+
+    def _regular_files(self, admission: Admission, changeable: Changeable) -> tuple[OpenFiles, Files]:
+        """The calls on regular files, over the parts that are there."""
+        opened = OpenFiles(
             self._table,
             self.lanes,
+            LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming),
             self._names,
             self._attributes,
             self._view,
             self.changes,
             self._contents,
-            self._overflow,
+            changeable,
             admission,
-            self.hold,
-            self._spills,
-            tier,
-            log,
+            self._outgrown,
+            self.warming,
+            self._log,
             self.kept,
         )
-        self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
-        self.mending = Mending(self._table, log, self._contents, self.changes, tier)
-        self._reports = Reports(self._table, log, self._contents, self._files)
-        self._space: SpaceInfo | None = None
-        self._space_at = 0.0
-        self._space_asked = False
+        return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
+
+    def _spilling(self, spill: Spill, versions: Versions, room: Room, changeable: Changeable) -> Spilling:
+        parts = (self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
+        spilling = Spilling(spill, *parts)
+        changeable.bring_back = spilling.bring_back
+        return spilling
+
+    def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
+        order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
+        left = Remainders(self._state, self._tier, self._table, versions)
+        marks = Marks(self._state)
+        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, marks, left)
 
     # -- start
 
-    async def start(self) -> None:
+    async def start(self, space: SpaceInfo | None = None) -> SpaceInfo:
         """Learn the top of the backing directory; sort out what an earlier daemon left. Asks the backing directory twice.
 
-        Over a session that another worker has left: go on where it was, without asking the backing directory, which may hang.
+        `space`: what an earlier worker of this mount has learned; then the backing directory, which may hang, is not asked. The answer is
+        for the next one.
 
         Raises:
             OSError: the backing directory does not answer.
         """
-        if self.kept.taken_over:
-            self._space = SpaceInfo(*self.kept.fact("space"))
+        if space is not None and ROOT in self._table:
+            self._space = space
         else:
             top: LowerStat = await self._view.call("lstat top", self._lower.lstat, ())
-            self._space = await self._view.space()
+            self._space = await self._view.call("statfs", self._lower.space)
             self._space_at = time.monotonic()
             if ROOT not in self._table:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)
-            self.kept.record("space", astuple(self._space))
         self._table[ROOT].lookups = 1
-        self._files.restore()
+        self._open.restore()
         self._directories.restore()
         for _slot, (ino, count) in self.kept.references:
             node = self._table.get(Ino(ino))
@@ -168,21 +229,24 @@ class FileSystem:
         for node in self._table:
             self._take_over(node, interrupted)
         self.kept.record("interrupted", [node.ino for node in self._table if node.interrupted])
+        return self._space
 
     def _take_over(self, node: Node, interrupted: Container[Ino]) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
         if node.nlink == 0 or (node.unlogged and not node.names):
             node.nlink = 0
         elif node.kernel_writers:
-            self._contents.watch_again(node, versions_too=not self._files.appending_only(node))
+            self._contents.watch_again(node, versions_too=not self._open.appending_only(node))
         elif node.content is not None and node.content.modified and not node.handles:
-            if self.kept.taken_over and node.ino not in interrupted:
+            if self.kept.taken_over and node.ino not in interrupted and not node.content.failed:
                 self.changes.freeze(node)  # its last RELEASE was under way
             else:
                 node.content.interrupted = True
+        if not node.kernel_writers:
+            self._contents.kernel_ended(node)
         if node.content is not None:
-            self._contents.settle_state(node)
-        self._finish_spilled(node)
+            self._contents.retention.settle(node)
+        self._finish_outgrown(node)
         self._view.reap(node)
 
     def watch_outside(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
@@ -192,16 +256,16 @@ class FileSystem:
         """
         self._view.tell_changed, self._view.tell_lost = changed, lost
 
-    def _finish_spilled(self, node: Node) -> None:
+    def _finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
-        if node.content is not None and node.content.spill is not None and not node.kernel_writers and not node.interrupted:
-            self.steps.start(self._files.finish_spilled(node), lambda _value, _error: None)
+        if node.content is not None and node.content.outgrown is not None and not node.kernel_writers and not node.interrupted:
+            self.steps.start(self._open.finish_outgrown(node), lambda _value, _error: None)
 
     # -- names
 
-    async def lookup(self, parent: Ino, name: bytes) -> Attributes:
-        """Takes a kernel reference."""
-        return self._attributes.of(await self._names.lookup(parent, name))
+    async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:
+        """Takes a kernel reference. `waits`: for a name that another node is about to persist, where that is asked for."""
+        return self._attributes.of(await self._names.lookup(parent, name, waits=waits))
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
         """The kernel drops references: (node, how many). Takes the lock."""
@@ -284,26 +348,26 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-        return await self._files.open(ino, flags, caller)
+        return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
-        opened, node = await self._files.create(parent, name, mode, flags, caller)
+        opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
-        opened, node = await self._files.tmpfile(parent, mode, flags, caller)
+        opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     def is_open(self, handle: HandleId) -> bool:
         """Whether there is an open file of that number."""
-        return self._files.is_open(handle)
+        return self._open.is_open(handle)
 
     def refuse_passthrough(self, handle: HandleId) -> None:
         """The kernel would not take the descriptor of an open that was answered with the passthrough lane. Takes the lock."""
         with self.lock:
-            self._files.refuse_passthrough(handle)
+            self._open.refuse_passthrough(handle)
 
     async def read(self, handle: HandleId, offset: int, size: int) -> bytes:
         """Up to `size` bytes."""
@@ -315,11 +379,11 @@ class FileSystem:
 
     async def flush(self, handle: HandleId) -> None:
         """One descriptor of the open file was closed."""
-        await self._files.flush(handle)
+        await self._open.flush(handle)
 
     async def release(self, handle: HandleId) -> None:
         """The open file is gone."""
-        await self._files.release(handle)
+        await self._open.release(handle)
 
     async def fsync(self, handle: HandleId, datasync: bool) -> None:
         """Fix the content in the order, and more by the mode of mount and directory."""
@@ -399,7 +463,7 @@ class FileSystem:
 
     def freeze_all(self) -> int:
         """Fix the content of every open file as of now; under the lock; returns how many."""
-        self._files.confirm_older_than(0.0)
+        self._open.confirm_older_than(0.0)
         frozen = self._files.freeze_older_than(0.0)
         self._state.commit()
         return frozen
@@ -411,16 +475,37 @@ class FileSystem:
 
     def freeze_old(self) -> int:
         """Commit long-open files as of now (promise 13); under the lock; returns how many."""
-        self._files.confirm_older_than(LAST_CLOSE_WAIT_S)
+        self._open.confirm_older_than(LAST_CLOSE_WAIT_S)
         frozen = self._files.freeze_older_than(self.settings.max_dirty_age_s) if self.settings.max_dirty_age_s else 0
+        if self.spilling is not None:
+            self.spilling.look()
         self._state.commit()
         return frozen
+
+    def look_after_waiting(self) -> None:
+        """Every second, under the lock: what those who wait for room waited for may be parked by now."""
+        self._room.look_again()
+        self._state.commit()
+
+    def distrust(self) -> None:
+        """Ask the backing directory anew for all names and attributes, however young; under the lock."""
+        self._view.trusted_since = time.monotonic()
+
+    def change_when_full(self, when_full: WhenFull) -> None:
+        """Another policy from now on, also for those who wait; under the lock."""
+        self._room.change_policy(when_full)
+        self.hold.look_soon()
+        self._state.commit()
 
     # -- for control; all under the lock, but for those that say otherwise
 
     def files_report(self, prefix: bytes = b"") -> list[FileReport]:
         """State of each file in RAM or in the log, below a path relative to the mount point."""
         return self._reports.files(prefix)
+
+    def closes_known(self, paths: Collection[bytes] = ()) -> Future[None]:
+        """Done when of each close until now, of a file below the paths, is known whether it was the last; at once for nearly all."""
+        return self.changes.closes_known(self._reports.operations(paths))
 
     def complete_until(self, paths: Iterable[bytes] = ()) -> Seq:
         """The number up to which the log must be done so that all complete content below the paths is persisted; 0: nothing pending."""
@@ -430,18 +515,41 @@ class FileSystem:
         """Store interrupted files below a path as they are; returns how many."""
         nodes = self._reports.interrupted(path)
         for node in nodes:
+            assert node.content is not None
+            node.content.failed = node.content.failed_at = 0  # as it is
             self.changes.freeze(node)
-            self._finish_spilled(node)
+            self._finish_outgrown(node)
         self._state.commit()
         return len(nodes)
 
-    def discard_interrupted(self, path: bytes) -> int:
-        """Drop interrupted files below a path: the backing directory's content, if any, is shown again; returns how many."""
+    def discard_interrupted(self, path: bytes) -> tuple[int, list[bytes]]:
+        """Drop interrupted files below a path, under the lock: the backing directory's content, if any, is shown again.
+
+        Returns how many, and the paths of those that somebody has open, which stay.
+        """
         nodes = self._reports.interrupted(path)
+        left = [self._table.path(node.ino) for node in nodes if node.handles]
         for node in nodes:
-            self.changes.discard(node)
+            if not node.handles:
+                self.changes.discard(node)
         self._state.commit()
-        return len(nodes)
+        return len(nodes) - len(left), left
+
+    @property
+    def read_rate(self) -> ReadRate:
+        """How fast the backing directory was read for applications."""
+        return self._view.read_rate
+
+    def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
+        """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""
+        with self.lock:
+            self._view.nameless.keep = keep
+            for ino, fd in kept.items():
+                node = self._table.get(ino)
+                if node is not None:
+                    self._view.nameless.restore(node, fd)
+                else:
+                    self._view.nameless.give_back(ino, fd)
 
     def before_writers(self, call: Callable[[], None]) -> None:
         """Have `call` called whenever a file is about to be opened for writing, under the lock; it must not wait."""
@@ -451,14 +559,21 @@ class FileSystem:
         """A record of everything that can be counted."""
         return FileSystemStatistics(
             nodes=len(self._table),
-            open_files=len(self._files),
+            open_files=len(self._open),
             interrupted_files=len(self._reports.interrupted(b"")),
-            waiting_writers=self._tier.waiting(),
-            overflowed_files=self._overflow.files + self._spills.files,
-            open_lanes=self._files.open_lanes(),
+            waiting=self._room.statistics(self._table.path) + self.hold.not_queued(),
+            overflowed_files=self._overflow.files + self._outgrown.files,
+            open_lanes=self._open.open_lanes(),
             lane_choices=dict(self.lanes.reasons),
+            pins=tuple(self.keeping.pins()),
+            pinned_bytes=self.keeping.pinned_bytes(),
+            is_pinned_full=self.keeping.is_pinned_full(),
             held=self.hold.statistics(),
             tier=self._tier.statistics(),
             content=self._contents.statistics(),
             lower_view=self._view.statistics(),
+            spill=self.spill.statistics() if self.spill is not None else None,
+            unmirrored=self.spilling.unmirrored() if self.spilling is not None and self.spilling.spill.mirror is not None else None,
+            spilled=(self.spilling.moved_files, self.spilling.moved_bytes) if self.spilling is not None else (0, 0),
+            warm=self.warming.counts,
         )

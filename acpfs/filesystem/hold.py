@@ -21,8 +21,11 @@ from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.records import WaitingWriter
+from acpfs.filesystem.room import Room
 from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino
 
 FILL_BYTES_PER_S = 40e9
@@ -36,6 +39,9 @@ ASK_AGAIN_S = 5.0
 GAP_ROOM_BYTES = 64 << 20
 """No gap between slices when the tmpfs has less than this: one write slips through in it, and must not find it full."""
 MARGIN_BYTES_MAX, GRANT_BYTES_MAX = 64 << 20, 256 << 20
+
+
+RELIEVING = "nothing else can make room: what it has written so far is moved to the backing directory"
 
 
 class Holder(Protocol):
@@ -62,6 +68,8 @@ class Held:
     """Set while the inode lock is had; its result ends that: True to take it again at once, False for good."""
     room: Future[None] | None = None
     """Its place in the queue for room."""
+    asked_bytes: int = 0
+    """What it asked for there: by the time it comes, another budget may grant more or less."""
     relieving: bool = False
     """Nothing else can make room: its own bytes are on their way out."""
     not_before: float = 0.0
@@ -87,18 +95,20 @@ class Hold:
     """Watches writers, holds them, and lets them go on."""
 
     def __init__(
-        self, contents: Contents, admission: Admission, tier: Tier, when_full: WhenFull, shortage: Shortage, path: Callable[[Ino], bytes]
+        self, contents: Contents, admission: Admission, tier: Tier, room: Room, shortage: Shortage, path: Callable[[Ino], bytes]
     ) -> None:
         """`path`: of a node, for reports."""
         self._path = path
         self._contents = contents
         self._admission = admission
         self._tier = tier
-        self._when_full = when_full
+        self._room = room
         self._shortage = shortage
         self._holder: Holder | None = None
         self._writers: dict[Ino, Node] = {}
         self._held: dict[Ino, Held] = {}
+        self._counted: dict[Ino, int] = {}
+        """Bytes of a writer's file that its turns in the queue know of."""
         self._grants: dict[Ino, tuple[int, int]] = {}
         """Reserved for a writer that was held: (bytes left, tier file's bytes when last looked at)."""
         self._gap: Ino | None = None
@@ -114,6 +124,7 @@ class Hold:
     def add(self, node: Node) -> None:
         """The node has a writer in the passthrough lane."""
         self._writers[node.ino] = node
+        self._counted.setdefault(node.ino, node.blocks * BLOCK_BYTES)
         if self._holder is not None:
             self._holder.look_soon()
 
@@ -131,16 +142,19 @@ class Hold:
             return math.inf
         for node in self._writers.values():
             self._contents.kernel.look(node)
-            self._use_grant(node)
+            self._count(node)
         self._watch_memory()
         missing = 2 * self._margin() - self._unpromised()
         if missing > 0:
-            self._contents.evict_bytes(missing)
+            self._contents.retention.make_room(missing)
         for node in self._writers.values():
             if node.ino not in self._held and self._is_short_for(node):
-                self._begin(node, self._shortage.reason())
-        for held in list(self._held.values()):
+                self._begin(node)
+        in_turn = sorted(self._held.values(), key=lambda held: self._tier.turn(_applicant(held.node)))
+        for held in in_turn:
             self._tend(held)
+        for held in reversed(in_turn):  # who has had most gives way first, and what that frees goes to who has had least
+            self._wait_or_give_way(held)
         return self._interval()
 
     def _watch_memory(self) -> None:
@@ -151,21 +165,29 @@ class Hold:
 
     def _forget_closed(self) -> None:
         for ino in [ino for ino, node in self._writers.items() if not node.kernel_writers]:
-            del self._writers[ino]
+            self._count(self._writers.pop(ino))
+            del self._counted[ino]
             self._tier.release(self._grants.pop(ino, (0, 0))[0])
             if ino in self._held:
                 self._end(self._held[ino])
 
-    def _use_grant(self, node: Node) -> None:
-        """What was reserved for the writer has become bytes of its file."""
-        if node.ino in self._grants:
-            left, before = self._grants[node.ino]
-            taken = node.blocks * BLOCK_BYTES
-            used = min(left, max(0, taken - before))
-            self._grants[node.ino] = (left - used, taken)
-            if used == left:
-                del self._grants[node.ino]
-            self._tier.release(used)
+    def _count(self, node: Node) -> None:
+        """What the kernel has written counts for the writer's turns; what was reserved for it did already."""
+        taken = node.blocks * BLOCK_BYTES
+        grown, self._counted[node.ino] = taken - self._counted[node.ino], taken
+        self._tier.had(_applicant(node), grown - self._use_grant(node, taken))
+
+    def _use_grant(self, node: Node, taken: int) -> int:
+        """What was reserved for the writer has become bytes of its file; returns how many."""
+        if node.ino not in self._grants:
+            return 0
+        left, before = self._grants[node.ino]
+        used = min(left, max(0, taken - before))
+        self._grants[node.ino] = (left - used, taken)
+        if used == left:
+            del self._grants[node.ino]
+        self._tier.release(used)
+        return used
 
     def _margin(self) -> int:
         """Room at which writers are held: what they write until they are comes out of the slack."""
@@ -193,16 +215,20 @@ class Hold:
 
     # -- holding
 
-    def _begin(self, node: Node, reason: str) -> None:
+    def _begin(self, node: Node) -> None:
         assert self._holder is not None
-        if self._when_full is WhenFull.ERROR:
-            if node.content is not None and not node.content.failed:
-                node.content.failed, node.content.failed_at = errno.ENOSPC, node.size  # told by close: write itself was not asked
+        if self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps():
+            self._refuse(node)
             return
         now = time.monotonic()
-        self._held[node.ino] = Held(node, reason, now, now)
+        self._held[node.ino] = Held(node, self._room.reason(), now, now)
         self.holds += 1
         self._holder.take(node.ino)
+
+    def _refuse(self, node: Node) -> None:
+        """There is no room for what was written: told by close, since write itself was not asked."""
+        if node.content is not None and not node.content.failed:
+            self._contents.fail(node, errno.ENOSPC, node.size)
 
     def taken(self, ino: Ino) -> Future[bool] | None:
         """The inode lock of a file is had: keep it until the future is done. None: it is not needed any more."""
@@ -224,8 +250,13 @@ class Hold:
 
     def _tend(self, held: Held) -> None:
         assert self._holder is not None
-        if self._has_room(held):
-            self._grants[held.node.ino] = (self._grant(), held.node.blocks * BLOCK_BYTES)
+        if self._room.when_full is WhenFull.ERROR and not self._room.waiting_helps():  # since it was changed
+            self._refuse(held.node)
+            self._end(held)
+            return
+        granted = self._granted(held)
+        if granted:
+            self._grants[held.node.ino] = (granted, held.node.blocks * BLOCK_BYTES)
             self._end(held)
             return
         now = time.monotonic()
@@ -236,29 +267,33 @@ class Hold:
             self._gap, held.gaps, held.asked_at = held.node.ino, held.gaps + 1, now
             _settle(held, again=True)
 
-    def _has_room(self, held: Held) -> bool:
-        """Whether the held writer has got room; what may be done for it is begun here."""
+    def _granted(self, held: Held) -> int:
+        """How much room the held writer has got: it is reserved."""
         if held.room is not None:
             if not held.room.done():
-                return False
+                return 0
             room, held.room = held.room, None
             if room.exception() is None:
-                return True
-        if held.relieving:
-            return False
-        promised_to_others = self._unpromised() < self._grant() <= self._tier.free_bytes()
-        if not promised_to_others and self._tier.reserve_nowait(self._grant()):
-            return True
-        if held.node.content is not None and held.node.content.spill is not None and self.relieve(held):
-            return False
-        if self._contents.awaits_drain() and self._when_full is WhenFull.WAIT:
-            if promised_to_others:
-                return False
-            held.room = self._tier.reserve(self._grant())
+                return held.asked_bytes
+        grant = self._grant()
+        has_room = not (held.relieving or self._is_promised_to_others()) and self._tier.reserve_nowait(grant, _applicant(held.node))
+        return grant if has_room else 0
+
+    def _is_promised_to_others(self) -> bool:
+        return self._unpromised() < self._grant() <= self._tier.free_bytes()
+
+    def _wait_or_give_way(self, held: Held) -> None:
+        """What may be done for a held writer that has got no room is begun here."""
+        if held.ended or held.relieving or held.room is not None:
+            return
+        waiting_helps = self._room.waiting_helps()
+        is_outgrown = held.node.content is not None and held.node.content.outgrown is not None
+        if (is_outgrown or not waiting_helps) and held.until is not None and self.relieve(held):
+            return
+        if waiting_helps and not self._is_promised_to_others():
+            held.asked_bytes = self._grant()
+            held.room = self._tier.reserve(held.asked_bytes, _applicant(held.node))
             held.room.add_done_callback(lambda _room: self.look_soon())
-        elif held.until is not None:
-            self.relieve(held)
-        return False
 
     def _may_open(self, held: Held) -> bool:
         """Whether others may get in between: one file at a time, and not into a tmpfs that is full."""
@@ -271,7 +306,7 @@ class Hold:
         del self._held[held.node.ino]
         held.ended = True
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
-            self._tier.release(self._grant())
+            self._tier.release(held.asked_bytes)
         self._tier.room_changed()
         _settle(held, again=False)
 
@@ -282,6 +317,27 @@ class Hold:
             HeldReport(h.node.ino, self._path(h.node.ino), h.reason, now - h.since, h.node.blocks * BLOCK_BYTES)
             for h in self._held.values()
         )
+
+    def not_queued(self) -> tuple[WaitingWriter, ...]:
+        """Of these, who waits for something else than a turn in the queue for room."""
+        now, wall = time.monotonic(), time.time()
+        return tuple(
+            WaitingWriter(
+                h.node.ino,
+                self._path(h.node.ino),
+                h.node.writer_pid,
+                Purpose.RELEASE.value,
+                self._grant(),
+                wall - (now - h.since),
+                RELIEVING if h.relieving else self._room.reason(),
+            )
+            for h in self._held.values()
+            if h.room is None
+        )
+
+
+def _applicant(node: Node) -> Applicant:
+    return Applicant(node.ino, Purpose.RELEASE, node.writer_pid)
 
 
 def _settle(held: Held, *, again: bool) -> None:

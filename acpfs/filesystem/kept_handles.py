@@ -32,6 +32,10 @@ class Handle:
     flags: int
     lower_fd: int = -1
     """Descriptor on the backing directory while the content is only there; opened at the first read."""
+    lower_ino: int = 0
+    """Inode number there of what it is open on."""
+    left_fds: list[int] = field(default_factory=list)
+    """What it was open on before the file was replaced there."""
     lane: Lane = Lane.LIBFUSE
     pid: int = 0
     """Who opened it."""
@@ -60,6 +64,11 @@ class Handle:
     def may_map(self) -> bool:
         """Whether the file can be mapped through it."""
         return self.flags & os.O_ACCMODE != os.O_WRONLY
+
+    @property
+    def writes_unseen(self) -> bool:
+        """Whether the kernel may write for it without the daemon."""
+        return self.unseen or (self.lane is Lane.PASSTHROUGH and self.writable)
 
     @property
     def synchronous(self) -> bool:

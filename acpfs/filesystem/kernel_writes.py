@@ -3,8 +3,8 @@
 Writers in the passthrough lane and shared mappings leave only a new size and mtime of the tier file, mappings not even that. An mtime
 alone is no proof: the kernel's clock ticks every few milliseconds, and one write takes its time after it set the mtime. So the tier
 file is marked: its mtime is set to a value that no clock gives (`stamp`), under its inode lock, so that writes under way are done and every
-later one replaces the mark. Knows tier files, nodes and the log; does not know handles, room or lanes. Used under the file system's lock,
-but for `stamp`; nothing here waits.
+later one replaces the mark. Marks outlive the worker (`marks`). Knows tier files, nodes and the log; does not know handles, room or
+lanes. Used under the file system's lock, but for `stamp`; nothing here waits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId, VersionId
@@ -55,14 +56,19 @@ class Guard:
 class KernelWrites:
     """Looks at tier files for what the kernel did to them."""
 
-    def __init__(self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Content], int]) -> None:
+    def __init__(
+        self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Content], int], marks: Marks
+    ) -> None:
         """`opened`: the descriptor of a content; `copies`: threads that may wait for writers."""
         self._tier = tier
         self._log = log
         self._table = table
         self._copies = copies
         self._opened = opened
+        self._marks = marks
         self._guards: dict[VersionId, Guard] = {}
+        self.renewed: Callable[[Version], None] = lambda _version: None
+        """Called when a version had to become what its file is now."""
 
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file since it was marked; whether it wrote anything."""
@@ -83,12 +89,22 @@ class KernelWrites:
         """Mark the tier file if it is not, while the kernel holds back whoever writes to the file."""
         if self.look(node):
             assert node.content is not None
-            node.content.seen = stamp(self._opened(node.content))
+            self.note(node, stamp(self._opened(node.content)))
 
-    def mark_clean(self, node: Node) -> None:
-        """Mark a tier file that nobody writes to yet, and that holds nothing unfrozen."""
-        if node.content is not None:
-            node.content.seen = stamp(self._opened(node.content))
+    def expect(self, node: Node) -> None:
+        """From now on somebody may write unseen. Marks the tier file, unless it holds something unfrozen anyway."""
+        if not node.kernel_writers and node.content is not None:
+            if not node.modified:
+                node.content.seen = stamp(self._opened(node.content))
+            self._marks.set(node.ino, UNSEEN if node.modified else node.content.seen)
+        node.kernel_writers += 1
+
+    def note(self, node: Node, seen: tuple[int, int]) -> None:
+        """The tier file looks like this, and everything in it is known."""
+        assert node.content is not None
+        node.content.seen = seen
+        if node.kernel_writers:
+            self._marks.set(node.ino, seen)
 
     def mark_behind(self, tier_id: TierId) -> Future[tuple[int, int]]:
         """Mark a tier file as soon as the write that is under way is done."""
@@ -117,20 +133,30 @@ class KernelWrites:
             fd = self._opened(node.content)
             os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
             st = os.fstat(fd)
-            node.content.seen = (st.st_mtime_ns, st.st_size)
+            self.note(node, (st.st_mtime_ns, st.st_size))
 
     # -- after the end of a worker
 
-    def as_recorded(self, node: Node) -> bool:
-        """Whether the tier file is as the node's row says, but for a mark: then the row's times are right, also those that were set."""
+    def resume(self, node: Node) -> None:
+        """Take over what was written to the tier file since the node's row was: by the worker, or by the kernel until now."""
         assert node.content is not None
         st = self._tier.stat(node.content.tier_id)
-        return st.st_mtime_ns <= node.ctime_ns + MARKS_NS and st.st_size == node.size
-
-    def watch_again(self, node: Node, versions: Iterable[Version]) -> None:
-        """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
-        if not self.as_recorded(node):
+        if not self._is_as_recorded(node, node.content, st):
             self.look(node)
+        elif node.ino in self._marks:
+            node.content.seen = (st.st_mtime_ns, st.st_size)
+
+    def _is_as_recorded(self, node: Node, content: Content, st: os.stat_result) -> bool:
+        """But for a mark that the worker did not live to record: then the row's times are right, also those that were set."""
+        mark = self._marks.get(node.ino)
+        if mark is not None and not (content.modified and mark == UNSEEN):
+            return st.st_size == mark[1] and 0 <= st.st_mtime_ns - mark[0] <= MARKS_NS
+        if content.modified:
+            return st.st_size == node.size and st.st_mtime_ns <= node.ctime_ns + MARKS_NS
+        return st.st_size == node.size or content.outgrown is not None
+
+    def watch_again(self, versions: Iterable[Version]) -> None:
+        """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
         for version in versions:
             self._guards[version.vid] = Guard(UNSEEN)
 
@@ -163,10 +189,12 @@ class KernelWrites:
         version.size = st.st_size
         version.renewals += 1
         self._log.save_version(version)
+        self.renewed(version)
         return False
 
-    def unguard(self, versions: Iterable[Version]) -> None:
-        """Nobody writes in passthrough any more: what versions see now stays as it is."""
+    def ended(self, node: Node, versions: Iterable[Version]) -> None:
+        """Nobody writes unseen any more: what versions see now stays as it is."""
+        self._marks.forget(node.ino)
         for version in versions:
             self.still_frozen(version)
             self.forget(version)

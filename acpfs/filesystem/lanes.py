@@ -51,6 +51,12 @@ class Lanes:
         self.reasons[reason or Lane.PASSTHROUGH.value] += 1
         return self._daemon_lane if reason else Lane.PASSTHROUGH
 
+    def daemon_for(self, reason: str) -> Lane:
+        """The lane through the daemon, for a reason that this module does not know."""
+        self.reasons[Lane.PASSTHROUGH.value] -= 1
+        self.reasons[reason] += 1
+        return self._daemon_lane
+
     @staticmethod
     def bind(handle: Handle) -> bool:
         """Note an open in the daemon's lane beside such as the kernel serves; whether it may write unseen, through a mapping.
@@ -73,8 +79,10 @@ class Lanes:
         access = flags & os.O_ACCMODE
         if not self._passthrough:
             return "not offered by transport and kernel"
-        if node.content is not None and (node.content.overflow or node.content.spill is not None):
-            return "does not fit into RAM"
+        if node.content is not None and (not node.content.in_ram or node.content.moving):
+            return "in the spill directory" if node.content.spilled else "does not fit into RAM"
+        if node.remainder is not None and access == os.O_RDONLY:
+            return "partly in RAM"
         if node.in_kernel and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
             return "open in the passthrough lane on an earlier content"
         if access == os.O_RDWR:

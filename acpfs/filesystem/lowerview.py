@@ -12,25 +12,27 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from acpfs.backing.attributes import signed_ino
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat, SpaceInfo
+from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
+from acpfs.backing.progress import Progress
+from acpfs.backing.read_rate import ReadRate
 from acpfs.config import Settings
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.lower_reads import LowerReads
+from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Child, Node, NodeTable
 from acpfs.filesystem.steps import wait
+from acpfs.filesystem.whole_reads import WholeReads
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
-
-COPY_UP_CHUNK_BYTES = 8 << 20
 
 MISSES_MAX = 16
 """After so many questions about new names of one directory within `attr_timeout_s`, its listing is asked for instead: an lstat in a
@@ -45,12 +47,8 @@ HIDDEN = b".acpfs"
 T = TypeVar("T")
 
 
-class ReadHandle(Protocol):
-    """An open file as far as reading from the backing directory goes."""
-
-    node: Node
-    lower_fd: int
-    """Descriptor on the backing directory; -1: not open yet."""
+class _ReplacedError(OSError):
+    """Another file lies at the path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,8 @@ class LowerViewStatistics:
 
     stale_answers: int
     overtaken_answers: int
+    checksum_mismatches: int
+    """Files that were found not to be what was stored, by whoever read them whole."""
 
 
 class LowerView:
@@ -87,7 +87,13 @@ class LowerView:
         self._tier = tier
         self._lock = lock
         self._foreseen: dict[Ino, Future[None]] = {}
-        self._stale_answers = self._overtaken_answers = 0
+        self.read_rate = ReadRate()
+        """How fast files of the backing directory were read."""
+        self._stale_answers, self._overtaken_answers = 0, 0
+        self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
+        self.whole = WholeReads(lower, tier, self.read_rate)
+        self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
+        self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
         self.tell_changed: Callable[[Ino], None] = lambda _ino: None
         """Called, under the lock, when others changed a node that the kernel knows."""
         self.tell_lost: Callable[[Ino, bytes, Ino], None] = lambda _parent, _name, _ino: None
@@ -101,9 +107,13 @@ class LowerView:
         Raises:
             OSError: what the backing directory answered; EIO when it did not within `backing_timeout_s`.
         """
-        future = self._calls.submit(label, function, *arguments)
+        return await self.answer(label, self._calls.submit(label, function, *arguments))
+
+    async def answer(self, label: str, future: Future[T], progress: Progress | None = None) -> T:
+        """`call` for one that is under way; `progress`: patience goes by that, not by the time since it began."""
+        moved = progress.mark if progress is not None else lambda: None
         try:
-            return await wait(self._calls.patient(future, self._settings.backing_timeout_s))
+            return await wait(self._calls.patient(future, self._settings.backing_timeout_s, moved=moved))
         except TimeoutError:
             raise OSError(errno.EIO, f"{label}: no answer from the backing directory") from None
 
@@ -118,8 +128,9 @@ class LowerView:
             self._stale_answers += 1
             return None
 
-    def _fresh(self, checked_at: float) -> bool:
-        return time.monotonic() - checked_at < self._settings.attr_timeout_s
+    def _fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
+        """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
+        return checked_at >= max(since, min(began, max(self.trusted_since, time.monotonic() - self._settings.attr_timeout_s)))
 
     def on_backing(self, ino: Ino) -> bool:
         """Whether the node has a place on the backing directory."""
@@ -127,20 +138,20 @@ class LowerView:
 
     def held(self, node: Node) -> bool:
         """Whether the mount's own idea of the node is the right one, because the backing directory has yet to hear of it."""
-        return node.unlogged or node.modified or self._log.is_pending(node.ino) or (node.is_dir and self._log.pending_in(node.ino) > 0)
+        return node.unlogged or node.is_written or self._log.is_pending(node.ino) or (node.is_dir and self._log.pending_in(node.ino) > 0)
 
     # -- names
 
-    async def child(self, parent: Node, name: bytes) -> Ino:
-        """The node that a name leads to, 0 for none."""
+    async def child(self, parent: Node, name: bytes, *, anew: bool = False) -> Ino:
+        """The node that a name leads to, 0 for none. `anew`: ask the backing directory, however young the knowledge is."""
         if not parent.is_dir:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if parent.ino == ROOT and name == HIDDEN:
             return NO_INO
-        listed = False
+        listed, began = False, time.monotonic()
         while True:
             child = parent.dir.children.get(name)
-            if self._settled(parent, name, child):
+            if self._settled(parent, name, child, began, since=began if anew else 0.0):
                 return child.ino if child else NO_INO
             if not listed and (child is None or not child.ino) and self._is_worth_listing(parent):
                 listed, parent.dir.misses = True, 0
@@ -154,6 +165,8 @@ class LowerView:
             if answer is None:
                 return self._stale(parent, name)
             if self._overtaken(epoch):
+                if not await self._at_rest(known=known):
+                    return self._stale(parent, name)
                 continue
             child = parent.dir.children.get(name)
             if child is None or not child.pins:
@@ -171,13 +184,13 @@ class LowerView:
             and (len(directory.listing) < LISTING_ENTRIES_MAX if directory.listed_at >= 0 else parent.size < LISTING_BYTES_MAX)
         )
 
-    def _settled(self, parent: Node, name: bytes, child: Child | None) -> bool:
+    def _settled(self, parent: Node, name: bytes, child: Child | None, began: float, since: float) -> bool:
         """Whether the answer is known without asking."""
         if (child is not None and child.pins) or parent.ino not in self._tree:
             return True
-        listed = self._fresh(parent.dir.listed_at)
+        listed = self._fresh(parent.dir.listed_at, began, since)
         if child is not None:
-            return self._fresh(child.checked_at) or (listed and not child.ino and name not in parent.dir.listing)
+            return self._fresh(child.checked_at, began, since) or (listed and not child.ino and name not in parent.dir.listing)
         return listed and name not in parent.dir.listing
 
     def _stale(self, parent: Node, name: bytes) -> Ino:
@@ -196,6 +209,45 @@ class LowerView:
         self._overtaken_answers += overtaken
         return overtaken
 
+    async def _at_rest(self, *, known: bool) -> bool:
+        """Wait until the move that is under way has ended; False: it takes long, go on with what is known.
+
+        Raises:
+            OSError: EIO: nothing is known, and it did not end within `backing_timeout_s`.
+        """
+        patience_s = self._settings.patience_s if known else self._settings.backing_timeout_s
+        try:
+            await wait(self._calls.patient(self._tree.at_rest(), patience_s, when_stuck=0.0 if known else None))
+        except TimeoutError:
+            if known:
+                self._stale_answers += 1
+                return False
+            raise OSError(errno.EIO, "a rename on the backing directory does not end") from None
+        return True
+
+    async def at_place(self, node: Node, question: Callable[..., Awaitable[T]], *arguments: Any, again: bool = True) -> T:
+        """Ask something about a node: `question(path, *arguments)`, with its path on the backing directory.
+
+        What a commit that moves things meanwhile made of it does not count: a path that leads nowhere, or to something else, for a
+        moment. `again`: ask again also after an answer that was overtaken, not only after an error.
+
+        Raises:
+            OSError: ESTALE: the node is not there (any more); or what the question raised.
+        """
+        while True:
+            epoch, path = self._tree.epoch, self._tree.path(node.ino)
+            if path is None:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            try:
+                answer = await question(path, *arguments)
+            except OSError as error:
+                if isinstance(error, InterruptedError) or not self._overtaken(epoch):
+                    raise
+            else:
+                if not (again and self._overtaken(epoch)):
+                    return answer
+            await self._at_rest(known=False)
+
     def _lstat(self, path: LowerPath) -> tuple[LowerStat | None]:
         """In a one-tuple, so that None keeps meaning "no answer"."""
         try:
@@ -211,7 +263,7 @@ class LowerView:
         node = self._table.get(old.ino) if old is not None and old.ino else None
         if st is None:
             self._lost(parent, name, node)
-        else:
+        elif node is None or not node.is_written:  # else the mount's file takes the place of that one when it is closed
             node = self._recognise(node, st)
             self._tree.add(node.ino, parent.ino, name)
             self._table.set_child(parent.ino, name, node.ino)
@@ -255,7 +307,7 @@ class LowerView:
         node.checked_at = time.monotonic()
         if self.held(node) or node.identity == st.identity():
             return
-        if node.is_file and node.content is not None:
+        if node.is_file and node.tier_id:
             self._contents.drop(node)
         if node.identity is None or node.identity[:3] != st.identity()[:3]:
             node.keep_cache = False
@@ -273,7 +325,8 @@ class LowerView:
         Raises:
             OSError: ENOENT when the node is gone from the backing directory.
         """
-        while not (self.held(node) or self._fresh(node.checked_at)):
+        began = time.monotonic()
+        while not (self.held(node) or self._fresh(node.checked_at, began)):
             epoch = self._tree.epoch
             path = self._tree.path(node.ino)
             if path is None:
@@ -282,6 +335,8 @@ class LowerView:
             if answer is None:
                 return
             if self._overtaken(epoch):
+                if not await self._at_rest(known=True):
+                    return
                 continue
             if answer[0] is None or stat.S_IFMT(answer[0].mode) != stat.S_IFMT(node.mode):
                 raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -293,23 +348,24 @@ class LowerView:
 
     async def load_xattrs(self, node: Node) -> dict[bytes, bytes]:
         """The node's extended attributes."""
-        while node.xattrs is None:
-            epoch = self._tree.epoch
-            path = self._tree.path(node.ino)
-            if path is None:
-                node.xattrs = {}
-                break
-            xattrs = await self.call("xattrs", self.lower.xattrs, path)
-            if not self._overtaken(epoch) and node.xattrs is None:
+        if node.xattrs is None:
+            xattrs: dict[bytes, bytes] = {}
+            try:
+                xattrs = await self.at_place(node, lambda path: self.call("xattrs", self.lower.xattrs, path))
+            except OSError:
+                if self.path(node) is not None:
+                    raise
+            if node.xattrs is None:
                 node.xattrs = xattrs
         return node.xattrs
 
     async def peek_xattrs(self, node: Node) -> dict[bytes, bytes]:
         """The node's extended attributes, or none when they are not known and the backing directory does not answer soon."""
-        future = self.foresee_xattrs(node)
-        if future is not None:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            while (future := self.foresee_xattrs(node)) is not None:
                 await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
+                if not await self._at_rest(known=True):
+                    break
         return node.xattrs or {}
 
     def foresee_xattrs(self, node: Node) -> Future[None] | None:
@@ -325,11 +381,16 @@ class LowerView:
         return future
 
     def _foresee_xattrs(self, node: Node, path: LowerPath, epoch: int) -> None:
+        """Leaves them unknown where a commit moved things meanwhile."""
         try:
             xattrs = self.lower.xattrs(path)
             with self._lock:
                 if not self._overtaken(epoch) and node.xattrs is None:
                     node.xattrs = xattrs
+        except OSError:
+            with self._lock:
+                if not self._overtaken(epoch):
+                    raise
         finally:
             with self._lock:
                 del self._foreseen[node.ino]
@@ -337,10 +398,7 @@ class LowerView:
     async def load_target(self, node: Node) -> bytes:
         """Where a symlink points."""
         if not node.target:
-            path = self._tree.path(node.ino)
-            if path is None:
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-            node.target = await self.call("readlink", self.lower.readlink, path)
+            node.target = await self.at_place(node, lambda path: self.call("readlink", self.lower.readlink, path))
         return node.target
 
     # -- bytes of files that are not in RAM
@@ -349,67 +407,66 @@ class LowerView:
         """Where the node lies on the backing directory now."""
         return self._tree.path(node.ino)
 
-    async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
-        """Read from the backing directory through the handle's own descriptor, opened at the first read."""
-        if handle.lower_fd < 0:
-            fd = await self.open_lower(handle.node)
-            if handle.lower_fd < 0:
-                handle.lower_fd = fd
-            else:
-                self.close_later(fd)  # two first reads met
-        return await self.call("read", os.pread, handle.lower_fd, size, offset)
-
     async def open_lower(self, node: Node) -> int:
         """A descriptor of the node's file on the backing directory."""
         while True:
-            epoch, path = self._tree.epoch, self._tree.path(node.ino)
-            if path is None:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            fd = await self.call("open", self.lower.open_read, path)
-            if not self._overtaken(epoch) and signed_ino(os.fstat(fd).st_ino) == node.lower_ino:
-                return fd
-            self.close_later(fd)
-            if self._overtaken(epoch):
-                continue
+            with contextlib.suppress(_ReplacedError):
+                return await self.at_place(node, lambda path: self._open_lower(node, path), again=False)
             if node.content is not None or self.held(node):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             node.checked_at = 0.0
             await self.renew(node)  # another file lies there by now: ESTALE, and the kernel looks the name up again
 
+    async def _open_lower(self, node: Node, path: LowerPath) -> int:
+        future = self._calls.submit("open", self._open_and_look, path)
+        try:
+            fd, ino = await self.answer("open", future)
+        except BaseException:
+            future.add_done_callback(self._not_wanted)
+            raise
+        if ino == node.lower_ino:
+            return fd
+        self.close_later(fd)
+        raise _ReplacedError
+
+    def _open_and_look(self, path: LowerPath) -> tuple[int, int]:
+        """A descriptor, and its inode number: asking for that may hang, too."""
+        fd = self.lower.open_read(path)
+        try:
+            return fd, self.lower.stat_fd(fd).ino
+        except BaseException:
+            self.close_later(fd)
+            raise
+
+    def _not_wanted(self, opened: Future[tuple[int, int]]) -> None:
+        """Whoever asked has gone, or lost patience."""
+        if not opened.cancelled() and opened.exception() is None:
+            self.close_later(opened.result()[0])
+
     def close_later(self, fd: int) -> None:
         """Close a descriptor of the backing directory; close may hang too."""
-        self._calls.submit("close", os.close, fd)
+        self._calls.close_later(fd)
 
-    async def read_up(self, path: LowerPath, tier_id: TierId, size: int) -> LowerStat:
-        """Copy the first `size` bytes of a file into a tier file; returns the entry as it was while it was read."""
-        return await self.call("copy up", self._read_up, path, tier_id, size)
-
-    def _read_up(self, path: LowerPath, tier_id: TierId, size: int) -> LowerStat:
-        before = self.lower.lstat(path)
-        source, target = self.lower.open_read(path), self._tier.open(tier_id)
+    async def read_up(self, path: LowerPath, size: int) -> tuple[TierId, LowerStat]:
+        """Copy the first `size` bytes of a file, which the caller has reserved, into a new tier file; and the entry as it was meanwhile."""
+        tier_id, progress = self._tier.create(), Progress()
         try:
-            done = 0
-            while done < size:
-                data = os.pread(source, min(COPY_UP_CHUNK_BYTES, size - done), done)
-                if not data:
-                    break
-                done += os.pwrite(target, data, done)
-            os.utime(target, ns=(before.atime_ns, before.mtime_ns))
-        finally:
-            os.close(source)
-            os.close(target)
-        if done < size or self.lower.lstat(path).identity() != before.identity():
-            raise OSError(errno.EIO, "the file changed on the backing directory while it was read")
-        return before
+            call = self._calls.submit("copy up", self.whole.bring, path, tier_id, size, progress)
+            st = await self.answer("copy up", call, progress)
+        except BaseException:
+            progress.give_up()
+            self._tier.discard(tier_id)
+            raise
+        self._tier.settle(tier_id)
+        return tier_id, st
 
     # -- directories
 
     async def names(self, parent: Node) -> dict[bytes, LowerEntry | Ino]:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
-        directory = parent.dir
-        while parent.ino in self._tree and not self._fresh(directory.listed_at):
-            if not await self._list(parent):
-                break
+        directory, began = parent.dir, time.monotonic()
+        while parent.ino in self._tree and not self._fresh(directory.listed_at, began) and await self._list(parent):
+            pass
         names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
         for name, child in directory.children.items():
             if child.ino:
@@ -421,15 +478,22 @@ class LowerView:
     async def _list(self, parent: Node) -> bool:
         """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
         directory = parent.dir
-        epoch, notes, asked_at = self._tree.epoch, directory.notes, time.monotonic()
+        epoch, notes, asked_at, known = self._tree.epoch, directory.notes, time.monotonic(), directory.listed_at >= 0
         path = self._tree.path(parent.ino)
         if path is None:
             return False
-        entries = await self._renew("listdir", self.lower.listdir, path, known=directory.listed_at >= 0)
+        try:
+            entries = await self._renew("listdir", self.lower.listdir, path, known=known)
+        except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
+            if not self._overtaken(epoch):
+                raise
+            return await self._at_rest(known=False)
         directory.listing_s = time.monotonic() - asked_at
         if entries is None:
             return False
-        if not self._overtaken(epoch) and directory.notes == notes:
+        if self._overtaken(epoch):
+            return await self._at_rest(known=known)
+        if directory.notes == notes:
             self._listed(parent, entries, asked_at)
         return True
 
@@ -449,6 +513,7 @@ class LowerView:
             paths = [self._tree.path_at(parent.ino, name) for name in unknown]
             answers = await self.call("lstat many", self._lstat_many, paths)
             if self._overtaken(epoch):
+                await self._at_rest(known=False)
                 continue
             for name, st in zip(unknown, answers, strict=True):
                 child = parent.dir.children.get(name)
@@ -463,9 +528,9 @@ class LowerView:
 
     def reap(self, node: Node) -> None:
         """Drop a node that neither kernel nor RAM tier nor log needs."""
-        if node.nlink == 0 and node.handles == 0 and node.content is not None:
+        if node.nlink == 0 and node.handles == 0 and (node.content is not None or node.remainder is not None):
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
-        if node.ino == ROOT or node.lookups or node.handles or node.content is not None:
+        if node.ino == ROOT or node.lookups or node.handles or node.content is not None or node.remainder is not None:
             return
         if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names):
             return
@@ -481,8 +546,4 @@ class LowerView:
 
     def statistics(self) -> LowerViewStatistics:
         """What `status`, the metrics and the tests see."""
-        return LowerViewStatistics(self._stale_answers, self._overtaken_answers)
-
-    async def space(self) -> SpaceInfo:
-        """statvfs of the backing file system."""
-        return await self.call("statfs", self.lower.space)
+        return LowerViewStatistics(self._stale_answers, self._overtaken_answers, self.whole.mismatches)

@@ -39,7 +39,7 @@ class Mending:
         if node.modified or self._log.is_pending(node.ino):
             return "it is being written or stored anew: look again when that is done"
         content = node.content
-        if content is None or content.overflow or content.spill is not None or not content.tier_id:
+        if content is None or not content.in_ram or not content.tier_id:
             return "its copy has left RAM: restore it from another copy"
         return Held(content.tier_id, node.size, self._tier.open(content.tier_id))
 

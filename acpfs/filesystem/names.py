@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
@@ -31,9 +32,10 @@ def fail(number: int) -> OSError:
 class Names:
     """Name calls over the two trees."""
 
-    def __init__(self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents) -> None:
+    def __init__(self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, awaited: AwaitedNames) -> None:
         self._table = table
         self._view = view
+        self._awaited = awaited
         self._changes = changes
         self._contents = contents
 
@@ -48,19 +50,21 @@ class Names:
             raise fail(errno.ESTALE)
         return node
 
-    async def existing(self, parent: Node, name: bytes) -> Node:
-        """The node that a name leads to, or ENOENT."""
+    async def existing(self, parent: Node, name: bytes, *, waits: bool = False) -> Node:
+        """The node that a name leads to, or ENOENT; `waits`: first for other nodes that are about to persist it."""
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
-        ino = await self._view.child(parent, name)
+        ino = await (self._awaited if waits else self._view).child(parent, name)
         if not ino:
             raise fail(errno.ENOENT)
         return self._table[ino]
 
-    async def lookup(self, parent_ino: Ino, name: bytes) -> Node:
-        """The node, with a reference for the kernel taken."""
+    async def lookup(self, parent_ino: Ino, name: bytes, *, waits: bool) -> Node:
+        """The node, with a reference for the kernel taken; `waits`: as for `existing`."""
         parent = self.node(parent_ino)
-        node = parent if name == b"." else await self._parent_of(parent) if name == b".." else await self.existing(parent, name)
+        node = (
+            parent if name == b"." else await self._parent_of(parent) if name == b".." else await self.existing(parent, name, waits=waits)
+        )
         node.lookups += 1
         return node
 
@@ -183,6 +187,7 @@ class Names:
         node = await self.existing(parent, name)
         if node.is_dir:
             raise fail(errno.EISDIR)
+        await self._view.nameless.before_removal(node)
         if node.unlogged:
             self._changes.forget_birth(parent.ino, name)
         else:
@@ -246,6 +251,8 @@ class Names:
             await self._check_empty(target)
         elif target.is_dir:
             raise fail(errno.EISDIR)
+        else:
+            await self._view.nameless.before_removal(target)
 
     def _move(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
         self._changes.freeze(node, quiet=True)  # a file that is still being written carries its data along

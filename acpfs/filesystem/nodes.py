@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem.content import Content, Spill
+from acpfs.filesystem.content import Content, Outgrown, Remainder
 from acpfs.ram.state import StateDatabase
-from acpfs.types import NO_INO, ROOT, Ino, TierId
+from acpfs.types import NO_INO, NO_TIER, ROOT, Ino, TierId
 
 UPPER_INO_FIRST = 1 << 62
 """Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""
@@ -90,12 +90,16 @@ class Node:
     """What the backing directory's entry looked like when content and attributes here were equal to it."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when identity was last compared."""
+    sound: Identity | None = None
+    """What its entry looked like when it was last read as a whole for its checksum."""
     unlogged: bool = False
     """Never logged: the first STORE is still to come."""
     target: bytes = b""
     xattrs: dict[bytes, bytes] | None = None
     """None: not known, ask the backing directory."""
     content: Content | None = None
+    remainder: Remainder | None = None
+    """What is left in RAM of a content of which a part was evicted; never beside a content."""
     directory: Directory | None = None
     names: list[tuple[Ino, bytes]] = field(default_factory=list)
     lookups: int = 0
@@ -110,6 +114,8 @@ class Node:
     """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
     kernel_writers: int = 0
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
+    writer_pid: int = 0
+    """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
 
@@ -117,6 +123,13 @@ class Node:
     def in_kernel(self) -> bool:
         """Whether the kernel has a file for the node: every further open gets that one, and mappings are of that one."""
         return self.kernel_handles > 0 or self.bound_handles > 0
+
+    @property
+    def tier_id(self) -> TierId:
+        """The tier file that has its bytes, or some of them; 0: none."""
+        if self.content is not None:
+            return self.content.tier_id
+        return NO_TIER if self.remainder is None else self.remainder.tier_id
 
     @property
     def is_dir(self) -> bool:
@@ -136,6 +149,11 @@ class Node:
     def modified(self) -> bool:
         """Whether its content changed since the last version was frozen."""
         return self.content is not None and self.content.modified
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its content has changed, or may have: what the kernel writes is seen by looking, and must not lose its file before."""
+        return self.modified or self.kernel_writers > 0
 
     @property
     def interrupted(self) -> bool:
@@ -364,8 +382,8 @@ def _node_row(node: Node) -> tuple[object, ...]:
         node.target,
         xattrs,
         content.tier_id if content else 0,
-        content.modified if content else False,
-        (content.spill.to_text() if content.spill else content.overflow) if content else "",
+        content.state() if content else 0,
+        (content.outgrown.to_text() if content.outgrown else content.overflow) if content else "",
     )
 
 
@@ -399,7 +417,9 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
     if xattrs is not None:
         node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
     if tier_id and overflow:
-        node.content = Content(TierId(int(tier_id)), spill=Spill.from_text(str(overflow)), modified=bool(modified))  # type: ignore[call-overload]
+        node.content = Content(TierId(int(tier_id)), outgrown=Outgrown.from_text(str(overflow)))  # type: ignore[call-overload]
     elif tier_id or overflow:
-        node.content = Content(TierId(int(tier_id)), overflow=str(overflow), modified=bool(modified))  # type: ignore[call-overload]
+        node.content = Content(TierId(int(tier_id)), overflow=str(overflow))  # type: ignore[call-overload]
+    if node.content is not None:
+        node.content.set_state(int(modified))  # type: ignore[call-overload]
     return node

@@ -6,14 +6,19 @@ Every system call on such a file may hang with the backing directory and is made
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from threading import RLock
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerPath
+from acpfs.backing.lower import Lower
+from acpfs.backing.progress import Progress
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
@@ -26,8 +31,8 @@ T = TypeVar("T")
 class Overflow:
     """Makes and uses contents whose bytes are in a staging file."""
 
-    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, patience_s: float) -> None:
-        """`calls`: threads for calls on the backing directory; `patience_s`: how long a read waits for it.
+    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, lock: RLock, patience_s: float) -> None:
+        """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
 
         A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
         """
@@ -35,35 +40,52 @@ class Overflow:
         self._lower = lower
         self._calls = calls
         self._tier = tier
+        self._lock = lock
         self.being_made: set[str] = set()
         """Staging files that no content names yet."""
+        self._writing: Counter[str] = Counter()
         self.files = 0
         """How many files have taken this way so far."""
 
     async def from_tier(self, tier_id: TierId, size: int) -> Content:
         """A content with the first `size` bytes of a tier file."""
-        return await self._make(lambda fd: self._copy_from_tier(tier_id, fd, size))
+        return await self.filled(lambda fd: self._copy_from_tier(tier_id, fd, size))
 
-    async def from_lower(self, path: LowerPath, size: int) -> Content:
-        """A content with the first `size` bytes of a file of the backing directory."""
-        return await self._make(lambda fd: self._copy_from_lower(path, fd, size))
+    async def filled(self, fill: Callable[[int], object], progress: Progress | None = None) -> Content:
+        """A content with what `fill` writes into the descriptor it is given, in a thread; `progress`: of that, patience goes by it.
 
-    async def _make(self, fill: Callable[[int], None]) -> Content:
+        Raises:
+            OSError: what `fill` raised; EIO: nothing came any more.
+        """
+        return await self._make(fill, progress or Progress(), math.inf if progress is None else self._patience_s)
+
+    async def _make(self, fill: Callable[[int], object], progress: Progress, patience_s: float) -> Content:
         name = f"overflow-{secrets.token_hex(8)}"
         self.files += 1
         self.being_made.add(name)
-        fd = await wait(self._calls.submit("overflow", self._create, name, fill))
-        return Content(NO_TIER, overflow=name, fd=fd)
+        made = self._calls.submit("overflow", self._create, name, fill)
+        try:
+            return Content(NO_TIER, overflow=name, fd=await self._answer(made, patience_s, progress))
+        except BaseException:
+            progress.give_up()
+            made.add_done_callback(lambda _made: self._not_wanted(name, made))
+            raise
+
+    def _not_wanted(self, name: str, made: Future[int]) -> None:
+        """It failed, or whoever asked for it was killed while it was being made."""
+        self.being_made.discard(name)
+        if not made.cancelled() and made.exception() is None:
+            self.let_go(Content(NO_TIER, overflow=name, fd=made.result()), remove=True)
 
     def in_use(self, contents: Iterable[Content]) -> set[str]:
         """Names of all staging files that have, or are about to have, a file's content."""
         contents = list(contents)
         names = {content.overflow for content in contents if content.overflow}
-        names |= {content.spill.name for content in contents if content.spill is not None}
+        names |= {content.outgrown.name for content in contents if content.outgrown is not None}
         self.being_made -= names
         return names | self.being_made
 
-    def _create(self, name: str, fill: Callable[[int], None]) -> int:
+    def _create(self, name: str, fill: Callable[[int], object]) -> int:
         fd = self._lower.create_staging(name)
         try:
             fill(fd)
@@ -74,18 +96,13 @@ class Overflow:
         return fd
 
     def _copy_from_tier(self, tier_id: TierId, fd: int, size: int) -> None:
-        source = self._tier.open(tier_id)
+        with self._lock:
+            source = self._tier.read_long(tier_id)
         try:
             self._copy(source, fd, size)
         finally:
-            os.close(source)
-
-    def _copy_from_lower(self, path: LowerPath, fd: int, size: int) -> None:
-        source = self._lower.open_read(path)
-        try:
-            self._copy(source, fd, size)
-        finally:
-            os.close(source)
+            with self._lock:
+                self._tier.read_done(tier_id, source)
 
     @staticmethod
     def _copy(source: int, target: int, size: int) -> None:
@@ -106,11 +123,30 @@ class Overflow:
             if content.fd < 0:  # an earlier daemon made it
                 content.fd = await wait(self._calls.submit("open overflow", self._lower.open_staging, content.overflow))
             call = self._calls.submit(label, function, content.fd, *arguments)
-            return await wait(call if math.isinf(patience_s) else self._calls.patient(call, patience_s))
+            return await (self._outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
         finally:
             content.in_flight -= 1
             if content.closing and not content.in_flight:
                 self._close(content)
+
+    @staticmethod
+    async def _outlast(call: Future[T]) -> T:
+        """The answer to a call that even a dying caller waits for: it could still arrive, over newer bytes or after the commit."""
+        while True:
+            try:
+                return await wait(call)
+            except InterruptedError:
+                if call.cancelled() or (call.done() and call.exception() is not None):
+                    raise  # no thread had begun it
+
+    async def _answer(self, call: Future[T], patience_s: float, progress: Progress | None = None) -> T:
+        if math.isinf(patience_s):
+            return await wait(call)
+        moved = progress.mark if progress is not None else lambda: None
+        try:
+            return await wait(self._calls.patient(call, patience_s, moved=moved))
+        except TimeoutError:
+            raise OSError(errno.EIO, "no answer from the backing directory") from None
 
     async def read(self, content: Content, offset: int, size: int) -> bytes:
         """Bytes of the file; shorter at its end."""
@@ -118,11 +154,24 @@ class Overflow:
 
     async def write(self, content: Content, offset: int, data: bytes | memoryview) -> int:
         """Write all bytes."""
-        return await self._call(content, "write overflow", _write_all, data, offset)
+        return await self._change(content, "write overflow", _write_all, data, offset)
 
     async def truncate(self, content: Content, size: int) -> None:
         """Change the file's length."""
-        await self._call(content, "truncate overflow", os.ftruncate, size)
+        await self._change(content, "truncate overflow", os.ftruncate, size)
+
+    async def _change(self, content: Content, label: str, function: Callable[..., T], *arguments: Any) -> T:
+        self._writing[content.overflow] += 1
+        try:
+            return await self._call(content, label, function, *arguments)
+        finally:
+            self._writing[content.overflow] -= 1
+            if not self._writing[content.overflow]:
+                del self._writing[content.overflow]
+
+    def is_changing(self, name: str) -> bool:
+        """Whether a write to a staging file is under way."""
+        return name in self._writing
 
     def let_go(self, content: Content, *, remove: bool) -> None:
         """Nobody uses the content any more; `remove`: nor does a version."""

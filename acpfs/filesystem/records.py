@@ -81,6 +81,21 @@ class DirEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingWriter:
+    """Somebody who waits for room in the RAM tier."""
+
+    ino: Ino
+    path: bytes
+    pid: int
+    """0: not known."""
+    purpose: str
+    wanted_bytes: int
+    since: float
+    """Wall clock, seconds."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileReport:
     """One row of `acpfs-ctl ls`; sizes in bytes, age in seconds."""
 
@@ -88,7 +103,7 @@ class FileReport:
     size: int
     lane: str
     tier: str
-    """`ram`, `backing`, or `ram+backing`."""
+    """`ram`, `spill`, `backing`, or `ram+backing`."""
     state: str
     """writing, complete, streaming, staged, committed, clean, backing, parked or interrupted."""
     checksum: str

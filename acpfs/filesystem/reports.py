@@ -6,31 +6,27 @@ Reads only; used under the file system's lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.files import Files
+from acpfs.filesystem.keeping import below
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport
 from acpfs.types import Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, VersionState
 
 
-def below(path: bytes, prefix: bytes) -> bool:
-    """Whether a path is a prefix or lies below it; the empty prefix is the top."""
-    return not prefix or path == prefix or path.startswith(prefix + b"/")
-
-
 class Reports:
     """Views over nodes and log."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, files: Files) -> None:
+    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, open_files: OpenFiles) -> None:
         self._table = table
         self._log = log
         self._contents = contents
-        self._files = files
+        self._open = open_files
 
     def files(self, prefix: bytes) -> list[FileReport]:
         """One row per regular file that is in RAM or in the log."""
@@ -47,12 +43,12 @@ class Reports:
         return FileReport(
             path=path,
             size=node.size,
-            lane=self._files.lane_of(node),
+            lane=self._open.lane_of(node),
             tier=self._tier(node),
             state=self._state(node, op),
             checksum=op.version.digest if op is not None and op.version is not None else "",
             error=errno_name(op.last_error) if op is not None and op.last_error else "",
-            age_s=max(0.0, time.time() - (op.logged_at if op is not None else node.mtime_ns / 1e9)),
+            age_s=self._log.clock.age_s(op.logged_at) if op is not None else max(0.0, time.time() - node.mtime_ns / 1e9),
             ino=node.ino,
         )
 
@@ -60,6 +56,8 @@ class Reports:
     def _tier(node: Node) -> str:
         if node.content is None or node.content.overflow:
             return "backing"
+        if node.content.spilled:
+            return "spill"
         return "ram" if node.identity is None else "ram+backing"
 
     @staticmethod
@@ -77,10 +75,11 @@ class Reports:
     def complete_until(self, paths: Iterable[bytes]) -> Seq:
         """See `FileSystem.complete_until`."""
         wanted = list(paths)
-        if not wanted:
-            return self._log.last_seq
-        covered = [op.seq for op in self._log if any(below(self._op_path(op), path) for path in wanted)]
-        return max(covered, default=Seq(0))
+        return max((op.seq for op in self.operations(wanted)), default=Seq(0)) if wanted else self._log.last_seq
+
+    def operations(self, paths: Collection[bytes]) -> Iterator[Op]:
+        """Pending operations on what lies at and below the paths; all where none is named."""
+        return (op for op in self._log if not paths or any(below(self._op_path(op), path) for path in paths))
 
     def _op_path(self, op: Op) -> bytes:
         if op.ino in self._table and self._table[op.ino].names:

@@ -28,6 +28,13 @@ def wait(future: Future[T]) -> Generator[Future[T], T, T]:
     return (yield future)
 
 
+def shared() -> Future[None]:
+    """A future that any number of calls wait for: a caller that is killed leaves it alone, where it would cancel one of its own."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
 class Unlocked(NamedTuple):
     """Something short to do in the calling thread without the lock."""
 

@@ -8,7 +8,7 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 
 
-def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path):
+def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "tier" / "data").mkdir(parents=True)
     state, tier = StateDatabase(tmp_path / "state"), Tier(tmp_path / "tier", 1 << 20)
     tier.when_safe = state.after_commit
@@ -20,7 +20,7 @@ def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path):
     assert not (tmp_path / "tier" / "data" / str(tier_id)).exists()
 
 
-def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path):
+def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
     tier = Tier(tmp_path, 1 << 20)
     (tmp_path / "data" / str(tier.create())).unlink()
     tier.remove(tier.ids()[0])

@@ -19,8 +19,8 @@ import trio
 from acpfs.filesystem import hold
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.ram import shortage
-from acpfs.types import Ino
-from tests.filesystem.world import World, world
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S60")
 
@@ -68,9 +68,9 @@ def tick(w: World) -> float:
         return w.fs.tick()
 
 
-async def writer(w: World, name: bytes, size: int = 0) -> tuple[Ino, OpenFile]:
+async def writer(w: World, name: bytes, size: int = 0, pid: int = CALLER.pid) -> tuple[Ino, OpenFile]:
     """A file open in the passthrough lane, to which the kernel has written `size` bytes."""
-    opened, attributes = await w.create(name)
+    opened, attributes = await w.do(w.fs.create(ROOT, name, 0o644, os.O_WRONLY, CALLER._replace(pid=pid)))
     assert opened.lane is Lane.PASSTHROUGH
     os.pwrite(opened.backing_fd, bytes([name[-1]]) * size, 0)
     return attributes.ino, opened
@@ -121,12 +121,35 @@ def test_a_writer_is_held_when_ram_is_full_and_goes_on_when_others_are_persisted
         assert kernel.is_held(ino)
         (held,) = w.fs.statistics().held
         assert (held.ino, held.reason, held.resident_bytes) == (ino, "RAM is full", 32 * MIB)
-        assert w.fs.statistics().waiting_writers == 1
+        assert len(w.fs.statistics().waiting) == 1
         await w.drained()
         tick(w)
         assert kernel.locks[ino].result() is False
         assert w.fs.statistics().held == ()
         assert w.tier.reserved_bytes > 0  # its room is kept for it
+        await w.close(opened)
+        tick(w)
+        assert w.tier.reserved_bytes == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S131", "S130")
+@pytest.mark.parametrize("budget_bytes", [2 * BUDGET, 3 * BUDGET // 4])
+def test_what_a_held_writer_asked_for_is_what_it_gives_back_when_the_budget_changes(tmp_path: Path, budget_bytes: int) -> None:
+    """The share of the budget was given back that it is then: each such change moved the reserved bytes for good."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        assert kernel.is_held(ino)
+        assert w.tier.waiting() == 1
+        with w.fs.lock:
+            w.tier.change_budget(budget_bytes)
+        await w.drained()
+        tick(w)
+        assert not kernel.is_held(ino)
         await w.close(opened)
         tick(w)
         assert w.tier.reserved_bytes == 0
@@ -165,8 +188,8 @@ def test_what_was_promised_is_not_held_back(tmp_path: Path) -> None:
 def test_held_writers_get_room_in_turn(tmp_path: Path) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         await dirty(w, b"before", 8 * MIB)
-        first, first_open = await writer(w, b"first")
-        second, second_open = await writer(w, b"second")
+        first, first_open = await writer(w, b"first", pid=1)
+        second, second_open = await writer(w, b"second", pid=2)
         for opened in (first_open, second_open):
             os.pwrite(opened.backing_fd, b"x" * 27 * MIB, 0)
         tick(w)

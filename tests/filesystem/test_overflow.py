@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
+from acpfs.filesystem import whole_reads
+from acpfs.filesystem.content import Content
 from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.steps import wait
+from acpfs.types import ROOT, Ino
+from tests.filesystem.test_cold_reads import Hang
 from tests.filesystem.test_versions import run
 from tests.filesystem.world import CALLER, World, world
 
@@ -22,7 +32,7 @@ def block(number: int) -> bytes:
     return bytes([number]) * MIB
 
 
-async def write_blocks(w: World, name: bytes, count: int) -> int:
+async def write_blocks(w: World, name: bytes, count: int) -> Ino:
     opened, attributes = await w.create(name)
     for i in range(count):
         await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
@@ -93,7 +103,7 @@ def test_rewriting_and_truncating_what_overflowed(tmp_path: Path) -> None:
 def test_deleting_what_overflowed_leaves_nothing(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         ino = await write_blocks(w, b"big", 6)
-        await w.do(w.fs.unlink(1, b"big"))
+        await w.do(w.fs.unlink(ROOT, b"big"))
         w.fs.forget([(ino, 10)])
         await w.drained()
         w.calls.requests.submit("after the removal", lambda: None).result(10)
@@ -108,7 +118,7 @@ def test_a_restart_finds_what_overflowed(tmp_path: Path) -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
             await write_blocks(w, b"big", 6)
         async with world(tmp_path, budget_bytes=BUDGET) as w:
-            found = await w.do(w.fs.lookup(1, b"big"))
+            found = await w.do(w.fs.lookup(ROOT, b"big"))
             assert await w.read(found.ino, 8 * MIB) == b"".join(map(block, range(6)))
             await w.drained()
             assert (w.backing / "big").read_bytes() == b"".join(map(block, range(6)))
@@ -121,7 +131,7 @@ def test_changing_a_large_file_of_the_backing_directory(tmp_path: Path) -> None:
     (tmp_path / "backing/old").write_bytes(b"o" * (6 * MIB))
 
     async def scenario(w: World) -> None:
-        found = await w.do(w.fs.lookup(1, b"old"))
+        found = await w.do(w.fs.lookup(ROOT, b"old"))
         opened = await w.do(w.fs.open(found.ino, os.O_WRONLY | os.O_APPEND, CALLER))
         await w.do(w.fs.write(opened.handle, 6 * MIB, b"end"))
         await w.close(opened)
@@ -145,3 +155,94 @@ def test_a_copied_descriptor_that_is_closed_does_not_publish_half_of_what_overfl
         assert w.lower.list_staging() == []
 
     run(tmp_path, scenario, budget_bytes=BUDGET, hold=False)
+
+
+def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's copy from the backing directory arrives after the first one wrote."""
+    first_wrote: Future[None] = Future()
+    second_begun: Future[None] = Future()
+    begun: list[Callable[[int], object]] = []
+
+    async def scenario(w: World) -> None:
+        (w.backing / "f").write_bytes(block(1) * 8)
+        filled, first_begun = w.fs._overflow.filled, trio.Event()
+
+        async def late(*arguments: Any) -> Content:
+            begun.append(arguments[0])
+            first_begun.set()
+            second = len(begun) == 2
+            if second:
+                second_begun.set_result(None)
+            content = await filled(*arguments)
+            await wait(first_wrote if second else second_begun)
+            return content
+
+        async def change(number: int, until: trio.Event, written: trio.Event) -> None:
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            await w.do(w.fs.write(opened.handle, number * MIB, block(2 + number)))
+            written.set()
+            if not first_wrote.done():
+                first_wrote.set_result(None)
+            await until.wait()
+            await w.close(opened)
+
+        monkeypatch.setattr(w.fs._overflow, "filled", late)
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        written = [trio.Event(), trio.Event()]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(change, 0, written[1], written[0])
+            await first_begun.wait()
+            nursery.start_soon(change, 1, written[0], written[1])
+        await w.drained()
+        assert len(begun) == 2
+        assert (w.backing / "f").read_bytes() == block(2) + block(3) + block(1) * 6
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, hold=False)
+
+
+@pytest.mark.clause("S28", "S29")
+def test_a_file_that_others_change_while_it_is_opened_is_changed_as_it_is_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(w: World) -> None:
+        (w.backing / "f").write_bytes(block(1) * 6)
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        create_staging = w.lower.create_staging
+
+        def late(name: str) -> int:
+            monkeypatch.setattr(w.lower, "create_staging", create_staging)
+            (w.backing / "f").write_bytes(block(2) * 8)
+            return create_staging(name)
+
+        monkeypatch.setattr(w.lower, "create_staging", late)
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, block(3)))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == block(3) + block(2) * 7
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S101")
+def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole_reads, "CHUNK_BYTES", MIB)
+
+    async def scenario(w: World) -> None:
+        (w.backing / "f").write_bytes(block(1) * 6)
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        hang, remove, removed = Hang(w, monkeypatch, 3 * MIB), w.lower.remove_staging, threading.Event()
+
+        def noticed(name: str) -> None:
+            remove(name)
+            removed.set()
+
+        monkeypatch.setattr(w.lower, "remove_staging", noticed)
+        with pytest.raises(OSError, match="no answer") as refused:
+            await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+        assert refused.value.errno == errno.EIO
+        hang.goes_on.set()
+        assert await trio.to_thread.run_sync(removed.wait, 5)
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=0.2)

@@ -170,9 +170,31 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
         async with world(tmp_path) as w:
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"half"
-            assert w.fs.discard_interrupted(b"f") == 1
+            with w.fs.lock:
+                assert w.fs.discard_interrupted(b"f") == (1, [])
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"old and complete"
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S82")
+def test_discarding_leaves_what_is_open_and_drops_the_rest(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            for name in (b"a", b"b", b"c"):
+                opened, _attributes = await w.create(name)
+                await w.do(w.fs.write(opened.handle, 0, b"half"))
+        async with world(tmp_path) as w:
+            reader = await w.do(w.fs.open((await w.do(w.fs.lookup(ROOT, b"a"))).ino, os.O_RDONLY, CALLER))
+            with w.fs.lock:
+                assert w.fs.discard_interrupted(b"") == (2, [b"a"])
+            assert await w.names() == [b"a"]
+            assert await w.do(w.fs.read(reader.handle, 0, 10)) == b"half"
+            await w.close(reader)
+            with w.fs.lock:
+                assert w.fs.discard_interrupted(b"") == (1, [])
+            assert await w.names() == []
 
     trio.run(main)
 
@@ -203,3 +225,35 @@ def test_many_new_names_are_looked_up_in_one_listing(tmp_path: Path) -> None:
         assert not await absent(w, directory, b"from-outside")
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S18")
+def test_the_fsync_mode_of_a_directory_outlives_what_is_known_of_it(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.mkdir(ROOT, b"d", 0o755, CALLER))).ino
+        await w.do(w.fs.setxattr(directory, b"user.acpfs.fsync", b"durable"))
+        await w.drained()
+        w.fs.forget([(directory, 1)])
+        found = await w.do(w.fs.lookup(ROOT, b"d"))
+        assert w.fs._table[found.ino].xattrs is None
+        assert await w.do(w.fs._attributes.fsync_mode_in(w.fs._table[found.ino])) == "durable"
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S28")
+def test_what_a_call_asked_for_itself_is_young_enough_for_it(tmp_path: Path) -> None:
+    """Found with `attr_timeout` 0, and true of every answer that takes longer than that: lookup, stat and listing asked for ever."""
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing/file").write_text("content")
+
+    async def scenario(w: World) -> None:
+        with pytest.raises(FileNotFoundError):
+            await w.do(w.fs.lookup(ROOT, b"none"))
+        found = await w.do(w.fs.lookup(ROOT, b"file"))
+        assert (await w.do(w.fs.getattr(found.ino))).size == len("content")
+        assert await w.names() == [b"file"]
+        (tmp_path / "backing/none").write_text("x")
+        await w.do(w.fs.lookup(ROOT, b"none"))
+
+    run(tmp_path, scenario, attr_timeout_s=0)

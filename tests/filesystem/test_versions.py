@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 
 from acpfs.filesystem.records import AttributeChange
+from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, world
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 
 
-def run(base: Path, scenario, **changes) -> None:
+def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
     async def main() -> None:
         async with world(base, **changes) as w:
             await scenario(w)
@@ -109,7 +112,7 @@ def test_rename_of_a_file_that_is_being_written_carries_its_data(tmp_path: Path)
         w.engine.hold(True)
         opened, _ = await w.create(b"tmp")
         await w.do(w.fs.write(opened.handle, 0, b"new"))
-        await w.do(w.fs.rename(1, b"tmp", 1, b"final", 0))  # as safetensors does: close comes later
+        await w.do(w.fs.rename(ROOT, b"tmp", ROOT, b"final", 0))  # as safetensors does: close comes later
         await w.drained()
         assert (w.backing / "final").read_bytes() == b"new"
         await w.close(opened)
@@ -138,14 +141,14 @@ def test_gauges_return_to_zero(tmp_path: Path) -> None:
         for i in range(20):
             await w.write(b"f%d" % i, b"x" * 10_000)
         for i in range(20):
-            await w.do(w.fs.unlink(1, b"f%d" % i))
+            await w.do(w.fs.unlink(ROOT, b"f%d" % i))
         for attributes in [n for n in w.fs._table if n.ino != 1]:
             w.fs.forget([(attributes.ino, attributes.lookups)])
         await w.drained()
         statistics = w.fs.statistics()
         assert (statistics.open_files, statistics.nodes) == (0, 1)
         assert (statistics.tier.used_bytes, statistics.tier.reserved_bytes, statistics.tier.files) == (0, 0, 0)
-        assert w.tree.path(1) == ()
+        assert w.tree.path(ROOT) == ()
 
     run(tmp_path, scenario)
 
@@ -233,11 +236,12 @@ def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Pat
     async def scenario(w: World) -> None:
         ino = await w.write(b"db", b"a" * 8192)
         opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
-        call = {
+        calls: dict[str, Callable[[], Coroutine[Any, Any, object]]] = {
             "write": lambda: w.fs.write(opened.handle, 10, b"b" * 10),
             "truncate": lambda: w.fs.setattr(ino, AttributeChange(size=5), opened.handle, CALLER),
             "punch": lambda: w.fs.fallocate(opened.handle, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, 0, 4096),
-        }[change]()
+        }
+        call = calls[change]()
         with w.fs.lock:
             call.send(None)
             content = w.fs._table[ino].content  # the state that a kill would leave

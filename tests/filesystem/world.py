@@ -10,16 +10,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import trio
 
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
-from acpfs.config import Settings
+from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller, OpenFile
+from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
+from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
@@ -27,6 +30,9 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
+from acpfs.writeback.ops import Op
+from acpfs.writeback.spill import Spill
 
 CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20
@@ -45,6 +51,8 @@ class World:
     lower: BackingDirectory
     calls: CallPools
     backing: Path
+    salvaged: Salvaged | None = None
+    """What was found in the mirror."""
 
     async def do(self, call: Call[T]) -> T:
         """Make one call."""
@@ -96,6 +104,32 @@ def settings_for(base: Path, **changes: Any) -> Settings:
     return Settings(backing=backing, mountpoint=base / "mnt", retry_delay_min_s=0.01, retry_delay_max_s=0.05, **changes)
 
 
+def _spill(settings: Settings, state: StateDatabase, tier: Tier) -> Callable[[RLock], Spill] | None:
+    if settings.spill is None:
+        return None
+    directory = SpillDirectory(settings.spill / "acpfs-test")
+    directory.path.parent.mkdir(exist_ok=True)
+    directory.prepare()
+    return lambda lock: Spill(directory, state, tier, lock, settings.spill_mode, settings.spill_budget)
+
+
+def _journal(spill: Spill | None, state: StateDatabase, lower: BackingDirectory) -> Callable[[Op], None]:
+    if spill is None or spill.mode is not SpillMode.MIRROR:
+        return Unmirrored(lower, "test").before
+    spill.keep_journal(Mirror(spill.directory, state, lower, "test"))
+    assert spill.mirror is not None
+    return spill.mirror.before
+
+
+def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salvaged | None:
+    """As after a reboot: what the mirror has, where the RAM tier is gone."""
+    mark = read_mark(lower, "test")
+    if mark is None or state.exists() or settings.spill is None:
+        return None
+    directory = SpillDirectory(settings.spill / "acpfs-test")
+    return salvage(directory.path / journal_name(mark["token"]), state, directory.size)
+
+
 @asynccontextmanager
 async def world(
     base: Path,
@@ -115,10 +149,11 @@ async def world(
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
+    lower = BackingDirectory(settings.backing, "test")
+    salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
     state = StateDatabase(tier_directory / "state.sqlite")
     tier = Tier(tier_directory, budget_bytes)
     log, tree = OperationLog(state), LowerTree(state)
-    lower = BackingDirectory(settings.backing, "test")
     calls = CallPools.make()
     fs = FileSystem(
         settings,
@@ -132,18 +167,32 @@ async def world(
         headroom=headroom,
         unknown_bytes=unknown_bytes,
         available=available,
+        make_spill=_spill(settings, state, tier),
     )
+    spill = fs.spilling.spill if fs.spilling is not None else None
     manifest = Manifest(state, lower, fs.lock, "test")
-    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings)
+    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings, spill, _journal(spill, state, lower))
     engine.hold(hold)
-    made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing)
+    made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
+    if salvaged is not None:
+        engine.beware(log.last_seq)
     await made.do(fs.start())
-    async with trio.open_nursery() as nursery:
-        await nursery.start(engine.run)
-        try:
-            yield made
-        finally:
-            nursery.cancel_scope.cancel()
-            calls.close()
-            with fs.lock:  # threads may still be at work
-                state.close()
+    if spill is not None:
+        state.commit()
+        spill.begin_journal()
+        spill.start()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(engine.run)
+            try:
+                yield made
+            finally:
+                nursery.cancel_scope.cancel()
+                if spill is not None:
+                    spill.close()
+                    if spill.mirror is not None:
+                        spill.mirror.close(nothing_left=False)  # no await: this is being cancelled
+    finally:
+        calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
+        with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work
+            state.close()

@@ -23,7 +23,7 @@ import structlog
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.content import SPILL_PIECE_BYTES, Content, Spill
+from acpfs.filesystem.content import OUTGROWN_PIECE_BYTES, Content, Outgrown
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.hold import Held, Hold
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -33,7 +33,7 @@ from acpfs.ram.tier import Tier, fallocate
 from acpfs.types import NO_TIER
 from acpfs.writeback.log import OperationLog
 
-PIECE = SPILL_PIECE_BYTES
+PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2
 """At either end so much stays in RAM: headers are rewritten at last, and the end is where the writer is."""
 FALLOC_PUNCH = 3
@@ -51,7 +51,7 @@ class TornError(OSError):
     """A piece was overwritten after it had gone, and what is in it now cannot be told."""
 
 
-class Spills:
+class OutgrownFiles:
     """Moves bytes of held files to the backing directory."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Spills:
         node, content = held.node, held.node.content
         if self._running or held.until is None or content is None or time.monotonic() < held.not_before:
             return False
-        if content.failed and content.spill is not None:
+        if content.failed and content.outgrown is not None:
             fallocate(self._contents.opened(content), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
             return False
         if not self._may(node, content):
@@ -93,11 +93,11 @@ class Spills:
             return False
         held.relieving = True
         self._running += 1
-        if content.spill is None:  # from here on nobody opens it any more
+        if content.outgrown is None:  # from here on nobody opens it any more
             self.files += 1
-            content.spill = Spill(f"overflow-{secrets.token_hex(8)}")
+            content.outgrown = Outgrown(f"overflow-{secrets.token_hex(8)}")
             self._table.changed(node)
-        self._calls.submit("spill", self._run, held, content).add_done_callback(lambda done: self._moved(held, node, content, done))
+        self._calls.submit("outgrown", self._run, held, content).add_done_callback(lambda done: self._moved(held, node, content, done))
         return True
 
     def _may(self, node: Node, content: Content) -> bool:
@@ -121,36 +121,36 @@ class Spills:
     def _run(self, held: Held, content: Content) -> None:
         """In a thread of the pool."""
         with self._lock:
-            spill, size = content.spill, held.node.size
-            if spill is None:
+            outgrown, size = content.outgrown, held.node.size
+            if outgrown is None:
                 return
             self._state.commit()
             source = os.dup(self._contents.opened(content))
         try:
-            target = self._open(spill)
+            target = self._open(outgrown)
             for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
                 if _has_data(source, piece) and not self._move(held, content, source, target, piece):
                     return
         finally:
             os.close(source)
 
-    def _open(self, spill: Spill) -> int:
-        if spill.fd < 0:
+    def _open(self, outgrown: Outgrown) -> int:
+        if outgrown.fd < 0:
             try:
-                fd = self._lower.open_staging(spill.name)
+                fd = self._lower.open_staging(outgrown.name)
             except FileNotFoundError:
-                if spill.gone:
+                if outgrown.gone:
                     raise
-                fd = self._lower.create_staging(spill.name)
-            spill.fd = fd
-        return spill.fd
+                fd = self._lower.create_staging(outgrown.name)
+            outgrown.fd = fd
+        return outgrown.fd
 
     def _move(self, held: Held, content: Content, source: int, target: int, piece: int) -> bool:
         """One piece; False when the hold has ended meanwhile."""
-        assert content.spill is not None
+        assert content.outgrown is not None
         while True:
             gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
-            if piece in content.spill.gone:
+            if piece in content.outgrown.gone:
                 _check(data, os.pread(target, PIECE, piece * PIECE))
             _write_all(target, data, piece * PIECE)
             if not self._steady(held):
@@ -172,10 +172,10 @@ class Spills:
 
     def _punch(self, node: Node, content: Content, fd: int, piece: int, data: bytes) -> None:
         """Under the lock, while the file is held. The hole is no change of the file: its times stay."""
-        assert content.spill is not None
+        assert content.outgrown is not None
         before = os.fstat(fd)
         self._contents.kernel.look(node)
-        content.spill.gone.add(piece)
+        content.outgrown.gone.add(piece)
         self._table.changed(node)
         self._state.commit()
         fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
@@ -183,7 +183,7 @@ class Spills:
             _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
         os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         st = self._tier.settle_fd(content.tier_id, fd)
-        content.seen = (st.st_mtime_ns, st.st_size)
+        self._contents.kernel.note(node, (st.st_mtime_ns, st.st_size))
         node.blocks = st.st_blocks
 
     def _moved(self, held: Held, node: Node, content: Content, done: Future[Any]) -> None:
@@ -202,6 +202,7 @@ class Spills:
     def fail(self, node: Node, content: Content) -> None:
         """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""
         content.failed, content.failed_at = errno.EIO, 0
+        self._table.changed(node)
         path = self._table.path(node.ino)
         self._admission.never(path)
         log.error(
@@ -218,36 +219,36 @@ class Spills:
             OSError: EBUSY while it is being written. RELEASE comes a moment after close has returned, and is waited for.
         """
         content = node.content
-        if content is None or content.spill is None or not node.kernel_handles:
+        if content is None or content.outgrown is None or not node.kernel_handles:
             return
         if self._log.unsealed_of(node.ino):
-            await wait(self._calls.submit("wait for the last close", content.spill.released.wait, RELEASE_WAIT_S))
+            await wait(self._calls.submit("wait for the last close", content.outgrown.released.wait, RELEASE_WAIT_S))
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     async def whole(self, node: Node) -> None:
         """Before it is changed again."""
-        if node.content is not None and node.content.spill is not None:
-            await wait(node.content.spill.finished)
+        if node.content is not None and node.content.outgrown is not None:
+            await wait(node.content.outgrown.finished)
 
     async def read(self, content: Content, offset: int, size: int) -> bytes:
         """Bytes of a file of which pieces are gone; shorter at its end."""
-        return await wait(self._calls.submit("read spilled", self._read, content, offset, size))
+        return await wait(self._calls.submit("read outgrown", self._read, content, offset, size))
 
     def _read(self, content: Content, offset: int, size: int) -> bytes:
         with self._lock:
             if content.failed:
                 raise OSError(content.failed, os.strerror(content.failed))
-            spill = content.spill
-            if spill is None:
+            outgrown = content.outgrown
+            if outgrown is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             fd = os.dup(self._contents.opened(content))
         try:
             data = bytearray(os.pread(fd, size, offset))
             for piece in range(offset // PIECE, -(-(offset + len(data)) // PIECE)):
-                if piece in spill.gone and not _has_data(fd, piece):
+                if piece in outgrown.gone and not _has_data(fd, piece):
                     start, end = max(offset, piece * PIECE), min(offset + len(data), (piece + 1) * PIECE)
-                    data[start - offset : end - offset] = os.pread(self._open(spill), end - start, start)
+                    data[start - offset : end - offset] = os.pread(self._open(outgrown), end - start, start)
             return bytes(data)
         finally:
             os.close(fd)
@@ -257,7 +258,7 @@ class Spills:
     def is_lost(self, node: Node) -> bool:
         """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
         content = node.content
-        failed = content is not None and content.spill is not None and content.failed
+        failed = content is not None and content.outgrown is not None and content.failed
         return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
     async def check(self, node: Node) -> None:
@@ -267,49 +268,52 @@ class Spills:
             OSError: EIO when not; or the backing directory's.
         """
         content = node.content
-        if content is None or content.spill is None or content.failed:
+        if content is None or content.outgrown is None or content.failed:
             return
         try:
-            await wait(self._calls.submit("check spilled", self._check_all, content))
+            await wait(self._calls.submit("check outgrown", self._check_all, content))
         except TornError:
             self.fail(node, content)
 
     def _check_all(self, content: Content) -> None:
-        spill = content.spill
-        if spill is None:
+        outgrown = content.outgrown
+        if outgrown is None:
             return
         with self._lock:
             source = os.dup(self._contents.opened(content))
         try:
-            for piece in sorted(spill.gone):
+            for piece in sorted(outgrown.gone):
                 if _has_data(source, piece):
-                    _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(spill), PIECE, piece * PIECE))
+                    _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(outgrown), PIECE, piece * PIECE))
         finally:
             os.close(source)
 
     async def finish(self, node: Node) -> None:
         """Nobody writes to the file any more: the rest follows, and the staging file is its content. Tried for ever."""
         content, delay_s = node.content, RETRY_DELAY_MIN_S
-        spill = content.spill if content is not None else None
-        if content is None or spill is None:
+        outgrown = content.outgrown if content is not None else None
+        if content is None or outgrown is None:
             return
-        spill.released.set()
-        while node.content is content and content.spill is spill and self._needed(node) and not content.failed:
+        if outgrown.released.is_set() and not outgrown.finished.done():
+            await wait(outgrown.finished)  # one at a time: what is still copied must not go on when the file is stored
+            return
+        outgrown.released.set()
+        while node.content is content and content.outgrown is outgrown and self._needed(node) and not content.failed:
             try:
-                await wait(self._calls.submit("finish spilled", self._complete, content, node.size))
+                await wait(self._calls.submit("finish outgrown", self._complete, content, node.size))
             except TornError:
                 self.fail(node, content)
             except OSError as error:
                 self._note(node, error)
-                await wait(self._calls.submit("wait to finish spilled", time.sleep, delay_s))
+                await wait(self._calls.submit("wait to finish outgrown", time.sleep, delay_s))
                 delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
             else:
                 self._sealed(node, content)
         for op in self._log.unsealed_of(node.ino) if content.failed else ():
             op.last_error = content.failed
             self._log.park(op)
-        if not spill.finished.done():
-            spill.finished.set_result(None)
+        if not outgrown.finished.done():
+            outgrown.finished.set_result(None)
 
     def _needed(self, node: Node) -> bool:
         return bool(node.nlink or self._log.unsealed_of(node.ino))
@@ -321,13 +325,13 @@ class Spills:
 
     def _complete(self, content: Content, size: int) -> None:
         self._check_all(content)
-        spill = content.spill
-        if spill is None:
+        outgrown = content.outgrown
+        if outgrown is None:
             return
         with self._lock:
             source = os.dup(self._contents.opened(content))
         try:
-            target = self._open(spill)
+            target = self._open(outgrown)
             for piece in range(-(-size // PIECE)):
                 if _has_data(source, piece):
                     _write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
@@ -336,12 +340,12 @@ class Spills:
             os.close(source)
 
     def _sealed(self, node: Node, content: Content) -> None:
-        spill = content.spill
-        if spill is None or node.content is not content:
+        outgrown = content.outgrown
+        if outgrown is None or node.content is not content:
             return
         ops = self._log.unsealed_of(node.ino)
-        content.spill = None
-        moved = Content(NO_TIER, overflow=spill.name, modified=content.modified, sealed=bool(ops), fd=spill.fd)
+        content.outgrown = None
+        moved = Content(NO_TIER, overflow=outgrown.name, modified=content.modified, sealed=bool(ops), fd=outgrown.fd)
         moved.modified_since, moved.interrupted = content.modified_since, content.interrupted
         self._contents.adopt_overflow(node, moved)
         for op in ops:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
+from acpfs.filesystem.content import Content
+from acpfs.filesystem.outgrown import PIECE
 from acpfs.filesystem.records import Lane, OpenFile
-from acpfs.filesystem.spill import PIECE
+from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_hold import Kernel, run, tick, writer
 from tests.filesystem.world import CALLER, World, world
@@ -67,7 +71,7 @@ def test_several_that_do_not_fit_together(tmp_path: Path) -> None:
         files = [await writer(w, name) for name in names]
         for start in range(0, 64 * MIB, 8 * MIB):
             for number, (ino, opened) in enumerate(files):
-                await until(w, lambda ino=ino: not kernel.is_held(ino))
+                await until(w, partial(lambda ino: not kernel.is_held(ino), ino))
                 os.pwrite(opened.backing_fd, patterned(8 * MIB, seed=start // MIB + number), start)
         for _ino, opened in files:
             await w.close(opened)
@@ -154,8 +158,8 @@ def test_what_cannot_be_told_fails_and_leaves_the_old_version(tmp_path: Path) ->
                 await w.do(call)
             assert error.value.errno == errno.EIO
         await w.do(w.fs.release(opened.handle))
-        assert await w.read(ino, MIB) == b"old"
         assert w.tier.used_bytes == 0
+        assert await w.read(ino, MIB) == b"old"
         await w.drained()
         assert (w.backing / "step-1").read_bytes() == b"old"
         again, _attributes = await w.create(b"step-2")
@@ -242,6 +246,41 @@ def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
             assert (w.backing / "big").read_bytes() == data
 
     trio.run(main)
+
+
+def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who copies beside the one that ends first would go on writing when the file is stored, to a descriptor that is closed."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        data = patterned(80 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        complete, begun, goes_on, copies = w.fs._outgrown._complete, threading.Event(), threading.Event(), []
+
+        def slowly(content: Content, size: int) -> None:
+            copies.append(size)
+            begun.set()
+            goes_on.wait(20)
+            complete(content, size)
+
+        monkeypatch.setattr(w.fs._outgrown, "_complete", slowly)
+        await w.do(w.fs.flush(opened.handle))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, w.fs.release(opened.handle))
+            assert await trio.to_thread.run_sync(begun.wait, 20)
+            again = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            await w.do(w.fs.flush(again.handle))
+            release = w.fs.release(again.handle)
+            waits_for = w.fs.steps.step(release, None)
+            goes_on.set()
+            await settled(waits_for)
+            with pytest.raises(StopIteration):
+                w.fs.steps.step(release, waits_for)
+        assert copies == [len(data)]
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
 
 
 def test_deleting_it_leaves_nothing(tmp_path: Path) -> None:

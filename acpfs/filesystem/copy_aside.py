@@ -1,0 +1,84 @@
+"""Making the bytes of a content free to change: what versions need of them is copied to a tier file of their own first.
+
+Knows contents and versions; does not know what changes them. Runs as a call does, under the file system's lock between its waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from acpfs.backing.calls import CallPool
+from acpfs.filesystem.content import Content
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.room import Room
+from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.versions import Versions
+from acpfs.ram.tier import Tier
+from acpfs.ram.waiting import Purpose
+from acpfs.types import TierId
+
+INLINE_COPY_BYTES_MAX = 1 << 20
+"""Up to here a copy under the lock (about 0.3 ms) is cheaper than a thread switch with everybody else let in between."""
+
+
+class CopyAside:
+    """Copies versions out of the way of changes."""
+
+    def __init__(self, tier: Tier, versions: Versions, room: Room, copies: CallPool) -> None:
+        """`copies`: threads for large copies inside the RAM tier."""
+        self._tier = tier
+        self._versions = versions
+        self._room = room
+        self._copies = copies
+        self.copied_bytes = 0
+        """So far."""
+
+    async def free(self, node: Node, start: int) -> Content:
+        """The node's content, once no version needs its bytes from `start` on.
+
+        Raises:
+            OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough. ENOSPC: no room for a copy.
+        """
+        while True:
+            content = node.content
+            assert content is not None, node.ino
+            if content.outgrown is not None:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            if content.busy is not None:
+                await wait(content.busy)
+                continue
+            frozen = self._versions.frozen_bytes(content.tier_id)
+            if frozen <= start:
+                return content
+            await self._copy_aside(node, content, frozen)
+
+    async def _copy_aside(self, node: Node, content: Content, size: int) -> None:
+        """Give the versions on this tier file a copy of their own."""
+        done = shared()
+        content.busy = done
+        try:
+            if not await self._room.reserve(size, node, Purpose.COPY_ASIDE):
+                if not self._versions.on(content.tier_id):
+                    return  # they were all persisted meanwhile
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            target = self._tier.create()
+            try:
+                await self._copy(content.tier_id, target, size)
+            except BaseException:
+                self._tier.remove(target)
+                raise
+            finally:
+                self._tier.release(size)
+            self._tier.settle(target)
+            self._versions.move(content.tier_id, target)
+            self.copied_bytes += size
+        finally:
+            content.busy = None
+            done.set_result(None)
+
+    async def _copy(self, source: TierId, target: TierId, size: int) -> None:
+        if size <= INLINE_COPY_BYTES_MAX:
+            self._tier.copy(source, target, size)
+        else:
+            await wait(self._copies.submit("copy aside", self._tier.copy, source, target, size))

@@ -1,0 +1,342 @@
+"""One cold file on its way from the backing directory into a tier file, in pieces, in whatever order they are asked for.
+
+Owns the pieces: which are there, which are being read and by whom, and the checksum, which follows behind the first gap. Does not know
+nodes, budgets or why the file comes. What a request asks for is read by the request's own call, at once, and everybody else who needs that
+piece waits for the same one; reading ahead goes through threads of its own, so no request ever waits behind it. Thread-safe, a lock
+of its own, never held over a system call; threads that hang on the backing directory hang alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import xxhash
+
+from acpfs.backing.calls import BackingTimeoutError, CallPool
+from acpfs.backing.lower import Lower, LowerStat, Note
+from acpfs.backing.progress import Progress
+
+PIECE_BYTES = 1 << 20
+"""What one request of the kernel asks for at most."""
+RUN_PIECES = 2
+"""Read ahead in one call. Large enough for a storage that likes large requests, small enough that four readers share the end of a file;
+`bench.warm_reads` holds the whole against dd."""
+READERS = 4
+"""Threads that read one file ahead."""
+_MISSING, _COMING, _THERE = 0, 1, 2
+
+
+class Fill:
+    """Pieces of one file. `done` tells the end: the checksum, or why there is none."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        source: int,
+        target: int,
+        size: int,
+        *,
+        direct: bool,
+        requests: CallPool,
+        ahead: CallPool,
+        progress: Progress,
+    ) -> None:
+        """`source`: descriptor on the backing directory, `target`: on an empty tier file; both are closed here, when nobody uses them.
+
+        `direct`: the source takes aligned requests only. `requests`: threads for what is asked for; `ahead`: for reading ahead.
+        `progress`: of reading ahead. When that is given up, the bytes in the tier file count for nothing any more, and may go.
+        """
+        self.size = size
+        self.progress = progress
+        self.done: Future[str] = Future()
+        self.before: LowerStat | None = None
+        """The file as it was before its first byte was read."""
+        self.after: LowerStat | None = None
+        """The same when all had been read; set before `done`."""
+        self.note: Note | None = None
+        """What acpfs noted at it when it was stored; set before `done`."""
+        self.led = False
+        """Whether it comes by itself, whatever is asked for."""
+        self.wanted: Callable[[], bool] = lambda: True
+        """Asked before each run is read ahead, without a lock: whether the file is still the one that is wanted."""
+        self.asked_bytes = 0
+        """How much was asked for so far; every piece counts once."""
+        self._lower, self._source_fd, self._target_fd, self._direct = lower, source, target, direct
+        self._map = mmap.mmap(target, size)
+        self._view = memoryview(self._map)
+        self._touching = threading.Lock()
+        """Held where the mapping is touched by other means than a system call, and that not after the end: the tier file may be cut off
+        then, and that would be a SIGBUS. A read(2) that comes back so late fails with EFAULT."""
+        self._requests, self._ahead = requests, ahead
+        self._count = max(1, -(-size // PIECE_BYTES))
+        self._state = bytearray(self._count)
+        self._coming: dict[int, Future[None]] = {}
+        self._there = self._hashed = self._next = 0
+        self._hasher = xxhash.xxh3_128()
+        self._hashing = self._ended = False
+        self._readers = 0
+        self._users = 1
+        self._lock = threading.Lock()
+        self._looked: Future[None] = Future()
+        self._looked.set_running_or_notify_cancel()
+        self.done.set_running_or_notify_cancel()
+        self._submit(requests, "look", self._look, refused=self._looked.set_exception)
+
+    # -- who uses the descriptors
+
+    def use(self) -> bool:
+        """Keep the descriptors open until `unuse`; False: they are closed."""
+        with self._lock:
+            if not self._users:
+                return False
+            self._users += 1
+            return True
+
+    def unuse(self) -> None:
+        """The last one closes; on another thread, because closing may hang."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            self._view.release()
+            self._map.close()
+            os.close(self._target_fd)
+            self._ahead.close_later(self._source_fd)
+
+    def source_copy(self) -> int:
+        """Another descriptor of the same file of the backing directory, while somebody `use`s this; -1: not for others."""
+        return -1 if self._direct else os.dup(self._source_fd)
+
+    # -- asking
+
+    @property
+    def there_bytes(self) -> int:
+        """How much is in the tier file."""
+        return min(self.size, self._there * PIECE_BYTES)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is complete, has failed or was given up."""
+        return self._ended
+
+    def has(self, offset: int, size: int) -> bool:
+        """Whether a range can be read from the tier file."""
+        first, last = self._range(offset, size)
+        return all(state == _THERE for state in self._state[first : last + 1])
+
+    def _range(self, offset: int, size: int) -> tuple[int, int]:
+        end = min(offset + size, self.size)
+        return offset // PIECE_BYTES, max(offset, end - 1) // PIECE_BYTES
+
+    def ask(self, offset: int, size: int) -> list[Future[None]]:
+        """What to wait for until the range is there. Pieces that nobody reads yet are read by calls of their own, at once."""
+        first, last = self._range(offset, size)
+        waits, begun = [], []
+        with self._lock:
+            if self._ended and self._there < self._count:
+                raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
+            for piece in range(first, min(last + 1, self._count)):
+                if self._state[piece] == _MISSING:
+                    begun.append(self._begin(piece))
+                    self.asked_bytes += PIECE_BYTES
+                if self._state[piece] == _COMING:
+                    waits.append(self._coming[piece])
+            self._next = min(last + 1, self._count)  # what is read ahead goes on from here
+        for piece in begun:
+            self._submit(self._requests, "read", self._fetch, piece, 1, refused=lambda _error: self.unuse())
+        return waits
+
+    def is_missing(self, offset: int, size: int) -> bool:
+        """Whether nobody has begun to read any of the range."""
+        first, last = self._range(offset, size)
+        return not any(self._state[first : last + 1])
+
+    def _begin(self, piece: int) -> int:
+        self._state[piece] = _COMING
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # one impatient reader must not cancel it for the others
+        self._coming[piece] = future
+        self._users += 1
+        return piece
+
+    def read(self, offset: int, size: int) -> bytes | None:
+        """Bytes of a range that is there; None: they are not any more."""
+        data = os.pread(self._target_fd, min(size, self.size - offset), offset)
+        return data if self.progress.wanted else None  # looked at last: it is given up before its bytes go
+
+    # -- reading ahead
+
+    def lead(self) -> None:
+        """Read all that is missing, several ranges at a time, behind what was asked for last first."""
+        with self._lock:
+            self.led = True
+            missing = 0 if self._ended else self._state.count(_MISSING)
+            more = min(READERS, -(-missing // RUN_PIECES)) - self._readers
+            self._readers += max(0, more)
+            self._users += max(0, more)
+            if not self._readers:
+                self.progress.begin()  # nothing of it waits for a thread
+        for _ in range(more):
+            self._submit(self._ahead, "fill", self._read_ahead, refused=lambda _error: self._stop_reading())
+
+    def _read_ahead(self) -> None:
+        try:
+            self.progress.begin()
+            while not self._ended:
+                if not self.wanted():
+                    self.give_up()
+                    return
+                first, count = self._next_run()
+                if not count:
+                    return
+                self._fetch(first, count)
+        finally:
+            self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        with self._lock:
+            self._readers -= 1
+        self.unuse()
+
+    def _next_run(self) -> tuple[int, int]:
+        """The next missing pieces that lie together: behind the last that were begun, else from the start."""
+        with self._lock:
+            if self._ended:
+                return 0, 0
+            first = self._state.find(_MISSING, self._next)
+            first = self._state.find(_MISSING) if first < 0 else first
+            if first < 0:
+                return 0, 0
+            end = first
+            while end < min(self._count, first + RUN_PIECES) and self._state[end] == _MISSING:
+                self._begin(end)
+                end += 1
+            self._next = end
+            return first, end - first
+
+    # -- in a thread that may hang
+
+    def _submit(
+        self, pool: CallPool, label: str, function: Callable[..., None], *arguments: Any, refused: Callable[[BaseException], None]
+    ) -> None:
+        """Where so many calls hang that the pool takes no more, it ends here; `refused` does what the call would have at its end."""
+        done = pool.submit(label, function, *arguments)
+        error = done.exception() if done.done() else None
+        if isinstance(error, BackingTimeoutError):
+            refused(error)
+            self._fail(error)
+
+    def _look(self) -> None:
+        try:
+            self.before = self._lower.stat_fd(self._source_fd)
+        except OSError as error:
+            self._looked.set_exception(error)
+            self._fail(error)
+        else:
+            self._looked.set_result(None)
+
+    def _fetch(self, first: int, count: int) -> None:
+        """Bring pieces; each was begun, and holds the descriptors."""
+        try:
+            self._looked.result()
+            if not self._ended:
+                self._copy(first * PIECE_BYTES, min(self.size, (first + count) * PIECE_BYTES))
+            self._arrived(first, count)
+        except BaseException as error:  # noqa: BLE001 - whatever it was: bytes that did not come are never there
+            self._fail(error)
+        finally:
+            for _ in range(count):
+                self.unuse()
+
+    def _copy(self, start: int, end: int) -> None:
+        whole = end - end % mmap.PAGESIZE
+        if start < whole:
+            with self._view[start:whole] as run:
+                self._read_into(run, start)
+        if whole < end:  # the source may have become longer: nothing may lie behind the end of the tier file, in its last page
+            with memoryview(mmap.mmap(-1, mmap.PAGESIZE)) as page:
+                first = max(start, whole)
+                self._read_into(page, first, end - first)
+                with self._touching:
+                    if not self._ended:
+                        self._view[first:end] = page[: end - first]
+
+    def _read_into(self, target: memoryview, offset: int, count: int = 0) -> None:
+        """`count` bytes at least, else all of the target, a multiple of pages."""
+        done = 0
+        while done < (count or len(target)) and not self._ended:
+            with target[done:] as rest:
+                got = self._lower.read(self._source_fd, rest, offset + done)
+            self.progress.moved(got)
+            if not got:
+                raise OSError(errno.ESTALE, "the file became shorter while it was read")
+            done += got
+
+    def _arrived(self, first: int, count: int) -> None:
+        with self._lock:
+            futures = [self._coming.pop(piece) for piece in range(first, first + count) if piece in self._coming]
+            if not self._ended:
+                self._state[first : first + count] = bytes([_THERE]) * count
+                self._there += count
+            hashing, self._hashing = self._hashing, True
+        for future in futures:
+            future.set_result(None)
+        if not hashing:
+            self._hash()
+
+    def _hash(self) -> None:
+        """Follow the first gap; one thread at a time, the others go on reading."""
+        try:
+            while True:
+                with self._lock:
+                    if self._ended or self._hashed == self._count or self._state[self._hashed] != _THERE:
+                        self._hashing = False
+                        break
+                    start = self._hashed * PIECE_BYTES
+                with self._touching, self._view[start : min(start + PIECE_BYTES, self.size)] as piece:
+                    if not self._ended:
+                        self._hasher.update(piece)
+                self._hashed += 1
+            if not self._ended and self._hashed == self._count:
+                self._finish()
+        except OSError as error:
+            self._fail(error)
+
+    def _finish(self) -> None:
+        self.note = self._lower.noted(self._source_fd)
+        self.after = self._lower.stat_fd(self._source_fd)
+        if self.before is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._target_fd, ns=(self.before.atime_ns, self.before.mtime_ns))
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self.done.set_result(self._hasher.hexdigest())
+
+    # -- the end
+
+    def give_up(self) -> None:
+        """Not wanted any more: who waits is told, what is being read is not waited for. The tier file may be cut off when this returns."""
+        self.progress.give_up()
+        self._fail(OSError(errno.ECANCELED, os.strerror(errno.ECANCELED)))
+        with self._touching:
+            pass
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+            futures = list(self._coming.values())
+            self._coming.clear()
+        for future in futures:
+            future.set_result(None)  # they look again, and find that they must read for themselves
+        self.done.set_exception(error)

@@ -1,0 +1,118 @@
+"""What an open file does to its node's lane: taking it at open, leaving it at close, and looking at what the kernel wrote meanwhile.
+
+Which lane it is, `lanes` decides; this module keeps the node's counts of who uses which, and has versions out of the way before the
+kernel may write. Knows handles, contents and admission, not the calls that open and close. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import os
+
+from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.hold import Hold
+from acpfs.filesystem.kept_handles import Handle
+from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.records import Lane
+from acpfs.filesystem.warming import Warming
+from acpfs.types import TierId
+
+
+class LaneUse:
+    """Takes and leaves lanes."""
+
+    def __init__(self, lanes: Lanes, contents: Contents, admission: Admission, hold: Hold, view: LowerView, warming: Warming) -> None:
+        self._lanes = lanes
+        self._contents = contents
+        self._admission = admission
+        self._hold = hold
+        self._view = view
+        self._warming = warming
+
+    async def take(self, handle: Handle) -> int:
+        """Decide the handle's lane; returns the descriptor for the kernel, -1 outside passthrough."""
+        node = handle.node
+        if handle.writable and not handle.flags & os.O_APPEND and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX:
+            lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
+        else:
+            lane = self._choose(handle)
+        if lane is Lane.PASSTHROUGH and node.content is None and self._warming.through_daemon(node):
+            lane = self._lanes.daemon_for("comes to RAM, and the kernel caches nothing of the backing directory")
+        if lane is Lane.PASSTHROUGH and node.content is None:
+            await self._view.reads.ready(handle)
+            lane = self._choose(handle)  # much may have happened meanwhile
+        if lane is Lane.PASSTHROUGH and handle.writable:
+            await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
+            if node.content is None or not node.content.in_ram:
+                lane = self._lanes.daemon_for("does not fit into RAM")  # it moved out while its bytes were copied aside
+        handle.lane = lane
+        if lane is not Lane.PASSTHROUGH:
+            if self._lanes.bind(handle):
+                await self._contents.protect(node, 0)
+                self._contents.kernel.expect(node)
+                handle.unseen = True
+            node.daemon_mappers += handle.may_map
+            return -1
+        fd = self._descriptor(handle)
+        if handle.writable:
+            self._contents.kernel.expect(node)
+            self._hold.add(node)
+        node.kernel_handles += 1
+        node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
+        return fd
+
+    def _descriptor(self, handle: Handle) -> int:
+        """For the kernel. What may fail (no descriptors left) comes before anything is counted, and would not be counted back."""
+        if handle.node.content is not None:
+            return self._contents.opened(handle.node.content)
+        self._warming.watch(handle)
+        return handle.lower_fd
+
+    def _choose(self, handle: Handle) -> Lane:
+        return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle.node, handle.pid))
+
+    def refused(self, handle: Handle) -> None:
+        """The kernel would not take the file: the handle goes on in the daemon's lane."""
+        self.leave(handle)
+        handle.lane, handle.bound = self._lanes.daemon_lane, False
+        handle.node.daemon_mappers += handle.may_map
+
+    def leave(self, handle: Handle) -> None:
+        """The handle is gone, or changes its lane."""
+        node = handle.node
+        if handle.lane is not Lane.PASSTHROUGH:
+            node.daemon_mappers -= handle.may_map
+            node.bound_handles -= handle.bound
+        else:
+            node.kernel_handles -= 1
+            if not handle.writes_unseen:
+                self._contents.read_in_kernel(node)
+        if handle.writes_unseen:
+            self.look(handle)
+            node.kernel_writers -= 1
+            if not node.kernel_writers:
+                self._admission.settle(node)
+                self._contents.kernel_ended(node)
+        self._warming.released(node)
+
+    def restored(self, handle: Handle) -> None:
+        """The handle was opened with an earlier worker, and goes on."""
+        node = handle.node
+        if handle.lane is not Lane.PASSTHROUGH:
+            node.daemon_mappers += handle.may_map
+            node.bound_handles += handle.bound
+        else:
+            node.kernel_handles += 1
+        if handle.writes_unseen:
+            node.kernel_writers += 1
+            self._hold.add(node)
+
+    def look(self, handle: Handle) -> None:
+        """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
+        self._contents.kernel.look(handle.node)
+        content = handle.node.content  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
+        handle.wrote = handle.wrote or (content is not None and content.modified)
+        if handle.unseen:
+            handle.wrote = True
+            self._contents.kernel.assume_changed(handle.node)

@@ -1,0 +1,101 @@
+"""Deleted files that are still open, and whose bytes only the backing directory has: one descriptor of each.
+
+A handle opens its file on the backing directory at its first read, by name; so before the last name goes, a descriptor is taken from
+which later readers copy theirs. It is handed to the supervisor as well (`keep`), for the next worker of the session. Who deletes a file
+on the backing directory itself asks nobody: of that one nothing is had (exception X8). Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Awaitable, Callable
+
+from acpfs.backing.calls import BackingTimeoutError, CallPool
+from acpfs.filesystem.nodes import Identity, Node
+from acpfs.filesystem.steps import wait
+from acpfs.types import Ino
+
+KEPT_MAX = 32
+"""The supervisor hands over 64 descriptors at most; of deleted files beyond these the next worker has none."""
+
+
+class Nameless:
+    """Node → descriptor."""
+
+    def __init__(self, open_lower: Callable[[Node], Awaitable[int]], close_later: Callable[[int], None], patience_s: float) -> None:
+        """`patience_s`: for so long a removal waits for the supervisor."""
+        self._open_lower, self._close_later, self._patience_s = open_lower, close_later, patience_s
+        self._fds: dict[Ino, tuple[int, Identity | None]] = {}
+        self._handed_over: set[Ino] = set()
+        self._calls = CallPool("keep", 1)  # one thread: the supervisor is told in this order
+        self.keep: Callable[[Ino, list[int]], None] = lambda _ino, _fds: None
+        """Have the supervisor keep descriptors of a node, instead of those that it has; may wait for it."""
+
+    async def before_removal(self, node: Node) -> None:
+        """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""
+        if not node.handles or node.content is not None or not stat.S_ISREG(node.mode) or len(node.names) > 1 or self._has(node):
+            return
+        try:
+            fd = await self._open_lower(node)
+        except OSError:
+            return
+        if self._has(node) or not node.handles:
+            self._close_later(fd)
+            return
+        self._drop(node.ino)
+        self._fds[node.ino] = (fd, node.identity)
+        if len(self._handed_over) < KEPT_MAX:
+            await self._hand_over(node, fd)
+
+    def _has(self, node: Node) -> bool:
+        """Of the file as it is; one that was taken for a removal that did not come about is outdated when the file was written anew."""
+        return node.ino in self._fds and self._fds[node.ino][1] == node.identity
+
+    async def _hand_over(self, node: Node, fd: int) -> None:
+        self._handed_over.add(node.ino)
+        future = self._calls.submit("keep", self.keep, node.ino, [fd])
+        try:
+            with contextlib.suppress(BackingTimeoutError):
+                await wait(self._calls.patient(future, self._patience_s))
+        except BaseException:
+            if node.names:  # whoever removes it has gone, and it has not
+                self._drop(node.ino)
+            raise
+
+    def copy(self, node: Node) -> int:
+        """A descriptor of a deleted file, the caller's to close; -1: there is none."""
+        return os.dup(self._fds[node.ino][0]) if node.ino in self._fds and not node.names else -1
+
+    def closed(self, node: Node) -> None:
+        """Nobody has it open any more."""
+        self._drop(node.ino)
+
+    def _drop(self, ino: Ino) -> None:
+        if ino not in self._fds:
+            return
+        fd, _identity = self._fds.pop(ino)
+        if ino in self._handed_over:
+            self._handed_over.remove(ino)
+            self.give_back(ino, fd)
+        else:
+            self._close_later(fd)
+
+    def give_back(self, ino: Ino, fd: int) -> None:
+        """The supervisor forgets it first: until then it may have to be handed to another one."""
+        self._calls.later("forget", self._forget, ino, fd)
+
+    def _forget(self, ino: Ino, fd: int) -> None:
+        try:
+            self.keep(ino, [])
+        finally:
+            self._close_later(fd)
+
+    def restore(self, node: Node, fd: int) -> None:
+        """What the last worker of the session had of a node; not of one that has a name: it was not removed after all."""
+        if not node.handles or node.names:
+            self.give_back(node.ino, fd)
+            return
+        self._fds[node.ino] = (fd, node.identity)
+        self._handed_over.add(node.ino)

@@ -1,0 +1,353 @@
+"""Open files from open to release: their table, their lanes, and when their content is complete.
+
+Decides when a file's content is fixed (a version): FLUSH of a descriptor that wrote, and RELEASE when the kernel sent no FLUSH. Knows how
+open files outlive the worker (`kept_handles`); what is done with the bytes between open and close is `Files`' business. Used under the file
+system's lock; the coroutines wait as described in `steps`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections import Counter
+
+from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.changeable import Changeable
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.kept_handles import Handle, KeptHandles
+from acpfs.filesystem.lane_use import LaneUse
+from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.names import Names, fail
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.outgrown import OutgrownFiles
+from acpfs.filesystem.records import Caller, Lane, OpenFile
+from acpfs.filesystem.warming import Warming
+from acpfs.ram.kept import Kept
+from acpfs.types import HandleId, Ino, Seq
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op
+
+LAST_CLOSE_WAIT_S = 5.0
+"""A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
+
+
+class OpenFiles:
+    """The table of open files, and their lives."""
+
+    def __init__(
+        self,
+        table: NodeTable,
+        lanes: Lanes,
+        lane_use: LaneUse,
+        names: Names,
+        attributes: AttributeCalls,
+        view: LowerView,
+        changes: Changes,
+        contents: Contents,
+        changeable: Changeable,
+        admission: Admission,
+        outgrown: OutgrownFiles,
+        warming: Warming,
+        log: OperationLog,
+        kept: Kept,
+    ) -> None:
+        self._table = table
+        self._lanes = lanes
+        self._lane_use = lane_use
+        self._names = names
+        self._attributes = attributes
+        self._view = view
+        self._changes = changes
+        self._contents = contents
+        self._changeable = changeable
+        self._admission = admission
+        self._outgrown = outgrown
+        self._warming = warming
+        self._log = log
+        self._kept = KeptHandles(kept)
+        self._handles: dict[HandleId, Handle] = {}
+        self._last_handle = kept.first_number
+        self._unanswered: dict[int, Handle] = {}
+        """Request → open file of the last worker that it opened; some of these requests come again."""
+
+    def handle(self, number: HandleId) -> Handle:
+        """The open file of a number.
+
+        Raises:
+            OSError: EBADF when there is none.
+        """
+        handle = self._handles.get(number)
+        if handle is None:
+            raise fail(errno.EBADF)
+        return handle
+
+    def find(self, number: HandleId) -> Handle | None:
+        """The open file of a number, if there is one."""
+        return self._handles.get(number)
+
+    def is_open(self, number: HandleId) -> bool:
+        """Whether there is an open file of that number."""
+        return number in self._handles
+
+    def open_nodes(self) -> set[Node]:
+        """Nodes that somebody has open."""
+        return {handle.node for handle in self._handles.values()}
+
+    def lane_of(self, node: Node) -> str:
+        """How a file's bytes travel now, or would at the next open for reading."""
+        if node.kernel_handles:
+            return Lane.PASSTHROUGH.value
+        return self._lanes.daemon_lane.value if node.handles else "-"
+
+    def open_lanes(self) -> dict[str, int]:
+        """Lane → open files that use it."""
+        used = Counter(handle.lane.value for handle in self._handles.values())
+        return {lane: used[lane] for lane in {*self._lanes.offered(), *used}}
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    # -- opening and closing
+
+    async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
+        """Open an existing regular file; close-to-open: its attributes are renewed first."""
+        node = self._names.node(ino)
+        if self._unanswered:
+            self._forget_unanswered(caller.unique)
+        await self._view.renew(node)
+        node.handles += 1  # from here on its content may not be evicted
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            node.writer_pid = caller.pid
+        try:
+            if flags & os.O_TRUNC:
+                await self._changeable.truncate(node, 0)
+            elif flags & os.O_ACCMODE != os.O_RDONLY:
+                await self._changeable.bring_up(node)
+            else:
+                await self._warming.before_reading(node)
+        except BaseException:
+            self.closed(node)
+            raise
+        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC))
+
+    async def _opened(self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False) -> OpenFile:
+        try:
+            await self._outgrown.closed_in_the_kernel(node)
+        except BaseException:
+            self.closed(node)
+            raise
+        self._last_handle += 1
+        handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
+        if handle.writable:
+            self._contents.on_writer()
+        try:
+            backing_fd = await self._lane_use.take(handle)
+        except BaseException:
+            node.bound_handles -= handle.bound
+            self._view.reads.left(handle)
+            self.closed(node)
+            raise
+        self._handles[handle.number] = handle
+        self._kept.opened(handle)
+        self._contents.writers += handle.writable
+        keep, node.keep_cache = node.keep_cache, True
+        self._contents.retention.settle(node)
+        if handle.writable and node.names:
+            self._attributes.foresee_fsync(self._table[node.names[0][0]])
+        return OpenFile(handle.number, keep, handle.lane, backing_fd)
+
+    def refuse_passthrough(self, number: HandleId) -> None:
+        """The kernel would not take the file: the handle goes on in the daemon's lane."""
+        handle = self.handle(number)
+        self._lane_use.refused(handle)
+        self._kept.changed(handle)
+
+    async def create(self, parent_ino: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+        """Make and open a regular file; one that exists is opened, unless O_EXCL."""
+        parent = self._names.node(parent_ino)
+        again = self._created_before(caller.unique) if self._unanswered else None
+        if again is not None:
+            return again
+        ino = await self._view.child(parent, name)
+        if ino and not flags & os.O_EXCL:
+            opened = await self.open(ino, flags, caller)
+            node = self._table[ino]
+        else:
+            self._names.check_vacant(parent, name, ino)
+            node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+            node.handles += 1
+            node.writer_pid = caller.pid
+            self._names.give_birth(parent, name, node)
+            opened = await self._opened(node, flags, caller, wrote=True, created=True)
+        node.lookups += 1
+        return opened, node
+
+    async def tmpfile(self, parent_ino: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Node]:
+        """O_TMPFILE: a file without a name, until linkat gives it one."""
+        parent = self._names.node(parent_ino)
+        again = self._created_before(caller.unique) if self._unanswered else None
+        if again is not None:
+            return again
+        node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
+        node.nlink = 0
+        node.handles += 1
+        self._contents.create(node)
+        node.lookups += 1
+        return await self._opened(node, flags, caller, wrote=True, created=True), node
+
+    async def flush(self, number: HandleId) -> None:
+        """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
+
+        The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background.
+        Tells writers what the backing directory refused for good.
+        Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
+        """
+        handle = self.handle(number)
+        if handle.writable:
+            await self._outgrown.check(handle.node)
+        if handle.node.kernel_writers:
+            await self._contents.mark(handle.node)
+        op = self.complete(handle)
+        if op is not None:
+            op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+            self._kept.changed(handle)
+        if handle.writable:
+            self.report_refusal(handle.node)
+
+    def settle_tentative(self, handle: Handle, *, written: bool) -> None:
+        """The descriptor's first close was followed by a write, or by its last close."""
+        op, handle.tentative = handle.tentative, None
+        if op is None:
+            return
+        if written:
+            self._changes.withdraw(op)
+            handle.wrote = True
+        else:
+            self._changes.confirm(op)
+        self._kept.changed(handle)
+
+    def confirm_older_than(self, age_s: float) -> None:
+        """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts."""
+        closed_before = time.monotonic() - age_s
+        for handle in self._handles.values():
+            if handle.tentative is not None and handle.tentative_since <= closed_before:
+                self.settle_tentative(handle, written=False)
+
+    def wrote(self, handle: Handle) -> None:
+        """The content was changed through the handle."""
+        if not handle.wrote:
+            handle.wrote = True
+            self._kept.changed(handle)
+
+    def complete(self, handle: Handle, *, quiet: bool = False) -> Op | None:
+        """Fix what was written through the handle; `quiet`: as `Changes.freeze` has it."""
+        if handle.writes_unseen:
+            self._lane_use.look(handle)
+        if handle.wrote:
+            self.settle_tentative(handle, written=True)  # the kernel wrote after the first close
+            self._admission.learn(handle.node)
+        op = self._changes.freeze(handle.node, quiet=quiet) if handle.wrote and not handle.node.interrupted else None
+        if handle.wrote:
+            handle.wrote = False
+            self._kept.changed(handle)
+        return op
+
+    def report_refusal(self, node: Node) -> None:
+        """Tell the application what cannot be stored.
+
+        Raises:
+            OSError: of a write that failed, or that the backing directory refused for good.
+        """
+        if node.content is not None and node.content.failed:
+            raise fail(node.content.failed)
+        for op in self._log.pending_of(node.ino):
+            if op.parked and op.last_error and not op.withheld:
+                raise fail(op.last_error)
+
+    async def release(self, number: HandleId) -> None:
+        """The last reference of an open file is gone; the clean-up must not depend on FLUSH, which may be missing after an I/O error."""
+        handle = self._handles.pop(number, None)
+        if handle is None:
+            return
+        if self._unanswered:
+            self._unanswered.pop(handle.unique, None)
+        self._contents.writers -= handle.writable
+        if handle.node.kernel_writers:
+            await self._contents.mark(handle.node)
+        self._lane_use.leave(handle)
+        self.settle_tentative(handle, written=handle.wrote)
+        self._kept.closed(handle)
+        self._view.reads.left(handle)
+        node = handle.node
+        if handle.wrote or (handle.writable and node.handles == 1 and node.modified and not node.interrupted):
+            self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
+        if handle.writable and not node.kernel_writers and not node.interrupted:
+            await self._outgrown.finish(node)
+        self.closed(node)
+        if self._outgrown.is_lost(node):
+            self._changes.discard(node)
+
+    async def finish_outgrown(self, node: Node) -> None:
+        """What came in an earlier daemon before its last close could be finished."""
+        node.handles += 1
+        await self._outgrown.finish(node)
+        self.closed(node)
+
+    # -- after a takeover
+
+    def restore(self) -> None:
+        """Open files of the session's last worker go on; before anything is served or streamed."""
+        for handle, tentative in self._kept.restore(self._table):
+            node = handle.node
+            if handle.writable:
+                node.writer_pid = handle.pid
+            self._handles[handle.number] = handle
+            self._unanswered[handle.unique] = handle
+            node.handles += 1
+            self._contents.writers += handle.writable
+            self._lane_use.restored(handle)
+            op = self._log.get(Seq(tentative))
+            if op is not None and op is self._log.last_of(node.ino) and not op.started:
+                op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+
+    def appending_only(self, node: Node) -> bool:
+        """Whether whoever writes to the file unseen does so behind what it has: then no version of it changes."""
+        unseen = (h for h in self._handles.values() if h.node is node and h.writes_unseen)
+        return all(h.flags & os.O_APPEND and not h.unseen for h in unseen)
+
+    def _created_before(self, unique: int) -> tuple[OpenFile, Node] | None:
+        """The answer to a request that made and opened a file, which the last worker carried out and did not give."""
+        handle = self._unanswered.get(unique)
+        if handle is None or not handle.created:
+            return None
+        del self._unanswered[unique]
+        node = handle.node
+        node.lookups += 1
+        fd = self._contents.opened(node.content) if handle.lane is Lane.PASSTHROUGH and node.content is not None else -1
+        return OpenFile(handle.number, keep_cache=False, lane=handle.lane, backing_fd=fd), node
+
+    def _forget_unanswered(self, unique: int) -> None:
+        """What the last worker opened for a request that comes again is opened anew: the kernel never learned that number."""
+        handle = self._unanswered.pop(unique, None)
+        if handle is not None and self._handles.pop(handle.number, None) is not None:
+            self._lane_use.leave(handle)
+            self._kept.closed(handle)
+            self._contents.writers -= handle.writable
+            self._lanes.forgotten(handle.number)
+            handle.node.handles -= 1
+
+    def closed(self, node: Node) -> None:
+        """One user of the node less."""
+        node.handles -= 1
+        if node.handles == 0:
+            if node.modified and not node.interrupted:
+                self._changes.freeze(node)  # by a call that was broken off, and whose handle never heard of it
+            self._warming.closed(node)
+            self._contents.closed(node)
+            self._view.nameless.closed(node)
+            self._view.reap(node)

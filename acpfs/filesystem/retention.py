@@ -1,0 +1,122 @@
+"""Which contents may leave the RAM tier, and letting them go.
+
+Decides whether a content may leave: clean, closed, equal to what the backing directory has; `leaving` says in which order. Does not know
+how a content is made, changed or let go of (`Contents.drop`), nor who asks for room. Used under the file system's lock; nothing here
+waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acpfs.filesystem.leaving import Claim, LeavingOrder
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.remainder import Remainders
+from acpfs.ram.tier import Tier
+from acpfs.writeback.log import OperationLog
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionStatistics:
+    """Clean content in the RAM tier, and what has left it so far."""
+
+    clean_bytes: int
+    clean_files: int
+    retained_bytes: int
+    """Among the clean ones: of checkpoints that stay as long as there is room without them."""
+    evicted_files: int
+    evicted_bytes: int
+
+
+class Retention:
+    """Lets clean contents go."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        log: OperationLog,
+        table: NodeTable,
+        order: LeavingOrder,
+        drop: Callable[[Node], None],
+        cut: Callable[[Node, int], None],
+    ) -> None:
+        """Becomes the tier's way to make room. `drop`: lets a node's content go; `cut`: all but its first bytes."""
+        self._tier = tier
+        self._log = log
+        self._table = table
+        self._drop, self._cut = drop, cut
+        self.order = order
+        self._evicted_files = self._evicted_bytes = 0
+        tier.make_room = self.make_room
+        self.give_way: Callable[[int], int] = lambda _wanted: 0
+        """What goes before any content does, given by `Warming`; returns the bytes that came free."""
+
+    def settle(self, node: Node) -> None:
+        """Note whether the node's content may leave from now on."""
+        if self.may_leave(node):
+            self.order.add(node)
+            self._tier.room_changed()
+        else:
+            self.forget(node)
+
+    def may_leave(self, node: Node) -> bool:
+        """Whether the node's content is in RAM only for those who will read it."""
+        content = node.content
+        return (
+            (node.remainder is not None if content is None else content.in_ram and not content.modified)
+            and not self._log.is_pending(node.ino)
+            and node.handles == 0
+            and node.identity is not None
+        )
+
+    def forget(self, node: Node) -> None:
+        """The node's content must not leave, or is gone."""
+        self.order.discard(node.ino)
+
+    def make_room(self, wanted_bytes: int) -> None:
+        """Let contents go until so many bytes are free, or none is left that may."""
+        self.let_leave(wanted_bytes - self.give_way(wanted_bytes), also_retained=True)
+
+    def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> None:
+        """Let clean contents go until so many bytes came free; without `also_retained`, none of a retained checkpoint."""
+        freed = 0
+        for node in self.order.leaving(also_retained=also_retained):
+            if freed >= wanted_bytes:
+                break
+            if self._log.is_pending(node.ino):
+                self.forget(node)  # renamed or the like since it was clean; it comes back when that is persisted
+            else:
+                freed += self.evict(node, wanted_bytes - freed)
+
+    def evictable(self, wanted_bytes: int) -> int:
+        """How many bytes could leave; counts no further than what is wanted."""
+        found = 0
+        for ino, claim in self.order.claims().items():
+            found += self._tier.allocated_bytes(self._table[ino].tier_id) if claim is not Claim.PINNED else 0
+            if found >= wanted_bytes:
+                break
+        return found
+
+    def evict(self, node: Node, wanted_bytes: int | None = None) -> int:
+        """Let one content go that may leave, or as much of its end as is wanted; returns the bytes that came free."""
+        assert node.content is None or not node.content.modified, node.ino
+        assert not self._log.is_pending(node.ino), node.ino
+        taken = self._tier.allocated_bytes(node.tier_id)
+        stays = 0 if wanted_bytes is None else Remainders.size_after(node.size, taken, wanted_bytes)
+        if stays:
+            self._cut(node, stays)
+        else:
+            self._evicted_files += 1
+            self._drop(node)
+        self._evicted_bytes += taken - stays
+        return taken - stays
+
+    def statistics(self) -> RetentionStatistics:
+        """What `status`, the metrics and the tests see."""
+        clean_bytes = retained_bytes = 0
+        for ino, claim in self.order.claims().items():
+            taken = self._tier.allocated_bytes(self._table[ino].tier_id)
+            clean_bytes += taken
+            retained_bytes += taken if claim is Claim.RETAINED else 0
+        return RetentionStatistics(clean_bytes, len(self.order), retained_bytes, self._evicted_files, self._evicted_bytes)

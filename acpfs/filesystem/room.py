@@ -1,0 +1,95 @@
+"""Room in the RAM tier for a call that is about to write: reserved, waited for, or refused, as the policy for a full tier says.
+
+Does not know contents; how room is made and in which order is the tier's business (`Tier.make_room`), whose turn it is that of its queue.
+Used under the file system's lock; `reserve` waits as described in `steps`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from acpfs.config import WhenFull
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.records import WaitingWriter
+from acpfs.filesystem.steps import wait
+from acpfs.ram.tier import Tier
+from acpfs.ram.waiting import Applicant, Purpose
+from acpfs.types import Ino
+
+
+class Room:
+    """Bytes of the budget for calls that write."""
+
+    def __init__(self, tier: Tier, when_full: WhenFull, awaits_drain: Callable[[], bool]) -> None:
+        """`awaits_drain`: whether anything is left that makes room by itself, sooner or later."""
+        self._tier = tier
+        self.when_full = when_full
+        self._awaits_drain = awaits_drain
+        self.relief: Callable[[], bool] = lambda: False
+        """Asked when there is no room: whether something leaves RAM for the spill directory, whatever the policy. Begins that."""
+
+    async def reserve(self, size: int, node: Node, purpose: Purpose = Purpose.WRITE) -> bool:
+        """Reserve bytes of the budget, waiting for them where that can help; the caller releases them after settling.
+
+        False: there will be no room, the file has to overflow to the backing directory.
+
+        Raises:
+            OSError: ENOSPC when that is the policy.
+        """
+        applicant = Applicant(node.ino, purpose, node.writer_pid)
+        if self._tier.reserve_nowait(size, applicant):
+            return True
+        if self.waiting_helps() and await self._wait(self._tier.reserve(size, applicant), size):
+            return True
+        if self.when_full is WhenFull.ERROR:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return False
+
+    async def _wait(self, room: Future[None], size: int) -> bool:
+        """Whether there is room at last."""
+        try:
+            await wait(room)
+        except BaseException as error:
+            if not room.cancel() and room.exception() is None:
+                self._tier.release(size)  # it came, and whom it was for is gone
+            self._tier.room_changed()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                return False
+            raise
+        return True
+
+    def waiting_helps(self) -> bool:
+        """Whether anything is left to wait for: bytes that move to the spill directory, or, where that is the policy, the drain."""
+        return self.relief() or (self.when_full is WhenFull.WAIT and self._awaits_drain())
+
+    def change_policy(self, when_full: WhenFull) -> None:
+        """From now on, also for those who wait already."""
+        self.when_full = when_full
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Whether those who wait do so in vain: then they go the other way."""
+        if self._tier.waiting() and not self.waiting_helps():
+            self._tier.fail_waiting(errno.ENOSPC)
+
+    def reason(self) -> str:
+        """Why there is none."""
+        tier = self._tier
+        if tier.withheld_bytes:
+            return "the machine is short of memory"
+        if tier.used_bytes > tier.budget_bytes:
+            return "RAM holds more than its budget, which was lowered"
+        return "RAM is full"
+
+    def statistics(self, path: Callable[[Ino], bytes]) -> tuple[WaitingWriter, ...]:
+        """Who waits, in the order of their turns."""
+        reason = self.reason()
+        return tuple(
+            WaitingWriter(
+                one.applicant.ino, path(one.applicant.ino), one.applicant.pid, one.applicant.purpose.value, one.size, one.since, reason
+            )
+            for one in self._tier.queue()
+        )

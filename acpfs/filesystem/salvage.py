@@ -1,0 +1,188 @@
+"""After a reboot: from the mirror's journal to the state of a mount that has all it names.
+
+The journal knows more than there are bytes for, so the log is cut at the first version that has neither a copy in the spill directory nor a
+staging file; what follows it is lost, and what precedes it is a moment of the applications' own history. The upper tree is then made
+anew from the committed tree and the operations that are left, since the journal's is of a later moment. Works on rows, before any layer
+has read them; knows the tables of nodes, log and committed tree. Nothing here asks the backing directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from acpfs.ram.spill import spilled_id
+from acpfs.types import ROOT, VersionId
+from acpfs.writeback.ops import OpKind, VersionState
+
+NAMES_MAX = 20
+_STAGED = (VersionState.STAGED.value, VersionState.COMMITTED.value)
+_MAKING = (OpKind.STORE.value, OpKind.MKDIR.value, OpKind.SYMLINK.value, OpKind.MKNOD.value)
+
+
+@dataclass(slots=True)
+class Salvaged:
+    """What came of it."""
+
+    operations: int = 0
+    bytes: int = 0
+    lost: int = 0
+    """Operations that came after the last one that could be kept."""
+    lost_names: list[str] = field(default_factory=list)
+    """Of files among them, the first ones."""
+
+
+def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salvaged:
+    """Make the state database `target` from a journal. `size_of`: bytes of a copy in the spill directory, -1 when it is not there.
+
+    Raises:
+        OSError, sqlite3.Error: the disk's; `target` is not there then.
+    """
+    unfinished = target.with_suffix(".salvage")
+    unfinished.unlink(missing_ok=True)
+    os.close(os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    with (
+        contextlib.closing(sqlite3.connect(journal)) as source,
+        contextlib.closing(sqlite3.connect(unfinished, isolation_level=None)) as db,
+    ):
+        source.backup(db)
+        db.execute("PRAGMA journal_mode=DELETE")
+        db.execute("BEGIN")
+        found = _Salvage(db, size_of).run()
+        db.execute("COMMIT")
+    unfinished.rename(target)
+    return found
+
+
+class _Salvage:
+    def __init__(self, db: sqlite3.Connection, size_of: Callable[[str], int]) -> None:
+        db.row_factory = sqlite3.Row
+        self._db, self._size_of = db, size_of
+        self._children: dict[tuple[int, bytes], int] = {}
+        self._found = Salvaged()
+
+    def _rows(self, sql: str, *values: Any) -> list[sqlite3.Row]:
+        return self._db.execute(sql, values).fetchall()
+
+    def run(self) -> Salvaged:
+        self._keep_counters()
+        ops = self._cut()
+        needed = self._needed(ops)
+        self._drop_others(needed)
+        self._name(ops, needed)
+        for ino in needed:
+            self._mend_node(ino)
+        for table in ("mark", "mirror_seed"):
+            self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
+        self._db.execute("DROP TABLE IF EXISTS incarnation")  # to other nodes this is a loss: what was not mirrored is gone
+        return self._found
+
+    def _keep_counters(self) -> None:
+        """No number is used twice, not even one that is lost."""
+        for name, sql in (("seq", "SELECT max(seq) FROM op"), ("vid", "SELECT max(vid) FROM version")):
+            known = self._rows("SELECT value FROM counter WHERE name = ?", name)
+            largest = max(self._rows(sql)[0][0] or 0, known[0][0] if known else 0)
+            self._db.execute("INSERT OR REPLACE INTO counter VALUES (?, ?)", (name, largest))
+
+    # -- the log
+
+    def _cut(self) -> list[sqlite3.Row]:
+        """Operations up to the first one whose bytes are nowhere; the others go."""
+        kept = []
+        ops = self._rows("SELECT * FROM op ORDER BY seq")
+        for op in ops:
+            if op["vid"] is not None and not self._has_bytes(op["vid"]):
+                break
+            kept.append(op)
+        lost = ops[len(kept) :]
+        self._found.operations, self._found.lost = len(kept), len(lost)
+        stores = [op["name"] for op in lost if op["kind"] == OpKind.STORE.value]
+        self._found.lost_names = [os.fsdecode(name) for name in stores[:NAMES_MAX]]
+        if lost:
+            self._db.execute("DELETE FROM op WHERE seq >= ?", (lost[0]["seq"],))
+        self._db.execute("DELETE FROM version WHERE vid NOT IN (SELECT vid FROM op WHERE vid IS NOT NULL)")
+        self._db.execute("DELETE FROM spilled WHERE vid NOT IN (SELECT vid FROM version)")
+        return kept
+
+    def _has_bytes(self, vid: int) -> bool:
+        """Settle where a version's bytes are now."""
+        (version,) = self._rows("SELECT * FROM version WHERE vid = ?", vid)
+        copies = self._rows("SELECT * FROM spilled WHERE vid = ?", vid)
+        copy = copies[0] if copies and self._size_of(copies[0]["name"]) == copies[0]["size"] else None
+        is_staged = version["state"] in _STAGED and version["staging_name"]
+        if is_staged and (copy is None or copy["size"] != version["size"]):
+            self._db.execute("DELETE FROM spilled WHERE vid = ?", (vid,))
+            self._db.execute("UPDATE version SET tier_id = 0 WHERE vid = ?", (vid,))
+        elif copy is not None:
+            self._db.execute("UPDATE version SET tier_id = ?, size = ? WHERE vid = ?", (spilled_id(VersionId(vid)), copy["size"], vid))
+        else:
+            return False
+        self._found.bytes += version["size"]
+        return True
+
+    # -- nodes and names
+
+    def _needed(self, ops: list[sqlite3.Row]) -> set[int]:
+        """Nodes that operations mention, and all directories above them; the others are found on the backing directory again."""
+        needed = {int(ROOT)}
+        wanted = {op[column] for op in ops for column in ("ino", "parent", "new_parent", "victim") if op[column]}
+        while wanted:
+            needed |= wanted
+            above = {row["parent"] for ino in wanted for row in self._rows("SELECT parent FROM place WHERE ino = ?", ino)}
+            wanted = above - needed
+        return needed
+
+    def _drop_others(self, needed: set[int]) -> None:
+        self._db.execute("CREATE TEMP TABLE needed (ino INTEGER PRIMARY KEY)")
+        self._db.executemany("INSERT INTO needed VALUES (?)", [(ino,) for ino in needed])
+        self._db.execute("DELETE FROM node WHERE ino NOT IN (SELECT ino FROM needed)")
+        self._db.execute("DELETE FROM place WHERE ino NOT IN (SELECT ino FROM needed) OR parent NOT IN (SELECT ino FROM needed)")
+
+    def _name(self, ops: list[sqlite3.Row], needed: set[int]) -> None:
+        """The upper tree: where nodes lie on the backing directory, and what the operations change of that."""
+        children = self._children
+        for row in self._rows("SELECT parent, name, ino FROM place"):
+            children[(row["parent"], bytes(row["name"]))] = row["ino"]
+        for op in ops:
+            here, there = (op["parent"], bytes(op["name"])), (op["new_parent"], bytes(op["new_name"]))
+            kind = OpKind(op["kind"])
+            if kind is OpKind.LINK or (op["kind"] in _MAKING and op["creates"]):
+                children[here] = op["ino"]
+            elif kind in (OpKind.UNLINK, OpKind.RMDIR):
+                children[here] = 0
+            elif kind is OpKind.RENAME:
+                children[here], children[there] = 0, op["ino"]
+            elif kind is OpKind.EXCHANGE:
+                children[here], children[there] = op["victim"], op["ino"]
+        self._db.execute("DELETE FROM child")
+        rows = [(parent, name, ino) for (parent, name), ino in children.items() if parent in needed]
+        self._db.executemany("INSERT INTO child VALUES (?, ?, ?)", rows)
+
+    def _mend_node(self, ino: int) -> None:
+        """The node as it was when the last operation was logged that is left: content, size, mtime, number of names."""
+        rows = self._rows("SELECT * FROM node WHERE ino = ?", ino)
+        if not rows:
+            return
+        node, links = rows[0], Counter(self._children.values())[ino]
+        is_dir = node["mode"] & 0o170000 == 0o040000
+        nlink = node["nlink"] if ino == ROOT or (is_dir and links) else links
+        tier_id, overflow, size, mtime_ns = 0, "", node["size"], node["mtime_ns"]
+        stored = self._rows("SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER BY seq DESC LIMIT 1", ino)
+        if stored:
+            version = stored[0]
+            size, mtime_ns = version["size"], json.loads(version["meta"])[4] or mtime_ns
+            if links:
+                tier_id, overflow = version["tier_id"], "" if version["tier_id"] else version["staging_name"]
+        elif node["identity"] and not is_dir:
+            _lower_ino, size, mtime_ns, _ctime_ns = json.loads(node["identity"])
+        self._db.execute(
+            "UPDATE node SET tier_id = ?, overflow = ?, modified = 0, unlogged = 0, nlink = ?, size = ?, mtime_ns = ? WHERE ino = ?",
+            (tier_id, overflow, nlink, size, mtime_ns, ino),
+        )

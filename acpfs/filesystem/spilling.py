@@ -1,0 +1,332 @@
+"""What goes to the spill directory and when, and what comes back: complete dirty files, when RAM is short, or (mirror) all at once.
+
+Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made or kept (`writeback.spill`). Clean
+contents leave before anything is copied (`retention`), and only what nobody has open, and is not being copied aside, leaves RAM. Used
+under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import heapq
+import os
+import time
+from dataclasses import dataclass
+
+from acpfs.backing.progress import Progress
+from acpfs.config import SpillMode
+from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.overflow import Overflow
+from acpfs.filesystem.room import Room
+from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.versions import Versions
+from acpfs.ram.spill import is_spilled, spilled_id, version_of
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.ram.waiting import Purpose
+from acpfs.types import Seq, VersionId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.spill import COPY_THREADS, Spill
+
+SHORT_SHARE = 4
+"""RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills that of 16 GiB in two seconds."""
+LATER_S = 5.0
+"""A version that could not be copied, because its file is being written, is tried again after so long."""
+_STAGED = (VersionState.STAGED, VersionState.COMMITTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Unmirrored:
+    """How far the mirror is behind."""
+
+    files: int
+    bytes: int
+    until: Seq
+    """Everything up to here would be drained after a reboot."""
+
+
+class Spilling:
+    """Moves versions between RAM and the spill directory."""
+
+    def __init__(
+        self,
+        spill: Spill,
+        tier: Tier,
+        log: OperationLog,
+        table: NodeTable,
+        contents: Contents,
+        versions: Versions,
+        room: Room,
+        overflow: Overflow,
+        state: StateDatabase,
+    ) -> None:
+        """Becomes part of how room is made. Looks at all versions that the last worker left."""
+        self.spill = spill
+        self._tier, self._log, self._table, self._contents = tier, log, table, contents
+        self._versions, self._room, self._overflow, self._state = versions, room, overflow, state
+        self._mirrors = spill.mode is SpillMode.MIRROR
+        self._live: dict[VersionId, Version] = {}
+        self._by_age: list[VersionId] = []
+        self._by_size: list[tuple[int, VersionId]] = []
+        self._later: list[tuple[float, VersionId]] = []
+        self._looks = False
+        self.moved_files = self.moved_bytes = 0
+        """That left RAM so far."""
+        spill.copied, spill.not_copied = self._copied, self._not_copied
+        spill.still_frozen = contents.kernel.still_frozen
+        contents.kernel.renewed = self._renewed
+        contents.read_spilled = self._read
+        contents.on_version, contents.on_finished = self._complete, self._finished
+        room.relief = self._relieve
+        for op in log:
+            if op.version is not None and op.version.tier_id:
+                self._complete(op.version)
+
+    # -- which versions there are
+
+    def _complete(self, version: Version) -> None:
+        """There is a new version; its operation is logged when the step ends, which is when it is looked at."""
+        self._live[version.vid] = version
+        self._queue(version)
+        self._look_soon()
+
+    def _queue(self, version: Version) -> None:
+        if self._mirrors:
+            heapq.heappush(self._by_age, version.vid)
+        else:  # the largest first, and among about equal ones the oldest, so that what stays is the newest
+            heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
+
+    def _finished(self, version: Version) -> None:
+        self._live.pop(version.vid, None)
+        self.spill.forget(version)
+
+    def _renewed(self, version: Version) -> None:
+        """The kernel wrote to its file: what was copied is not the version any more."""
+        if version.vid in self._live:
+            self.spill.forget(version)
+            self._later.append((time.monotonic() + LATER_S, version.vid))
+
+    def _not_copied(self, version: Version) -> None:
+        if version.vid in self._live:
+            self._later.append((time.monotonic() + LATER_S, version.vid))
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        if not self._looks:
+            self._looks = True
+            self._state.after_commit(self.look)
+
+    # -- copying
+
+    def look(self) -> None:
+        """Begin what is to be done now; called after changes and about once a second."""
+        self._looks = False
+        if self.spill.mirror is not None:
+            self.spill.mirror.look()
+        self._due()
+        if self._mirrors:
+            self._mirror()
+        short = self._short_bytes()
+        if short > 0:
+            self._shed(short)
+        if not self.spill.is_moving():
+            self._room.look_again()
+
+    def _due(self) -> None:
+        now = time.monotonic()
+        due = [vid for at, vid in self._later if at <= now]
+        self._later = [(at, vid) for at, vid in self._later if at > now]
+        for vid in due:
+            version = self._live.get(vid)
+            if version is not None and vid not in self.spill.making and vid not in self.spill.copies:
+                self._queue(version)
+
+    def _mirror(self) -> None:
+        """Oldest first, as the prefix of the log that survives a reboot ends at the first version that has no copy."""
+        put_back: list[VersionId] = []
+        while self._by_age and len(self.spill.making) < COPY_THREADS:
+            vid = heapq.heappop(self._by_age)
+            version = self._live.get(vid)
+            if version is None or vid in self.spill.copies or version.state in _STAGED:
+                continue  # a staging file survives as well
+            op = self._op(version)
+            if not self.spill.takes(version.size):
+                put_back.append(vid)
+                break
+            if op is None or op.tentative or vid in self.spill.making:
+                put_back.append(vid)
+            else:
+                self.spill.begin(version)
+        for vid in put_back:
+            heapq.heappush(self._by_age, vid)
+
+    def _short_bytes(self) -> int:
+        """How much more is to leave RAM than is on its way already."""
+        free_bytes = self._tier.free_bytes()
+        short = self._tier.budget_bytes // SHORT_SHARE - free_bytes
+        if short <= 0 and not self._tier.waiting():
+            return 0
+        short = max(short, 1)
+        if not self._tier.waiting():
+            short -= self._contents.retention.evictable(short)
+        return short - sum(making.version.size for making in self.spill.making.values())
+
+    def _shed(self, wanted: int) -> None:
+        """Let what has a copy leave; begin to copy for the rest."""
+        for vid in list(self.spill.copies) if self._mirrors else ():
+            version = self._live.get(vid)
+            if wanted > 0 and version is not None:
+                wanted -= self._leave_ram(version)
+        if wanted <= 0 or self._mirrors:
+            return
+        put_back: list[tuple[int, VersionId]] = []
+        while wanted > 0 and self._by_size and len(self.spill.making) < COPY_THREADS:
+            entry = heapq.heappop(self._by_size)
+            version = self._live.get(entry[1])
+            if version is None or entry[1] in self.spill.copies or not self._in_ram(version):
+                continue
+            if not self.spill.takes(version.size):
+                put_back.append(entry)
+                if not self.spill.usable():
+                    break
+                continue
+            if entry[1] in self.spill.making or version.state in _STAGED or not self._may_leave(version):
+                put_back.append(entry)
+                continue
+            self.spill.begin(version)
+            wanted -= version.size
+        for entry in put_back:
+            heapq.heappush(self._by_size, entry)
+
+    def _relieve(self) -> bool:
+        """A writer finds no room: whether something is about to leave for the spill directory."""
+        before = self.moved_bytes
+        self._due()
+        self._shed(max(1, self._short_bytes()))
+        return self.spill.is_moving() or self.moved_bytes > before
+
+    def unmirrored(self) -> Unmirrored:
+        """What of the log would not survive a reboot: from the first version on that has neither copy nor staging file."""
+        waiting = {*self._by_age, *self.spill.making, *(vid for _at, vid in self._later)} if self._mirrors else set()
+        versions = [self._live[vid] for vid in waiting if vid in self._live and self._live[vid].state not in _STAGED]
+        if not versions:
+            return Unmirrored(0, 0, self._log.last_seq)
+        ops = [op.seq for version in versions if (op := self._op(version)) is not None]
+        return Unmirrored(len(versions), sum(version.size for version in versions), Seq(min(ops, default=self._log.last_seq + 1) - 1))
+
+    # -- leaving RAM
+
+    def _copied(self, version: Version) -> None:
+        if self._mirrors:
+            if self._short_bytes() > 0:
+                self._leave_ram(version)
+        elif version.vid in self._live and not self._leave_ram(version):
+            self.spill.forget(version)  # opened or changed meanwhile
+            self._not_copied(version)
+        self._look_soon()
+
+    def _op(self, version: Version) -> Op | None:
+        return next((op for op in self._log.pending_of(version.ino) if op.version is version), None)
+
+    @staticmethod
+    def _in_ram(version: Version) -> bool:
+        return bool(version.tier_id) and not is_spilled(version.tier_id)
+
+    def _content_on(self, version: Version) -> tuple[Node | None, Content | None]:
+        node = self._table.get(version.ino)
+        content = node.content if node is not None else None
+        return (node, content) if content is not None and content.tier_id == version.tier_id else (node, None)
+
+    def _may_leave(self, version: Version) -> bool:
+        """Whether nobody has the file open, and its content is what the newest version on the same tier file is."""
+        on = self._versions.on(version.tier_id)
+        op = self._op(version)
+        if op is None or op.tentative or len(on) != 1:
+            return False
+        node, content = self._content_on(version)
+        if node is None or content is None:
+            return True
+        idle = not node.handles and content.busy is None and not content.in_flight and content.fd < 0
+        return idle and not content.modified and not content.interrupted and on[-1].size == node.size
+
+    def _leave_ram(self, version: Version) -> int:
+        """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
+        if not self._in_ram(version) or not self._may_leave(version):
+            return 0
+        source, target = version.tier_id, spilled_id(version.vid)
+        node, content = self._content_on(version)
+        taken = self._tier.allocated_bytes(source)
+        if node is not None and content is not None:
+            content.tier_id, content.seen = target, UNSEEN
+            self._contents.retention.forget(node)
+            self._versions.use(target)
+            self._table.changed(node)
+        self._versions.relocate(version, target)
+        if content is not None:
+            self._versions.unuse(source)
+        self.moved_files += 1
+        self.moved_bytes += taken
+        return max(1, taken)
+
+    # -- coming back
+
+    async def _read(self, content: Content, offset: int, size: int) -> bytes:
+        try:
+            return await wait(self.spill.read(content.tier_id, offset, size))
+        except OSError as error:
+            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
+
+    async def bring_back(self, node: Node) -> None:
+        """Have a spilled content in RAM again, to be changed; where RAM has no room, in a staging file.
+
+        Raises:
+            OSError: EIO: the disk's, or what it has is not what was written.
+        """
+        content = node.content
+        if content is None or not content.spilled:
+            return
+        if content.busy is not None:
+            await wait(content.busy)
+            return
+        done = shared()
+        content.busy = done
+        try:
+            await self._bring_back(node, content)
+        except OSError as error:
+            if node.content is content and is_spilled(content.tier_id) and version_of(content.tier_id) not in self.spill.copies:
+                self._contents.drop(node)  # persisted meanwhile: the backing directory has it
+            number = errno.ENOSPC if error.errno == errno.ENOSPC else errno.EIO
+            raise OSError(number, os.strerror(number)) from error
+        finally:
+            content.busy = None
+            done.set_result(None)
+
+    async def _bring_back(self, node: Node, content: Content) -> None:
+        source, progress = content.tier_id, Progress()
+        if not await self._room.reserve(node.size, node, Purpose.BRING_UP):
+            moved = await self._overflow.filled(self.spill.filler(source, progress))
+            if node.content is content:
+                self._contents.adopt_overflow(node, moved)
+            else:
+                self._overflow.let_go(moved, remove=True)
+            return
+        size, tier_id = node.size, self._tier.create()
+        try:
+            await wait(self.spill.copy_back(source, tier_id, progress))
+            self._tier.settle(tier_id)
+        except BaseException:
+            progress.give_up()
+            self._tier.discard(tier_id)
+            raise
+        finally:
+            self._tier.release(size)
+        if node.content is not content:
+            self._tier.remove(tier_id)
+            return
+        self._versions.use(tier_id)
+        content.tier_id = tier_id
+        self._versions.unuse(source)
+        self._table.changed(node)

@@ -1,0 +1,110 @@
+"""Who needs which tier file: current contents and versions that are not persisted yet.
+
+Keeps a tier file as long as anybody needs it, and knows how many of its first bytes must not change (docs/ARCHITECTURE.md, "Versions").
+Does not know nodes, nor how bytes are copied. Used under the file system's lock; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from acpfs.ram.spill import is_spilled
+from acpfs.ram.tier import Tier
+from acpfs.types import TierId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Version
+
+
+class Versions:
+    """Counts the users of tier files; removes a file with its last user."""
+
+    def __init__(self, tier: Tier, log: OperationLog) -> None:
+        """Finds the versions that the log that the last worker left needs."""
+        self._tier = tier
+        self._log = log
+        self._users: Counter[TierId] = Counter()
+        self._frozen: dict[TierId, list[Version]] = {}
+        for op in log:
+            if op.version is not None and op.version.tier_id:
+                self.add(op.version)
+
+    def await_drain(self) -> bool:
+        """Whether RAM holds any version that will be persisted by itself: one that is parked, or held up by that, waits for an operator."""
+        if not self._log.parked_count:
+            return any(not is_spilled(tier_id) for tier_id in self._frozen)
+        in_ram = (versions for tier_id, versions in self._frozen.items() if not is_spilled(tier_id))
+        return any(not self._is_stuck(version) for versions in in_ram for version in versions)
+
+    def _is_stuck(self, version: Version) -> bool:
+        return any(op.version is version and (op.parked or op.held) for op in self._log.pending_of(version.ino))
+
+    # -- users
+
+    def use(self, tier_id: TierId) -> None:
+        """A content or version needs the tier file."""
+        self._users[tier_id] += 1
+
+    def unuse(self, tier_id: TierId) -> None:
+        """It does not any more."""
+        self._users[tier_id] -= 1
+        if not self._users[tier_id]:
+            del self._users[tier_id]
+            if not is_spilled(tier_id):  # a copy in the spill directory goes with its version
+                self._tier.remove(tier_id)
+
+    def is_used(self, tier_id: TierId) -> bool:
+        """Whether anybody needs the tier file."""
+        return bool(self._users[tier_id])
+
+    def remove_unused(self) -> None:
+        """After the start: what an earlier worker left and nobody needs."""
+        for tier_id in self._tier.ids():
+            if not self._users[tier_id]:
+                self._tier.remove(tier_id)
+
+    # -- versions
+
+    def add(self, version: Version) -> None:
+        """The version needs its tier file's first bytes as they are."""
+        self.use(version.tier_id)
+        self._frozen.setdefault(version.tier_id, []).append(version)
+
+    def finished(self, version: Version) -> None:
+        """The version is persisted or will never be."""
+        versions = self._frozen[version.tier_id]
+        versions.remove(version)
+        if not versions:
+            del self._frozen[version.tier_id]
+        self.unuse(version.tier_id)
+
+    def relocate(self, version: Version, target: TierId) -> None:
+        """The version's bytes are in another place from now on."""
+        source = version.tier_id
+        versions = self._frozen[source]
+        versions.remove(version)
+        if not versions:
+            del self._frozen[source]
+        version.tier_id = target
+        self._log.save_version(version)
+        self.add(version)
+        self.unuse(source)
+
+    def on(self, tier_id: TierId) -> Sequence[Version]:
+        """Versions that need the tier file."""
+        return self._frozen.get(tier_id, ())
+
+    def frozen_bytes(self, tier_id: TierId) -> int:
+        """How many of the first bytes belong to a version and must not change."""
+        return max((version.size for version in self.on(tier_id)), default=0)
+
+    def move(self, source: TierId, target: TierId) -> None:
+        """The versions of one tier file have a copy of what they need in another."""
+        moved = self._frozen.pop(source, [])
+        for version in moved:
+            version.tier_id = target
+            self._log.save_version(version)
+            self.add(version)
+            self.unuse(source)
+        if not moved:
+            self._tier.remove(target)  # they were all persisted meanwhile

@@ -1,0 +1,498 @@
+"""Cold files come to RAM when they are read: which ones, when, and what becomes of them.
+
+Owns the files that are on their way (`fill.Fill`), the evidence that one is really read, and what was found damaged. Policy only: the bytes
+are moved by the fill, readers in the passthrough lane read the backing directory's file meanwhile, natively. Nothing dirty and nothing that
+is kept ever leaves RAM for a cold file; what is on its way goes at once when somebody needs the room. Used under the file system's
+lock; one thread of its own looks what the page cache has of files that are read in passthrough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import RLock
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Lower
+from acpfs.backing.progress import Progress
+from acpfs.config import Settings, WarmReads
+from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.fill import PIECE_BYTES, Fill
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.nodes import Identity, Node, NodeTable
+from acpfs.filesystem.read_handle import ReadHandle
+from acpfs.filesystem.steps import unlocked
+from acpfs.filesystem.whole_reads import DamagedError
+from acpfs.ram.tier import Tier
+from acpfs.types import Ino, TierId
+
+SMALL_BYTES = PIECE_BYTES
+"""Up to here a file comes whole, and is verified, before its open is answered: it takes the one read that it takes anyway."""
+PEEK_BYTES = 64 << 10
+"""Smaller requests read for themselves: a look at a header brings nothing to RAM."""
+EVIDENCE_BYTES = 8 << 20
+EVIDENCE_SHARE = 16
+"""A file is read ahead when 8 MiB of it, or a sixteenth, have been asked for: what is read in vain is at most so many times that."""
+LOOK_S, LOOK_S_MAX = 0.05, 2.0
+"""Between two looks at files that the kernel reads by itself; ever longer while nothing happens."""
+
+
+@dataclass(slots=True, eq=False)
+class Coming:
+    """One file on its way."""
+
+    node: Node
+    identity: Identity
+    tier_id: TierId
+    fill: Fill
+    settled: Future[str]
+    """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed, failed, given up."""
+    asked_for: bool = False
+    """By name: it does not go when its last reader closes."""
+    gone: bool = False
+
+
+@dataclass(slots=True)
+class WarmStatistics:
+    """What `status`, the metrics and the tests see; names as they are counted."""
+
+    warmed_files: int = 0
+    warmed_bytes: int = 0
+    warmed_verified: int = 0
+    warming_given_up: int = 0
+    """Files that were not read on, changed, or had to make room."""
+    warming: int = 0
+    """Files on their way now."""
+
+
+class Warming:
+    """See above."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        table: NodeTable,
+        contents: Contents,
+        view: LowerView,
+        tier: Tier,
+        requests: CallPool,
+        ahead: CallPool,
+        lock: RLock,
+        commit: Callable[[], None],
+    ) -> None:
+        """`requests`, `ahead`: as `Fill` has them; `commit` ends a step."""
+        self._settings, self._table, self._contents, self._view, self._tier = settings, table, contents, view, tier
+        self._requests, self._ahead, self._lock, self._commit = requests, ahead, lock, commit
+        self._coming: dict[Ino, Coming] = {}
+        self._watched: dict[Ino, tuple[Node, int]] = {}
+        self._damaged: dict[Ino, Identity] = {}
+        contents.retention.give_way = self.give_way
+        self._bell = threading.Event()
+        self._looking = False
+        self._read_together = Progress()
+        self.counts = WarmStatistics()
+
+    @property
+    def _lower(self) -> Lower:
+        return self._view.lower
+
+    def _on_its_way(self, node: Node) -> Coming | None:
+        """What is on its way for a node as it is now."""
+        coming = self._coming.get(node.ino)
+        if coming is not None and (coming.identity != node.identity or coming.node is not node or node.content is not None):
+            self._give_up(coming)
+            return None
+        return coming
+
+    # -- whether
+
+    def _may_come(self, node: Node) -> bool:
+        return (
+            self._settings.warm_reads is not WarmReads.OFF
+            and node.content is None
+            and node.size > 0
+            and node.nlink > 0
+            and node.identity is not None
+            and not self._view.held(node)
+            and self._has_room(node.size)
+        )
+
+    def _has_room(self, size: int) -> bool:
+        if self._tier.waiting():
+            return False
+        return self._tier.free_bytes() >= size or (self._settings.warm_reads is WarmReads.ON and self._made_room(size))
+
+    def _made_room(self, size: int) -> bool:
+        """Let clean files go that no checkpoint or pin keeps, for one that is read now; none where that would not be enough."""
+        kept = self._contents.retention.statistics() if size > SMALL_BYTES else None
+        if kept is not None and self._tier.free_bytes() + kept.clean_bytes - kept.retained_bytes < size:
+            return False
+        self._contents.retention.let_leave(size - self._tier.free_bytes(), also_retained=False)
+        return self._tier.free_bytes() >= size
+
+    def through_daemon(self, node: Node) -> bool:
+        """Whether readers share a cold file through the daemon: where the kernel keeps nothing for them, each would read for itself."""
+        return not self._lower.features.page_cache and (node.ino in self._coming or self._may_come(node))
+
+    # -- opening and reading
+
+    async def before_reading(self, node: Node) -> None:
+        """A cold file is about to be opened for reading: small ones come whole, and so do all with `verify_reads`.
+
+        Raises:
+            OSError: EIO, it is known not to be what was stored.
+        """
+        self.check(node)
+        if node.content is not None or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
+            return
+        if not node.in_kernel and node.ino not in self._coming and node.size <= SMALL_BYTES and self._may_come(node):
+            await self._bring_small(node)
+        elif self._settings.verify_reads:
+            await self._verify(node)
+        self.check(node)
+
+    async def _bring_small(self, node: Node) -> None:
+        """In one call on the backing directory, the one that the open takes anyway."""
+        size, identity, path = node.size, node.identity, self._view.path(node)
+        if path is None or identity is None or not self._tier.reserve_nowait(size):
+            return
+        try:
+            tier_id, st = await self._view.read_up(path, size)
+        except DamagedError:
+            self._damaged[node.ino] = identity
+            return
+        except OSError:
+            return  # it is read as if nothing had been tried, and whoever reads it is told
+        finally:
+            self._tier.release(size)
+        if node.content is not None or not (st.identity() == node.identity == identity) or self._view.held(node):
+            self._tier.remove(tier_id)
+        else:
+            self._contents.adopt(node, tier_id)
+            self._came(size)
+
+    async def _verify(self, node: Node) -> None:
+        """With `verify_reads`: have all of it compared before the first byte is served; without room for it in RAM it is read twice."""
+        coming = self._on_its_way(node)
+        if coming is None and self._may_come(node) and not node.in_kernel:
+            coming = await self._begin(node)
+        if coming is not None:
+            coming.fill.lead()
+            await self._outcome(coming)
+        if node.content is None and node.sound != node.identity and node.ino not in self._damaged:
+            await self._verify_in_place(node)
+
+    async def _verify_in_place(self, node: Node) -> None:
+        identity, path = node.identity, self._view.path(node)
+        if path is None or identity is None:
+            return
+        progress = Progress(self._read_together)
+        try:
+            verified = self._ahead.submit("verify", self._view.whole.verify, path, progress)
+            st = await self._view.answer("verify", verified, progress)
+        except DamagedError:
+            self._damaged[node.ino] = identity
+        else:
+            if st.identity() == identity:
+                node.sound = identity
+        finally:
+            progress.give_up()
+
+    async def _outcome(self, coming: Coming) -> str:
+        """How it ends, however long that takes.
+
+        Raises:
+            OSError: EIO: nothing of it comes any more.
+        """
+        return await self._view.answer("bring to RAM", coming.settled, coming.fill.progress)
+
+    def check(self, node: Node) -> None:
+        """Refuse a file that was found damaged, as long as it is the same.
+
+        Raises:
+            OSError: EIO.
+        """
+        if node.content is None and node.ino in self._damaged:
+            if self._damaged[node.ino] == node.identity:
+                raise OSError(errno.EIO, "the backing directory's copy is not what was stored, and there is no other")
+            del self._damaged[node.ino]
+
+    async def read(self, reader: ReadHandle, offset: int, size: int) -> bytes | None:
+        """Bytes of a file that is on its way; None: read them as if it were not.
+
+        Raises:
+            OSError: EIO, the file is damaged, or the backing directory does not answer.
+        """
+        node = reader.node
+        self.check(node)
+        coming = self._on_its_way(node)
+        if coming is None:
+            if size < min(PEEK_BYTES, node.size) or not self._may_come(node):
+                return None
+            await self._view.reads.ready_again(reader)
+            coming = self._begin_from(node, reader.lower_fd)
+        if coming is None or not coming.fill.use():
+            return None
+        try:
+            if reader.lower_fd < 0:
+                reader.lower_fd, reader.lower_ino = (
+                    coming.fill.source_copy(),
+                    node.lower_ino,
+                )  # as it is open here, whatever happens to its name
+            return b"" if offset >= node.size else await self._read(coming, offset, size)
+        finally:
+            coming.fill.unuse()
+
+    async def _read(self, coming: Coming, offset: int, size: int) -> bytes | None:
+        fill = coming.fill
+        if not fill.has(offset, size):
+            if fill.ended or (size < min(PEEK_BYTES, fill.size) and fill.is_missing(offset, size)):
+                return None
+            for piece in fill.ask(offset, size):
+                await self._view.answer("read", piece)
+            if fill.asked_bytes >= evidence_bytes(fill.size):
+                fill.lead()
+        return await unlocked(fill.read, offset, size) if fill.has(offset, size) else None
+
+    async def bring(self, node: Node) -> tuple[str, str]:
+        """Bring a file by itself; how it ended, as `Coming.settled` has it, or `in RAM`, `no room`, and its checksum if it was read.
+
+        The caller keeps the node open.
+
+        Raises:
+            OSError: the backing directory refused it, or does not answer.
+        """
+        if node.content is not None or node.size == 0:
+            return "in RAM", ""
+        coming = self._on_its_way(node)
+        if coming is None and not (self._tier.free_bytes() >= node.size or self._made_room(node.size)):
+            return "no room", ""
+        coming = coming or await self._begin(node)
+        if coming is None:
+            return ("in RAM" if node.ino in self._coming else "no room"), ""
+        coming.asked_for = True
+        coming.fill.lead()
+        outcome = await self._outcome(coming)
+        return outcome, coming.fill.done.result() if coming.fill.done.exception() is None else ""
+
+    def there_bytes(self, node: Node) -> int:
+        """How much of a file has come so far."""
+        coming = self._coming.get(node.ino)
+        return node.size if node.content is not None else 0 if coming is None else coming.fill.there_bytes
+
+    # -- beginning
+
+    async def _begin(self, node: Node) -> Coming | None:
+        fd = await self._view.open_lower(node)
+        cached = self._lower.cached_bytes(fd)
+        direct = node.size > SMALL_BYTES and cached is not None and cached < node.size // 2
+        if direct:
+            self._lower.expect_bulk(fd)
+        try:
+            return self._begin_from(node, fd, direct=direct)
+        finally:
+            self._view.close_later(fd)
+
+    def _begin_from(self, node: Node, fd: int, *, direct: bool = False) -> Coming | None:
+        """Reserve, and make the tier file; from then on pieces can be asked for. Keeps the descriptor's file, not the descriptor."""
+        coming = self._on_its_way(node)
+        if coming is not None:
+            return coming
+        if node.content is not None or node.identity is None or self._tier.free_bytes() < node.size:
+            return None  # the room that there was has gone: what is kept does not leave for this
+        if not self._tier.reserve_nowait(node.size):
+            return None
+        source, made = -1, None
+        try:
+            source, made = os.dup(fd), self._tier.create_open()
+            fill = self._fill(source, made[1], node.size, direct=direct)
+        except OSError:  # no descriptors left, or no address space: it is read as if nothing had been tried
+            self._tier.release(node.size)
+            if made is not None:
+                os.close(made[1])
+                self._tier.discard(made[0])
+            if source >= 0:
+                self._view.close_later(source)
+            return None
+        tier_id = made[0]
+        coming = self._coming[node.ino] = Coming(node, node.identity, tier_id, fill, Future())
+        coming.settled.set_running_or_notify_cancel()
+        fill.wanted = lambda: node.content is None and node.identity == coming.identity and node.nlink > 0
+        fill.done.add_done_callback(lambda done: self._ended(coming, done))
+        self.counts.warming = len(self._coming)
+        return coming
+
+    def _fill(self, source: int, target: int, size: int, *, direct: bool) -> Fill:
+        os.ftruncate(target, size)
+        progress = Progress(self._read_together)
+        return Fill(self._lower, source, target, size, direct=direct, requests=self._requests, ahead=self._ahead, progress=progress)
+
+    # -- files that the kernel reads by itself
+
+    def watch(self, reader: ReadHandle) -> None:
+        """The kernel reads the backing directory's file for an open: look from time to time how much it has read."""
+        node = reader.node
+        if node.ino in self._watched or node.ino in self._coming or not self._may_come(node):
+            return
+        self._watched[node.ino] = (node, os.dup(reader.lower_fd))
+        self._bell.set()
+        if not self._looking:
+            self._looking = True
+            threading.Thread(target=self._look_around, name="warming", daemon=True).start()
+
+    def _look_around(self) -> None:
+        pause_s, known = LOOK_S, -1
+        while True:
+            self._bell.wait(pause_s)
+            self._bell.clear()
+            with self._lock:
+                looks = [(node, os.dup(fd)) for node, fd in self._watched.values()]
+                self._looking = bool(looks)
+            if not looks:
+                return
+            seen = 0
+            for node, fd in looks:
+                seen += self._look(node, fd)
+                os.close(fd)
+            pause_s, known = (LOOK_S if seen != known else min(2 * pause_s, LOOK_S_MAX)), seen
+
+    def _look(self, node: Node, fd: int) -> int:
+        """Begin where enough of the file is in the page cache; the look itself without the lock: it takes milliseconds where all is."""
+        cached = self._lower.cached_bytes(fd) or 0
+        if cached >= evidence_bytes(node.size):
+            with self._lock:
+                self._enough(node, fd)
+                self._commit()
+        return cached
+
+    def _enough(self, node: Node, fd: int) -> None:
+        if node.ino in self._watched and self._may_come(node):
+            coming = self._begin_from(node, fd)
+            if coming is not None:
+                coming.fill.lead()
+        self._unwatch(node.ino)
+
+    def _unwatch(self, ino: Ino) -> None:
+        _node, fd = self._watched.pop(ino, (None, -1))
+        if fd >= 0:
+            self._view.close_later(fd)
+
+    # -- closing
+
+    def released(self, node: Node) -> None:
+        """A handle left its lane: what the kernel has read by then counts, and what waited for the kernel to let go becomes the content."""
+        if node.ino in self._watched and not node.kernel_handles:
+            _node, fd = self._watched[node.ino]
+            if (self._lower.cached_bytes(fd) or 0) >= evidence_bytes(node.size):
+                self._enough(node, fd)
+            self._unwatch(node.ino)
+        coming = self._coming.get(node.ino)
+        if coming is not None and coming.fill.ended and not node.in_kernel:
+            self._adopt(coming)
+
+    def closed(self, node: Node) -> None:
+        """The last handle is gone: a file of which only a part was asked for does not come."""
+        coming = self._coming.get(node.ino)
+        if coming is not None and not (coming.fill.led or coming.asked_for):
+            self._give_up(coming)
+
+    # -- the end
+
+    def _ended(self, coming: Coming, done: Future[str]) -> None:
+        """In the thread that brought the last piece, or under the lock where it was given up."""
+        outcome = "given up"
+        if not coming.gone:
+            with self._lock:
+                if not coming.gone:
+                    outcome = self._judge(coming, done)
+                    self._commit()
+        coming.settled.set_result(outcome)
+
+    def _judge(self, coming: Coming, done: Future[str]) -> str:
+        node, fill = coming.node, coming.fill
+        error = done.exception()
+        st = fill.after
+        if error is not None or st is None or fill.before is None:
+            self._give_up(coming)
+            gone = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ECANCELED)
+            return "changed" if gone else f"failed: {getattr(error, 'strerror', error)}"
+        if self._table.get(node.ino) is not node or not (fill.before.identity() == st.identity() == coming.identity == node.identity):
+            node.checked_at = 0.0
+            self._give_up(coming)
+            return "changed"
+        try:
+            verified = self._view.whole.compare(self._table.path(node.ino), st, fill.note, done.result())
+        except DamagedError:
+            self._found_damaged(coming)
+            return "mismatch"
+        self.counts.warmed_verified += verified
+        if not node.in_kernel:
+            self._adopt(coming)
+        return "verified" if verified else "unknown"
+
+    def _found_damaged(self, coming: Coming) -> None:
+        node = coming.node
+        self._damaged[node.ino] = coming.identity
+        node.keep_cache = False
+        self._give_up(coming)
+        if node.lookups:
+            self._view.tell_changed(node.ino)  # pages that the kernel has of it go
+
+    def _adopt(self, coming: Coming) -> None:
+        """Make it the node's content, if that is still what the backing directory has."""
+        node, fill = coming.node, coming.fill
+        if node.content is not None or coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
+            self._give_up(coming)
+            return
+        self._leave(coming)
+        self._tier.settle(coming.tier_id)
+        self._tier.release(fill.size)
+        self._contents.adopt(node, coming.tier_id)
+        self._came(node.size)
+
+    def _came(self, size: int) -> None:
+        self.counts.warmed_files += 1
+        self.counts.warmed_bytes += size
+
+    def _leave(self, coming: Coming) -> None:
+        del self._coming[coming.node.ino]
+        coming.gone = True
+        self.counts.warming = len(self._coming)
+        coming.fill.unuse()
+
+    def _give_up(self, coming: Coming) -> None:
+        self._leave(coming)
+        self.counts.warming_given_up += 1
+        coming.fill.give_up()  # first: it has the file mapped
+        self._tier.discard(coming.tier_id)
+        self._tier.release(coming.fill.size)
+
+    def give_way(self, wanted: int) -> int:
+        """Somebody needs room: what is on its way goes, the youngest first; returns the bytes that came free."""
+        freed = 0
+        for coming in reversed(list(self._coming.values())):
+            if freed >= wanted:
+                break
+            freed += coming.fill.size
+            self._give_up(coming)
+        return freed
+
+    async def whole(self, node: Node) -> None:
+        """The content is about to be brought up for a change: if it is on its way, have that done first."""
+        coming = self._on_its_way(node)
+        if coming is not None:
+            coming.fill.lead()
+            with contextlib.suppress(OSError):
+                await self._outcome(coming)
+            if self._coming.get(node.ino) is coming and coming.fill.ended:
+                self._adopt(coming)
+
+
+def evidence_bytes(size: int) -> int:
+    """How much of a file must have been read before the rest is."""
+    return max(1, min(max(EVIDENCE_BYTES, size // EVIDENCE_SHARE), size // 4))

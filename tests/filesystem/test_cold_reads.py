@@ -1,0 +1,346 @@
+"""Files that are only on the backing directory: read, and on their way to RAM, while it fails or somebody changes them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.backing import calls
+from acpfs.backing.health import STUCK_AFTER_S
+from acpfs.backing.lower import LowerPath, Note
+from acpfs.config import WarmReads
+from acpfs.filesystem import whole_reads
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
+
+MIB = 1 << 20
+STOPPED_S = 2.5
+"""Patience with what hangs, where what does not hang must not run into it: longer than a busy machine stops a thread."""
+
+
+async def cold(w: World, data: bytes) -> Ino:
+    """A file that was there before the mount."""
+    (w.backing / "cold").write_bytes(data)
+    return (await w.do(w.fs.lookup(ROOT, b"cold"))).ino
+
+
+@pytest.mark.clause("S101", "S102")
+def test_a_piece_whose_read_failed_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(4 * MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            ino = await cold(w, data)
+            read = w.lower.read
+            failed: list[int] = []
+
+            def fails_once(fd: int, buffer: memoryview, offset: int) -> int:
+                if offset <= 2 * MIB < offset + len(buffer) and not failed:
+                    failed.append(offset)
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                return read(fd, buffer, offset)
+
+            monkeypatch.setattr(w.lower, "read", fails_once)
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            found = b"".join([await w.do(w.fs.read(opened.handle, n * MIB, MIB)) for n in range(4)])
+            await w.close(opened)
+            assert failed
+            assert found == data
+            assert await w.read(ino, 4 * MIB) == data
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S29", "S49")
+def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_path: Path) -> None:
+    before, after = os.urandom(2 * MIB), os.urandom(6 * MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=4 * MIB, warm_reads=WarmReads.OFF) as w:
+            ino = await cold(w, before)
+            reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            assert await w.do(w.fs.read(reader.handle, 0, MIB)) == before[:MIB]
+            writer = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+            for n in range(6):  # more than RAM has room for: its content is a staging file, and nowhere else when that is in place
+                await w.do(w.fs.write(writer.handle, n * MIB, after[n * MIB : (n + 1) * MIB]))
+            await w.close(writer)
+            assert await w.do(w.fs.read(reader.handle, 0, MIB)) == after[:MIB]
+            await w.drained()
+            assert await w.do(w.fs.read(reader.handle, 0, MIB)) == after[:MIB]
+            await w.close(reader)
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S101")
+def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF, backing_timeout_s=0.05) as w:
+            ino = await cold(w, bytes(2 * MIB))
+            open_read, close, goes_on, closed = w.lower.open_read, os.close, threading.Event(), threading.Event()
+            left: list[int] = []
+
+            def hangs(path: LowerPath) -> int:
+                goes_on.wait(20)
+                left.append(open_read(path))
+                return left[0]
+
+            def noticed(fd: int) -> None:
+                close(fd)
+                if [fd] == left:
+                    closed.set()
+
+            monkeypatch.setattr(w.lower, "open_read", hangs)
+            monkeypatch.setattr(os, "close", noticed)
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            with pytest.raises(OSError, match="no answer"):
+                await w.do(w.fs.read(opened.handle, 0, MIB))
+            await w.close(opened)
+            goes_on.set()
+            assert await trio.to_thread.run_sync(closed.wait, 5)
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S3", "S4")
+def test_nothing_is_asked_about_an_open_file_of_the_backing_directory_under_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstat, asked = os.fstat, []
+
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
+            ino = await cold(w, bytes(2 * MIB))
+
+            def watched(fd: int) -> os.stat_result:
+                if os.readlink(f"/proc/self/fd/{fd}").startswith(os.fspath(w.backing)):
+                    asked.append(w.fs.lock._is_owned())  # type: ignore[attr-defined]  # what threading.Condition asks too
+                return fstat(fd)
+
+            monkeypatch.setattr(os, "fstat", watched)
+            await w.read(ino, MIB)
+
+    trio.run(scenario)
+    assert asked
+    assert not any(asked)
+
+
+@pytest.mark.clause("S103")
+def test_what_is_kept_does_not_leave_for_a_cold_file_whose_room_goes_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=8 * MIB, hold=False) as w:
+            ino = await cold(w, os.urandom(4 * MIB))
+            folder = await w.do(w.fs.mkdir(ROOT, b"checkpoint-100", 0o755, CALLER))
+            kept = await w.write(b"model.bin", os.urandom(3 * MIB), folder.ino)
+            await w.drained()
+            assert w.tier.free_bytes() == 5 * MIB
+            open_read = w.lower.open_read
+
+            def meanwhile(path: LowerPath) -> int:
+                with w.fs.lock:
+                    assert w.tier.reserve_nowait(2 * MIB)
+                return open_read(path)
+
+            monkeypatch.setattr(w.lower, "open_read", meanwhile)
+            await w.read(ino, MIB)
+            assert w.fs._table[kept].content is not None
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S105", "S29")
+@pytest.mark.parametrize("below", [None, b"100"])
+def test_the_latest_checkpoint_is_the_one_that_the_tracker_names_in_the_mount(tmp_path: Path, below: bytes | None) -> None:
+    tracker = b"latest_checkpointed_iteration.txt"
+
+    async def scenario() -> None:
+        async with world(tmp_path) as w:
+            for step in (100, 200, 300):
+                (w.backing / f"iter_{step:07}").mkdir()
+                (w.backing / f"iter_{step:07}" / "model.pt").write_bytes(b"bytes")
+            if below is not None:
+                (w.backing / os.fsdecode(tracker)).write_bytes(below)
+            await w.write(tracker, b"200")  # the engine is held: not persisted
+            assert await w.do(w.fs.preloading.latest()) == [b"iter_0000200", tracker]
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S101")
+def test_a_fill_that_no_thread_takes_ends_at_once_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the backing directory hung for long, with more calls waiting than there may be."""
+    data = os.urandom(4 * MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path, backing_timeout_s=1.0) as w:
+            ino = await cold(w, data)
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            assert await w.do(w.fs.read(opened.handle, 0, 4096)) == data[:4096]
+            with monkeypatch.context() as hangs:
+                hangs.setattr(calls, "WAITING_CALLS_MAX", 0)
+                with pytest.raises(OSError, match="no answer"):
+                    await w.do(w.fs.read(opened.handle, 0, MIB))
+            assert w.tier.reserved_bytes == 0
+            assert await w.do(w.fs.read(opened.handle, 0, MIB)) == data[:MIB]
+            await w.close(opened)
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S104", "S101")
+@pytest.mark.parametrize("budget_bytes", [64 * MIB, MIB], ids=["on its way to RAM", "where it lies"])
+def test_an_open_that_waits_for_the_comparison_gets_an_error_when_nothing_comes_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget_bytes: int
+) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=budget_bytes, verify_reads=True, backing_timeout_s=STOPPED_S) as w:
+            ino, data = await cold(w, os.urandom(4 * MIB)), (w.backing / "cold").read_bytes()
+            noted, goes_on = w.lower.noted, threading.Event()
+
+            def hangs(fd: int) -> Note | None:
+                goes_on.wait(60)
+                return noted(fd)
+
+            monkeypatch.setattr(w.lower, "noted", hangs)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no answer") as refused:
+                    await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+                assert refused.value.errno == errno.EIO
+            goes_on.set()
+            assert await w.read(ino, 4 * MIB) == data
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S101", "S28")
+@pytest.mark.parametrize(("flags", "budget_bytes"), [(os.O_RDONLY, MIB), (os.O_WRONLY, 64 * MIB)], ids=["compared", "copied up"])
+def test_a_long_read_that_goes_on_does_not_count_as_hung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: int, budget_bytes: int
+) -> None:
+    """Or names would not be asked for meanwhile."""
+    now, stuck = [0.0], list[bool]()
+    monkeypatch.setattr(whole_reads, "CHUNK_BYTES", MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=budget_bytes, verify_reads=True) as w:
+            ino = await cold(w, os.urandom(16 * MIB))
+
+            def noted(read: Callable[..., Any], fd: int, *arguments: Any) -> Any:
+                if os.readlink(f"/proc/self/fd/{fd}").startswith(os.fspath(w.backing)):
+                    stuck.append(w.calls.health.is_stuck())
+                    now[0] += 0.6 * STUCK_AFTER_S
+                return read(fd, *arguments)
+
+            monkeypatch.setattr(w.calls.health, "_clock", lambda: now[0])
+            monkeypatch.setattr(os, "pread", partial(noted, os.pread))
+            await w.close(await w.do(w.fs.open(ino, flags, CALLER)))
+
+    trio.run(scenario)
+    assert len(stuck) >= 4
+    assert not any(stuck)
+
+
+class Hang:
+    """The backing directory gives so many bytes, then nothing until it is let go; `ended`: the thread has closed what it had open."""
+
+    def __init__(self, w: World, monkeypatch: pytest.MonkeyPatch, good_bytes: int) -> None:
+        self._below, self._left = os.fspath(w.backing), good_bytes
+        self._read, self._close = {name: getattr(os, name) for name in ("pread", "preadv")}, os.close
+        self._threads: set[int] = set()
+        self.goes_on, self.hangs, self.ended = threading.Event(), threading.Event(), threading.Event()
+        for name in self._read:
+            monkeypatch.setattr(os, name, partial(self._reading, name))
+        monkeypatch.setattr(os, "close", self._closing)
+
+    def _reading(self, name: str, fd: int, *arguments: Any) -> Any:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(self._below):
+            if self._left <= 0:
+                self._threads.add(threading.get_ident())
+                self.hangs.set()
+                self.goes_on.wait(20)
+            self._left -= MIB
+        return self._read[name](fd, *arguments)
+
+    def _closing(self, fd: int) -> None:
+        is_target = threading.get_ident() in self._threads and "/tier/data/" in os.readlink(f"/proc/self/fd/{fd}")
+        self._close(fd)
+        if is_target:
+            self.ended.set()
+
+
+def tier_bytes(w: World) -> int:
+    """What tier files take on their file system, removed ones that somebody has open among them."""
+    files = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(os.fspath(w.tier.directory / "data") + "/"):
+                st = os.fstat(int(fd))
+                files[st.st_ino] = st.st_blocks * 512
+    files |= {st.st_ino: st.st_blocks * 512 for st in (entry.stat() for entry in os.scandir(w.tier.directory / "data"))}
+    return sum(files.values())
+
+
+@pytest.mark.clause("S131", "S101")
+@pytest.mark.parametrize(("size", "flags"), [(4 * MIB, os.O_WRONLY), (4096, os.O_RDONLY)])
+def test_what_arrives_after_patience_has_ended_is_not_kept_uncounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, flags: int
+) -> None:
+    monkeypatch.setattr(whole_reads, "CHUNK_BYTES", MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path, backing_timeout_s=STOPPED_S) as w:
+            ino = await cold(w, os.urandom(size))
+            hang, written, pwrite = Hang(w, monkeypatch, size - MIB), list[int](), os.pwrite
+            with contextlib.suppress(OSError):
+                await w.close(await w.do(w.fs.open(ino, flags, CALLER)))
+            assert hang.hangs.is_set()
+            assert (tier_bytes(w), w.tier.used_bytes, w.tier.reserved_bytes) == (0, 0, 0)
+
+            def noticed(fd: int, data: bytes | memoryview, offset: int) -> int:
+                written.append(offset)
+                return pwrite(fd, data, offset)
+
+            monkeypatch.setattr(os, "pwrite", noticed)
+            hang.goes_on.set()
+            assert await trio.to_thread.run_sync(hang.ended.wait, 5)
+            assert written == []
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S131", "S103")
+def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = os.urandom(16 * MIB)
+
+    async def scenario() -> None:
+        async with world(tmp_path, backing_timeout_s=5.0) as w:
+            ino = await cold(w, data)
+            hang = Hang(w, monkeypatch, 3 * MIB)
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            assert await w.do(w.fs.read(opened.handle, 0, MIB)) == data[:MIB]
+            coming = w.fs.warming._coming[ino]
+            coming.fill.lead()
+            assert await trio.to_thread.run_sync(hang.hangs.wait, 5)
+            assert tier_bytes(w) > 0
+            with w.fs.lock:
+                w.fs.warming.give_way(1)
+                w.state.commit()
+            assert coming.fill.has(0, MIB)
+            assert coming.fill.read(0, MIB) is None, "nobody may take a hole for what the file has"
+            assert (tier_bytes(w), w.tier.used_bytes, w.tier.reserved_bytes) == (0, 0, 0)
+            hang.goes_on.set()
+            assert await w.do(w.fs.read(opened.handle, 0, MIB)) == data[:MIB]
+            await w.close(opened)
+
+    trio.run(scenario)

@@ -1,0 +1,363 @@
+"""The mirror in one process: the RAM tier is lost, and what was mirrored is shown and drained, in order, up to where the bytes end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.filesystem.records import AttributeChange
+from acpfs.ram.spill import SpillDirectory
+from acpfs.types import ROOT
+from acpfs.writeback.mirror import Mirror, read_mark
+from tests.filesystem.test_spilling import spilling, until
+from tests.filesystem.world import CALLER, World, world
+
+pytestmark = pytest.mark.clause("S152")
+
+MIB = 1 << 20
+
+
+def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
+    async def main() -> None:
+        async with world(base, spill=base / "spill", **{"spill_mode": "mirror", **changes}) as made:
+            await script(made)
+
+    trio.run(main)
+
+
+def lose_ram(base: Path) -> None:
+    shutil.rmtree(base / "tier")
+
+
+async def mirrored(made: World) -> None:
+    """Until a reboot would lose nothing."""
+    mirror = spilling(made).spill.mirror
+    assert mirror is not None
+    await until(
+        made,
+        lambda: (
+            spilling(made).unmirrored().files == 0
+            and not spilling(made).spill.making
+            and mirror.statistics().state == "on"
+            and not mirror.statistics().pending_transactions
+        ),
+    )
+
+
+def tree(directory: Path) -> dict[str, bytes | str]:
+    """Everything below a directory but acpfs' own, as text or bytes by path."""
+    found: dict[str, bytes | str] = {}
+    for path in sorted(directory.rglob("*")):
+        name = str(path.relative_to(directory))
+        if not name.startswith(".acpfs"):
+            found[name] = "->" + os.readlink(path) if path.is_symlink() else "dir" if path.is_dir() else path.read_bytes()
+    return found
+
+
+def test_everything_that_was_mirrored_is_drained_after_the_loss_of_ram(tmp_path: Path) -> None:
+    async def before(made: World) -> None:
+        await made.write(b"old", b"1" * MIB)
+        await made.drained()
+        made.engine.hold(True)
+        run1 = await made.do(made.fs.mkdir(ROOT, b"run1", 0o755, CALLER))
+        shard = await made.write(b"shard", b"2" * MIB, run1.ino)
+        await made.write(b"tmp", b"3" * 100, run1.ino)
+        await made.do(made.fs.rename(run1.ino, b"tmp", run1.ino, b"final", 0))
+        await made.do(made.fs.symlink(ROOT, b"latest", b"run1", CALLER))
+        await made.do(made.fs.link(shard, ROOT, b"linked"))
+        await made.do(made.fs.unlink(ROOT, b"old"))
+        await made.do(made.fs.setattr(shard, AttributeChange(mode=0o600), None, CALLER))
+        await made.write(b"empty", b"", run1.ino)
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        assert made.salvaged.lost == 0
+        assert sorted(await made.names()) == [b"latest", b"linked", b"run1"]
+        run1 = await made.do(made.fs.lookup(ROOT, b"run1"))
+        assert sorted(await made.names(run1.ino)) == [b"empty", b"final", b"shard"]
+        shard = await made.do(made.fs.lookup(run1.ino, b"shard"))
+        assert (shard.size, shard.nlink, shard.mode & 0o777) == (MIB, 2, 0o600)
+        assert await made.read(shard.ino, MIB) == b"2" * MIB
+        await made.drained()
+        assert tree(made.backing) == {
+            "latest": "->run1",
+            "linked": b"2" * MIB,
+            "run1": "dir",
+            "run1/empty": b"",
+            "run1/final": b"3" * 100,
+            "run1/shard": b"2" * MIB,
+        }
+        assert (made.backing / "linked").stat().st_ino == (made.backing / "run1" / "shard").stat().st_ino
+        await until(made, lambda: not [n for n in spilling(made).spill.directory.names() if not n.startswith("mirror-")])
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
+def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(tmp_path: Path) -> None:
+    async def before(made: World) -> None:
+        await made.write(b"shard0", b"0" * MIB)
+        await mirrored(made)
+        spilling(made).spill.set_budget(MIB + 1000)  # the next one has no room there
+        await made.write(b"shard1", b"1" * MIB)
+        await made.write(b"latest", b"shard1")
+        directory = await made.do(made.fs.mkdir(ROOT, b"later", 0o755, CALLER))
+        await made.write(b"more", b"4", directory.ino)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        await until(made, lambda: not mirror.statistics().pending_transactions)
+        assert spilling(made).unmirrored().until == 1
+
+    async def after(made: World) -> None:
+        assert made.salvaged is not None
+        assert (made.salvaged.operations, made.salvaged.lost) == (1, 4)
+        assert made.salvaged.lost_names == ["shard1", "latest", "more"]
+        assert await made.names() == [b"shard0"]
+        await made.drained()
+        assert tree(made.backing) == {"shard0": b"0" * MIB}
+        await made.write(b"shard1", b"new" * 10)
+        await made.drained()
+        assert tree(made.backing) == {"shard0": b"0" * MIB, "shard1": b"new" * 10}
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
+def test_what_was_stored_already_is_not_stored_again_over_what_came_after_it(tmp_path: Path) -> None:
+    async def before(made: World) -> None:
+        for number in range(3):  # names that come and go, each made for another node: carried out twice, they would be mixed up
+            await made.write(b"a", b"%d" % number * 100)
+            await made.drained()
+            await made.do(made.fs.rename(ROOT, b"a", ROOT, b"b%d" % number, 0))
+            await made.drained()
+        await made.do(made.fs.unlink(ROOT, b"b0"))
+        await made.drained()
+        made.engine.hold(True)
+        await made.write(b"c", b"c" * 100)
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        await made.drained()
+        assert tree(made.backing) == {"b1": b"1" * 100, "b2": b"2" * 100, "c": b"c" * 100}
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
+def test_a_journal_that_cannot_be_written_counts_no_more_before_anything_else_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def before(made: World) -> None:
+        await made.write(b"a", b"first")
+        await mirrored(made)
+        assert read_mark(made.lower, "test") is not None
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        monkeypatch.setattr(mirror, "_apply", lambda _journal, _batch: (_ for _ in ()).throw(OSError(5, "broken")))
+        await made.write(b"b", b"second")
+        await made.drained()
+        assert read_mark(made.lower, "test") is None
+        assert mirror.statistics().state == "off"
+        assert tree(made.backing) == {"a": b"first", "b": b"second"}
+
+    run(tmp_path, before)
+
+
+def test_a_disk_that_hangs_is_waited_for_as_long_as_patience_lasts_and_then_there_is_no_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    async def before(made: World) -> None:
+        await made.write(b"a", b"first")
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        mirror._patience_s = 0.1
+        monkeypatch.setattr(mirror, "_apply", lambda _journal, _batch: over.wait(60))
+        await made.do(made.fs.rename(ROOT, b"a", ROOT, b"b", 0))
+        await made.drained()
+        assert tree(made.backing) == {"b": b"first"}
+        assert read_mark(made.lower, "test") is None
+        assert mirror.statistics().state == "off"
+        over.set()
+
+    run(tmp_path, before)
+
+
+def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: Path) -> None:
+    """Found by reading: nothing is recorded any more, so what it names seemed to be known to it at once."""
+
+    async def script(made: World) -> None:
+        await mirrored(made)
+        mirror, removed = spilling(made).spill.mirror, threading.Event()
+        assert mirror is not None
+        with made.fs.lock:
+            with mirror._changed:
+                mirror._fail_locked(mirror._token, "the test says so")
+            mirror.when_safe(removed.set)
+            made.state.commit()
+            assert not removed.is_set()
+            mirror.begin()
+            assert not removed.is_set()
+        await until(made, removed.is_set)
+        assert mirror.statistics().state == "on"
+
+    run(tmp_path, script)
+
+
+def test_a_mark_says_that_nothing_counts_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by reading: a removal is not flushed; a power failure after the unmount brought the old journal back, and its log."""
+    left: list[dict[str, str] | None] = []
+
+    async def script(made: World) -> None:
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        assert read_mark(made.lower, "test") is not None
+        monkeypatch.setattr(made.lower, "remove_own", lambda _names: left.append(read_mark(made.lower, "test")))
+        mirror.close(nothing_left=True)
+
+    run(tmp_path, script)
+    assert left == [None]
+
+
+def test_a_mount_without_a_mirror_ends_that_of_an_earlier_one(tmp_path: Path) -> None:
+    async def before(made: World) -> None:
+        await made.write(b"a", b"first")
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        await made.drained()
+        assert read_mark(made.lower, "test") is None
+
+    run(tmp_path, before)
+    run(tmp_path, after, spill_mode="move")
+
+
+class History:
+    """An application that writes, renames and deletes a few names, and remembers every state that it saw."""
+
+    def __init__(self, seed: int) -> None:
+        self.chooser = random.Random(seed)
+        self.model: dict[str, bytes | str] = {}
+        self.moments: list[dict[str, bytes | str]] = [{}]
+
+    async def go_on(self, made: World, steps: int) -> None:
+        for step in range(steps):
+            if self.chooser.random() < 0.15:
+                made.engine.hold(self.chooser.random() < 0.3)
+            await self.change(made, step)
+            self.moments.append(dict(self.model))
+            if self.chooser.random() < 0.1:
+                await trio.sleep(0.01)
+
+    async def change(self, made: World, step: int) -> None:
+        name, target = self.chooser.choice("abcd"), self.chooser.choice("abcd")
+        action = self.chooser.choice(["write", "write", "rename", "unlink"])
+        if action == "write":
+            data = b"%d." % step * self.chooser.randrange(1, 5000)
+            await made.write(name.encode(), data)
+            self.moments.append({**self.model, name: b""})  # made or truncated first, then written
+            self.model[name] = data
+        elif name in self.model and action == "unlink":
+            await made.do(made.fs.unlink(ROOT, name.encode()))
+            del self.model[name]
+        elif name in self.model:
+            await made.do(made.fs.rename(ROOT, name.encode(), ROOT, target.encode(), 0))
+            self.model[target] = self.model.pop(name)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_random_history_that_was_mirrored_comes_back_whole(tmp_path: Path, seed: int) -> None:
+    history = History(seed)
+
+    async def before(made: World) -> None:
+        await history.go_on(made, 60)
+        await mirrored(made)
+
+    async def after(made: World) -> None:
+        await made.drained()
+        assert tree(made.backing) == history.moments[-1]
+
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_copies_missing_a_random_history_comes_back_as_one_of_its_moments(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history, real = History(seed), SpillDirectory.create
+
+    def create(self: SpillDirectory, name: str) -> int:
+        if history.chooser.random() < 0.1:
+            raise OSError(28, "no room for this one")
+        return real(self, name)
+
+    async def before(made: World) -> None:
+        monkeypatch.setattr(SpillDirectory, "create", create)
+        await history.go_on(made, 60)
+
+    async def after(made: World) -> None:
+        await made.drained()
+        assert tree(made.backing) in history.moments
+
+    run(tmp_path, before)
+    monkeypatch.undo()
+    lose_ram(tmp_path)
+    run(tmp_path, after)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk stops taking the journal at some moment, nobody notices yet, the drain goes on as far as it may, and then RAM is lost."""
+    history, over = History(seed), threading.Event()
+    batches, real, begun, stuck = history.chooser.randrange(1, 30), Mirror._apply, threading.Event(), threading.Event()
+    count = itertools.count()
+
+    def apply(journal: sqlite3.Connection, batch: list[Any]) -> None:
+        if begun.is_set() and next(count) > batches:
+            stuck.set()
+            over.wait(60)
+            raise OSError(5, "it is over")
+        real(journal, batch)
+
+    async def before(made: World) -> None:
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+        mirror._patience_s = 600.0  # a commit thread that goes on after its process has died would spoil what the next one does
+        begun.set()
+        await history.go_on(made, 60)
+        made.engine.hold(False)
+        await until(made, lambda: not len(made.log) or (stuck.is_set() and mirror._marking.locked()))  # else it only waits for a moment
+
+    async def after(made: World) -> None:
+        await made.drained()
+        assert tree(made.backing) in history.moments
+
+    monkeypatch.setattr(Mirror, "_apply", staticmethod(apply))
+    monkeypatch.setattr(Mirror, "close", lambda _self, *, nothing_left: None)
+    run(tmp_path, before)
+    lose_ram(tmp_path)
+    monkeypatch.undo()
+    run(tmp_path, after)
+    over.set()

@@ -1,0 +1,105 @@
+"""The descriptor of a file that is removed while it is open, when the removal does not come about, or the supervisor does not answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import trio
+
+from acpfs.config import WarmReads
+from acpfs.types import ROOT, HandleId, Ino
+from tests.filesystem.world import CALLER, World, world
+
+pytestmark = pytest.mark.clause("S81")
+
+OLD, NEW = b"old content", b"the new content"
+
+
+class Keeper:
+    """A supervisor that answers when it is let."""
+
+    def __init__(self) -> None:
+        self.lets = threading.Event()
+        self.kept: dict[Ino, list[int]] = {}
+        self.forgotten = threading.Event()
+
+    def keep(self, ino: Ino, fds: list[int]) -> None:
+        assert self.lets.wait(20)
+        self.kept[ino] = fds
+        if not fds:
+            self.forgotten.set()
+
+
+async def cold_and_open(w: World) -> tuple[Ino, HandleId]:
+    (w.backing / "f").write_bytes(OLD)
+    ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+    return ino, (await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))).handle
+
+
+async def read_new(w: World, ino: Ino) -> bytes:
+    await w.write(b"f", NEW)
+    await w.drained()
+    w.fs.keeping.evict(b"f")
+    assert (w.backing / "f").read_bytes() == NEW
+    return await w.read(ino)
+
+
+def test_what_was_not_removed_after_all_is_read_as_it_is(tmp_path: Path) -> None:
+    """Whoever removes it is killed while the supervisor is asked to keep its descriptor."""
+    keeper = Keeper()
+
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF, patience_s=30.0) as w:
+            w.fs.keep_deleted({}, keeper.keep)
+            ino, handle = await cold_and_open(w)
+            with trio.move_on_after(0.3):
+                await w.fs.steps.drive(w.fs.unlink(ROOT, b"f"))
+            keeper.lets.set()
+            assert await w.names() == [b"f"]
+            assert await read_new(w, ino) == NEW
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert keeper.kept == {ino: []}
+            await w.do(w.fs.unlink(ROOT, b"f"))
+            await w.drained()
+            assert await w.do(w.fs.read(handle, 0, 100)) == NEW
+            await w.do(w.fs.release(handle))
+
+    trio.run(scenario)
+
+
+def test_a_supervisor_that_does_not_answer_holds_up_no_removal(tmp_path: Path) -> None:
+    keeper = Keeper()
+
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF, patience_s=0.1) as w:
+            w.fs.keep_deleted({}, keeper.keep)
+            ino, handle = await cold_and_open(w)
+            await w.do(w.fs.unlink(ROOT, b"f"))
+            await w.drained()
+            assert not (w.backing / "f").exists()
+            assert await w.do(w.fs.read(handle, 0, 100)) == OLD
+            await w.do(w.fs.release(handle))
+            keeper.lets.set()
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert keeper.kept == {ino: []}
+
+    trio.run(scenario)
+
+
+def test_what_the_last_worker_did_not_live_to_remove_is_read_as_it_is(tmp_path: Path) -> None:
+    """It died after the supervisor had the descriptor, before the name went."""
+    keeper = Keeper()
+    keeper.lets.set()
+
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
+            ino, handle = await cold_and_open(w)
+            w.fs.keep_deleted({ino: os.open(w.backing / "f", os.O_RDONLY)}, keeper.keep)
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert await read_new(w, ino) == NEW
+            await w.do(w.fs.release(handle))
+
+    trio.run(scenario)
