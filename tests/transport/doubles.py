@@ -9,8 +9,10 @@ import os
 import threading
 from pathlib import Path
 
+from acpfs.backing import filling
+from acpfs.backing.attributes import lower_stat
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, SpaceInfo
+from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
 from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram.kept import Kept
@@ -35,20 +37,22 @@ class PlainLowerDouble:
     def lstat(self, path: LowerPath) -> LowerStat:
         if path and path[-1] == self._hanging_name:
             threading.Event().wait()
-        st = os.lstat(self._path(path))
-        return LowerStat(
-            st.st_ino,
-            st.st_mode,
-            st.st_nlink,
-            st.st_uid,
-            st.st_gid,
-            st.st_rdev,
-            st.st_size,
-            st.st_blocks,
-            st.st_atime_ns,
-            st.st_mtime_ns,
-            st.st_ctime_ns,
-        )
+        return lower_stat(os.lstat(self._path(path)))
+
+    def stat_fd(self, fd: int) -> LowerStat:
+        return lower_stat(os.fstat(fd))
+
+    def read(self, fd: int, buffer: memoryview, offset: int) -> int:
+        return os.preadv(fd, [buffer], offset)
+
+    def noted(self, fd: int) -> Note | None:
+        return None
+
+    def cached_bytes(self, fd: int) -> int | None:
+        return filling.cached_bytes(fd)
+
+    def expect_bulk(self, fd: int) -> None:
+        """Nothing to prepare."""
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         with os.scandir(self._path(path)) as entries:

@@ -84,7 +84,7 @@ def wired(tmp_path: Path) -> Iterator[Wire]:
 
 
 @pytest.mark.parametrize("opcode", [*Opcode, 0, 7, 19, 54, 4096, 0xFFFFFFFF], ids=str)
-def test_random_bodies(wired: Wire, opcode: int, seed: int):
+def test_random_bodies(wired: Wire, opcode: int, seed: int) -> None:
     random_source = random.Random(seed ^ opcode)
     wired.send(Opcode.CREATE, struct.pack("=IIII", os.O_CREAT | os.O_RDWR, 0o100644, 0o22, 0) + b"file\0")
     wired.send(Opcode.OPENDIR, struct.pack("=II", 0, 0))
@@ -113,19 +113,19 @@ def random_body(random_source: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("length", range(IN_HEADER.size))
-def test_shorter_than_a_header(wired: Wire, length: int):
+def test_shorter_than_a_header(wired: Wire, length: int) -> None:
     assert wired.dispatch.handle(-1, RequestBuffers(PAYLOAD_BYTES), length) is False
 
 
-def test_a_length_that_is_a_lie(wired: Wire):
+def test_a_length_that_is_a_lie(wired: Wire) -> None:
     assert wired.send(Opcode.LOOKUP, b"file\0", said=12345) is None
 
 
-def test_a_write_with_fewer_bytes_than_it_says(wired: Wire):
+def test_a_write_with_fewer_bytes_than_it_says(wired: Wire) -> None:
     body = struct.pack("=QQIIQII", 1, 0, 4096, 0, 0, 0, 0) + b"short"
     assert wired.send(Opcode.WRITE, body) == (-5, b"")
 
 
-def test_bytes_of_an_earlier_request_are_not_taken_for_this_one(wired: Wire):
+def test_bytes_of_an_earlier_request_are_not_taken_for_this_one(wired: Wire) -> None:
     wired.send(Opcode.LOOKUP, b"a-name-that-is-longer\0")
     assert wired.send(Opcode.LOOKUP, b"a-name") == (-5, b"")

@@ -24,12 +24,12 @@ def init_body(minor: int, flags: int) -> bytes:
     return INIT_IN.pack(7, minor, 1 << 20, flags & 0xFFFFFFFF, flags >> 32, *[0] * 11)
 
 
-def test_a_layout_with_the_wrong_size_is_refused():
+def test_a_layout_with_the_wrong_size_is_refused() -> None:
     with pytest.raises(AssertionError, match="has 8 bytes, the protocol says 12"):
         Layout("fuse_wrong", 12, "u32 a, u32 b")
 
 
-def test_layouts_are_those_of_the_kernel_header(tmp_path: Path):
+def test_layouts_are_those_of_the_kernel_header(tmp_path: Path) -> None:
     header = Path("/usr/include/linux/fuse.h")
     if shutil.which("cc") is None or not header.exists():
         pytest.skip("needs a compiler and linux/fuse.h")
@@ -42,7 +42,7 @@ def test_layouts_are_those_of_the_kernel_header(tmp_path: Path):
     assert {n: LAYOUTS[n].size for n in names} == dict(zip(told[::2], map(int, told[1::2]), strict=True))
 
 
-def test_init_takes_what_is_offered_and_wanted():
+def test_init_takes_what_is_offered_and_wanted() -> None:
     answer = answer_init(init_body(45, NEWEST), ALL_FEATURES, 256)
     negotiated = answer.negotiated
     assert negotiated is not None
@@ -55,52 +55,52 @@ def test_init_takes_what_is_offered_and_wanted():
     assert fields["flags2"] == negotiated.flags >> 32
 
 
-def test_init_with_the_oldest_kernel_assumes_nothing():
+def test_init_with_the_oldest_kernel_assumes_nothing() -> None:
     answer = answer_init(INIT_IN_V7_31.pack(7, 31, 1 << 17, 0), ALL_FEATURES, 256)
     assert answer.negotiated == Negotiated(31, 0, 0, 32 * 4096)
 
 
-def test_init_does_not_speak_newer_than_it_knows():
+def test_init_does_not_speak_newer_than_it_knows() -> None:
     answer = answer_init(init_body(99, NEWEST), ALL_FEATURES, 256)
     assert answer.negotiated is not None
     assert answer.negotiated.minor == MINOR_MAX
 
 
-def test_init_asks_a_newer_major_version_to_come_down():
+def test_init_asks_a_newer_major_version_to_come_down() -> None:
     answer = answer_init(INIT_IN.pack(8, 0, 0, 0, 0, *[0] * 11), ALL_FEATURES, 256)
     assert answer.negotiated is None
     assert INIT_OUT.unpack(answer.body)[0] == 7
 
 
-def test_init_refuses_a_kernel_that_is_too_old():
+def test_init_refuses_a_kernel_that_is_too_old() -> None:
     with pytest.raises(ProtocolError, match=r"7\.30"):
         answer_init(INIT_IN_V7_31.pack(7, 30, 0, 0), ALL_FEATURES, 256)
 
 
-def test_init_ignores_high_bits_without_init_ext():
+def test_init_ignores_high_bits_without_init_ext() -> None:
     answer = answer_init(init_body(45, NEWEST & ~int(InitFlag.INIT_EXT)), ALL_FEATURES, 256)
     assert answer.negotiated is not None
     assert not answer.negotiated.has(InitFlag.PASSTHROUGH)
 
 
-def test_features_can_be_masked():
+def test_features_can_be_masked() -> None:
     answer = answer_init(init_body(45, NEWEST), ALL_FEATURES & ~int(InitFlag.PASSTHROUGH), 256)
     assert answer.negotiated is not None
     assert not answer.negotiated.has(InitFlag.PASSTHROUGH)
     assert INIT_OUT.unpack(answer.body)[INIT_OUT.fields.index("max_stack_depth")] == 0
 
 
-def test_requests_grow_with_the_sysctl():
+def test_requests_grow_with_the_sysctl() -> None:
     answer = answer_init(init_body(45, NEWEST), ALL_FEATURES, 512)
     assert answer.negotiated is not None
     assert answer.negotiated.max_write_bytes == 2 << 20
 
 
-def test_a_truncated_init_is_malformed():
+def test_a_truncated_init_is_malformed() -> None:
     with pytest.raises(struct.error):
         answer_init(b"\7\0\0\0", ALL_FEATURES, 256)
 
 
-def test_what_was_negotiated_survives_the_worker():
+def test_what_was_negotiated_survives_the_worker() -> None:
     negotiated = Negotiated(45, NEWEST, int(InitFlag.MAX_PAGES), 1 << 20)
     assert Negotiated.from_record(negotiated.to_record()) == negotiated

@@ -65,7 +65,7 @@ def kernel() -> Iterator[Kernel]:
     kernel.close()
 
 
-def test_short_requests_stay_with_one_thread(kernel: Kernel):
+def test_short_requests_stay_with_one_thread(kernel: Kernel) -> None:
     assert len({kernel.ask(Opcode.GETATTR) for _ in range(50)}) == 1
 
 
@@ -74,7 +74,7 @@ def test_short_requests_stay_with_one_thread(kernel: Kernel):
     [(Opcode.WRITE, os.urandom(BULK_BYTES_MIN)), (Opcode.READ, READ_IN.pack(1, 0, BULK_BYTES_MIN, 0, 0, 0, 0))],
     ids=["write", "read"],
 )
-def test_a_thread_that_moves_bytes_gives_the_turn_away(kernel: Kernel, opcode: Opcode, body: bytes):
+def test_a_thread_that_moves_bytes_gives_the_turn_away(kernel: Kernel, opcode: Opcode, body: bytes) -> None:
     busy = kernel.ask(opcode, body)
     also_busy = kernel.ask(opcode, body)
     others = {kernel.ask(Opcode.GETATTR) for _ in range(5)}

@@ -59,12 +59,12 @@ class Kept:
                 self.kill()
                 process.stdin.write("\n")
                 process.stdin.flush()
-            _output, complaint = process.communicate(timeout=30)
+            _output, complaint = process.communicate(timeout=60)
             assert process.returncode == 0, complaint + self.mount.log()
 
 
 @pytest.fixture(params=list(MASKS))
-def kept(request, tmp_path: Path) -> Iterator[Kept]:
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kept]:
     session = Kept(tmp_path, MASKS[request.param])
     with session.mount:
         yield session
@@ -111,11 +111,11 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("text", PROGRAMS.values(), ids=list(PROGRAMS))
-def test_what_is_open_goes_on(kept: Kept, text: str):
+def test_what_is_open_goes_on(kept: Kept, text: str) -> None:
     kept.run(text, kills=text.count("killed()") * 10)
 
 
-def test_files_of_the_backing_directory_go_on(kept: Kept):
+def test_files_of_the_backing_directory_go_on(kept: Kept) -> None:
     (kept.mount.backing / "d").mkdir()
     (kept.mount.backing / "d/f").write_bytes(b"abc" * 4000)
     kept.run(

@@ -6,7 +6,8 @@ too, which is enough: what they waited for is slower than they are.
 
 Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that merely got a signal goes on
 waiting, and one that is dying gets out at once even where the backing directory hangs. The kernel sends INTERRUPT once per
-request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered.
+request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered,
+and an INTERRUPT that comes while its call is between two waits is kept for the next one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from acpfs.transport.native.request import Request
 DYING_CHECK_INTERVAL_S = 0.5
 SIGKILL_BIT = 1 << 8
 """A deadly signal, whichever it was, reaches every thread of the process as SIGKILL."""
+EARLY_MAX = 1024
+"""Interrupts that are kept for calls that do not wait (yet): far more than come within one step. No request's number comes twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +54,8 @@ class Continuations:
         self._fail = fail
         self._waiting: dict[int, Waiting] = {}
         self._interrupted: set[int] = set()
+        self._early: dict[int, None] = {}
+        """Interrupted while they did not wait: in a step, or answered by now. The oldest first."""
         self._lock = threading.Lock()
         self._done: SimpleQueue[Waiting | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
@@ -82,13 +87,22 @@ class Continuations:
         waiting = Waiting(operation, request, call, future)
         with self._lock:
             self._waiting[request.unique] = waiting
+            overtaken = request.unique in self._early
+            if overtaken:
+                del self._early[request.unique]
+                self._interrupted.add(request.unique)
         future.add_done_callback(lambda _future: self._done.put(waiting))
+        if overtaken:
+            self._done.put(_LOOK)
 
     def interrupt(self, unique: int) -> None:
         """The kernel says that the caller of a request got a signal."""
         with self._lock:
-            if unique not in self._waiting:
-                return  # answered, or about to be
+            if unique not in self._waiting:  # in a step, after which it may wait; or answered
+                self._early[unique] = None
+                if len(self._early) > EARLY_MAX:
+                    del self._early[next(iter(self._early))]
+                return
             self._interrupted.add(unique)
         self._done.put(_LOOK)
 

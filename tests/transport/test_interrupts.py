@@ -1,0 +1,76 @@
+"""Callers that die while their call is under way: the INTERRUPT may come before the call waits, and comes only once."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from acpfs.filesystem.steps import Steps, wait
+from acpfs.transport.native.continuations import EARLY_MAX, Continuations
+from acpfs.transport.native.operation import Operation
+from tests.transport.test_readers import WAIT_S
+
+UNIQUE = 4
+
+
+class RequestDouble:
+    """Number and caller; nothing is answered."""
+
+    def __init__(self, pid: int) -> None:
+        self.unique, self.pid = UNIQUE, pid
+
+
+class Under:
+    """A call that waits twice, and how it ended."""
+
+    def __init__(self) -> None:
+        self.steps = Steps(threading.RLock(), lambda: None)
+        self.failed: Future[BaseException] = Future()
+        self.continuations = Continuations(self.steps, lambda *_: None, lambda _request, error: self.failed.set_result(error))
+        self.first: Future[None] = Future()
+        self.never: Future[None] = Future()
+        self.first.set_running_or_notify_cancel()
+        self.never.set_running_or_notify_cancel()
+
+    async def call(self) -> None:
+        await wait(self.first)
+        self.continuations.interrupt(UNIQUE)  # in the middle of a step
+        await wait(self.never)
+
+    def begin(self, pid: int) -> None:
+        call = self.call()
+        operation: Any = Operation(lambda _request: call, lambda _request, _value: b"")
+        request: Any = RequestDouble(pid)
+        self.continuations.suspend(operation, request, call, self.steps.step(call, None))
+
+
+@pytest.fixture
+def under() -> Iterator[Under]:
+    made = Under()
+    made.continuations.start()
+    yield made
+    made.continuations.stop()
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.clause("S132")
+def test_an_interrupt_that_comes_between_two_waits_is_not_lost(under: Under) -> None:
+    under.begin(dead_pid())
+    under.first.set_result(None)
+    assert isinstance(under.failed.result(WAIT_S), InterruptedError)
+
+
+def test_interrupts_of_calls_that_were_answered_are_forgotten(under: Under) -> None:
+    for unique in range(10 * EARLY_MAX):
+        under.continuations.interrupt(2 * unique)
+    assert len(under.continuations._early) == EARLY_MAX
