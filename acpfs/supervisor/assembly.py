@@ -17,26 +17,33 @@ from pathlib import Path
 
 import structlog
 
+from acpfs import __version__
 from acpfs.backing import leftovers
 from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
 from acpfs.backing.lower import Features
+from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Settings, share_of
 from acpfs.errors import MachineError
+from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.ram.place import Place
 from acpfs.ram.prefault import Prefault, takeable_bytes
 from acpfs.ram.shortage import available_bytes
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.supervisor import mirroring
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.supervisor.link import Link
+from acpfs.supervisor.spilling import SpillPlace
+from acpfs.writeback.cluster import Cluster
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -45,6 +52,8 @@ from acpfs.writeback.verify import Verifier
 
 COPY_THREADS = 4
 """Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
+NODE_THREADS = 24
+"""For node records: our own, four or sixteen that read others' for pointers, four or sixteen for names, and some that may hang."""
 STATE_FILE = "state.sqlite"
 UNKNOWN_VARIABLE = "ACPFS_EXPECTED_BYTES"
 """For tests: the size to expect of files like which none was seen, so that their writers get the passthrough lane too."""
@@ -72,6 +81,7 @@ class Parts:
     fs: FileSystem
     engine: Engine
     prefault: Prefault
+    cluster: Cluster
     started_at: float = field(default_factory=time.time)
     anchor: Anchor = field(init=False)
 
@@ -87,6 +97,9 @@ class Parts:
         self.prefault.close()
         self.calls.close()
         self.copies.close()
+        self.cluster.close()
+        if self.fs.spill is not None:
+            mirroring.take_apart(self.fs.spill, nothing_left=nothing_left)
         with self.fs.lock:  # a hung call's thread may come back at any time
             self.tier.close()
             self.state.close()
@@ -106,20 +119,17 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
     """
     with ExitStack() as undo:
-        node = node_id(runtime, settings.mountpoint, settings.node_id)
-        directory, identity, probed = _lower(settings, runtime, node) if not link.session else _kept_lower(settings, link)
+        directory, identity, probed = _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
         undo.callback(identity.release)
-        budget = budget_bytes(settings.ram, read_memory())
-        lock_fd = link.kept["tier"][0] if link.session else -1
-        tiers, volume = runtime / "tiers", identity.volume_id
-        place = places.take(tiers, volume, identity.node_id, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd)
+        place = _take_place(settings, runtime, identity, link)
         undo.callback(places.let_go, place)
-        if place.found:
-            log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
-        state = StateDatabase(place.directory / STATE_FILE)
+        link.step(f"reading the state in {place.directory}")
+        state = _open_state(settings, directory, identity, place, link)
         undo.callback(state.close)
-        tier = Tier(place.directory, budget)
+        tier = Tier(place.directory, place.budget_bytes)
         undo.callback(tier.close)
+        spill = SpillPlace(settings, identity, state)
+        place.warnings += [] if link.session else spill.prepare()
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
         kept = _kept(place, link)
@@ -136,14 +146,17 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             copies,
             unknown_bytes=_unknown_bytes(),
             kept=kept,
+            fills=calls.fills,
             available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
+            make_spill=spill.maker(tier),
         )
         fs.before_writers(prefault.give_back)
-        manifest = Manifest(state, directory, fs.lock, identity.node_id)
-        engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings)
-        verifier = Verifier(manifest, directory, fs.lock)
+        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, state, directory, identity)
+        engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
+        cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         state.commit()
-        if not link.session:
+        mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
+        if not link.workers_before:
             calls.commits.submit("leftovers", _clear_leftovers, directory, place)
         undo.pop_all()
     return Parts(
@@ -159,11 +172,62 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         calls,
         copies,
         manifest,
-        verifier,
+        Verifier(manifest, directory, fs.lock),
         fs,
         engine,
         prefault,
+        cluster,
     )
+
+
+def _cluster(
+    settings: Settings,
+    identity: Identity,
+    directory: BackingDirectory,
+    engine: Engine,
+    operations: OperationLog,
+    state: StateDatabase,
+    calls: CallPools,
+    awaited: AwaitedNames,
+) -> Cluster:
+    machine = leftovers.Machine.this()
+    who = NodeRecord(
+        identity.node_id,
+        version=__version__,
+        state_version=STATE_VERSION,
+        host=machine.host,
+        hardware=machine.hardware,
+        boot_id=machine.boot_id,
+        mountpoint=os.fsencode(settings.mountpoint).decode("utf-8", "replace"),
+        started_at=time.time(),
+    )
+    pool = CallPool("nodes", NODE_THREADS, calls.health)
+    coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
+    records = NodeRecords(directory)
+    parts = (records, who, engine.gate, operations, state, settings, pool, engine.section, engine.wake)
+    cluster = Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
+    engine.stagger.place = cluster.place
+    return cluster
+
+
+def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Link) -> Place:
+    link.step("taking the RAM tier")
+    budget = budget_bytes(settings.ram, read_memory())
+    lock_fd = link.kept.get("tier", [-1])[0]
+    names = (identity.volume_id, identity.node_id)
+    place = places.take(runtime / "tiers", *names, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd)
+    if place.found:
+        log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
+    return place
+
+
+def _open_state(settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link) -> StateDatabase:
+    """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
+    path = place.directory / STATE_FILE
+    if not link.session:
+        mirroring.recover(settings, directory, identity, place, path)
+        mirroring.remember_node(settings, identity.node_id)
+    return StateDatabase(path)
 
 
 def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:
@@ -190,10 +254,10 @@ def _kept(place: Place, link: Link) -> Kept:
 
 
 def keep(parts: Parts, link: Link) -> None:
-    """Have the supervisor keep what the next worker needs to get this far without asking the backing directory."""
-    link.keep("identity", [parts.identity.lock_fd])
-    link.keep("tier", [parts.place.lock_fd])
-    link.keep("backing", [parts.directory.descriptor])
+    """Have the supervisor keep what the next worker needs to get this far without asking the backing directory.
+
+    The identity last: it says that the rest is there.
+    """
     link.remember(
         session=link.session_name,
         node=parts.identity.node_id,
@@ -202,6 +266,9 @@ def keep(parts: Parts, link: Link) -> None:
         features=asdict(parts.directory.features),
         notes=list(parts.probed.notes),
     )
+    link.keep("tier", [parts.place.lock_fd])
+    link.keep("backing", [parts.directory.descriptor])
+    link.keep("identity", [parts.identity.lock_fd])
 
 
 def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
@@ -226,14 +293,16 @@ def _unknown_bytes() -> int | None:
     return None if value is None else int(value)
 
 
-def _lower(settings: Settings, runtime: Path, node: str) -> tuple[BackingDirectory, Identity, ProbeReport]:
+def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
     """Open, claim and probe the backing directory, which may hang."""
+    node = node_id(runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime))
+    link.step(f"opening and probing the backing directory {settings.backing}")
     found: list[tuple[BackingDirectory, Identity, ProbeReport]] = []
 
     def open_and_probe() -> None:
         check_not_bare(settings.backing, runtime / "tiers")
         directory = BackingDirectory(settings.backing, node)
-        identity = claim(directory, runtime, settings.mountpoint)
+        identity = claim(directory, runtime)
         try:
             found.append((directory, identity, probe(directory)))
         except BaseException:

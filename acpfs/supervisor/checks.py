@@ -17,7 +17,7 @@ from pathlib import Path
 from acpfs.backing.anchor import volume_at
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
-from acpfs.errors import AcpfsError, MachineError, RefusedError
+from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import fallthrough
 from acpfs.supervisor.mountpoint import check_apart, check_free
@@ -37,6 +37,8 @@ def check_all(settings: Settings) -> Settings:
     """
     mountpoint = registry.normalised(os.fspath(settings.mountpoint))
     settings = settings.model_copy(update={"backing": Path(os.path.abspath(settings.backing)), "mountpoint": Path(mountpoint)})
+    if settings.spill is not None:
+        settings = settings.model_copy(update={"spill": Path(os.path.abspath(settings.spill))})
     check_fuse()
     budget_bytes(settings.ram, read_memory())
     if has_inherited_session():
@@ -44,6 +46,11 @@ def check_all(settings: Settings) -> Settings:
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
     within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
+    if settings.spill is not None:
+        spill = settings.spill
+        complaint = f"spill directory {spill} does not answer"
+        apart = {"backing directory": settings.backing, "mount point": settings.mountpoint}
+        within(BACKING_WAIT_S, complaint, lambda: check_spill(spill, apart))
     return _allowed(settings)
 
 
@@ -90,6 +97,23 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
         )
 
 
+def check_spill(spill: Path, apart: dict[str, Path]) -> None:
+    """Whether the directory is there, may be written, and lies apart from what acpfs serves, which is named.
+
+    Raises:
+        MachineError: missing, not a directory, not writable.
+        RefusedError: it lies in one of those, or they in it.
+    """
+    if not spill.is_dir():
+        raise MachineError(f"spill directory {spill} does not exist: is its disk mounted?")
+    if not os.access(spill, os.W_OK | os.X_OK):
+        raise MachineError(f"spill directory {spill} is not writable")
+    for what, other in apart.items():
+        inner, outer = sorted((os.path.realpath(spill), os.path.realpath(other)), key=len, reverse=True)
+        if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
+            raise RefusedError(f"spill directory {spill} and {what} {other} lie in one another")
+
+
 def check_fuse(device: Path = DEV_FUSE) -> None:
     """/dev/fuse is there, may be opened, and mounting is possible."""
     try:
@@ -123,13 +147,14 @@ def within(wait_s: float, complaint: str, check: Callable[[], None]) -> None:
 
     Raises:
         MachineError: `complaint`, when it did.
+        Exception: the check's own; one that fails in whatever way has not passed.
     """
-    outcome: list[BaseException] = []
+    outcome: list[Exception] = []
 
     def run() -> None:
         try:
             check()
-        except (AcpfsError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - handed on
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="check", daemon=True)

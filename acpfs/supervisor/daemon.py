@@ -1,8 +1,8 @@
 """Start of a mount: the supervisor, in this process (foreground) or a detached one whose readiness or failure the caller is told.
 
-The caller writes the settings to the supervisor's standard input and reads one line of JSON from a pipe: ready, or what is
-wrong. One that ends without a line has crashed, and its log says why. `work` is what a worker does, from its orders to its end; state of
-its process (limits, umask) is set here.
+The caller writes the settings to the supervisor's standard input and reads lines of JSON from a pipe: the steps of the start, and then
+ready, or what is wrong. One that ends without that has crashed, and its log says why. `work` is what a worker does, from its orders to its
+end; state of its process (limits, umask) is set here.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import io
 import json
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -29,14 +31,17 @@ from acpfs.config import Settings
 from acpfs.control import runtime
 from acpfs.control.protocol import error_from
 from acpfs.control.registry import slug
-from acpfs.errors import AcpfsError, ExitCode, MachineError
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
 from acpfs.supervisor import logs
 from acpfs.supervisor.assembly import assemble
 from acpfs.supervisor.checks import check_all
+from acpfs.supervisor.child import Limits
 from acpfs.supervisor.link import Link, orders_of
 from acpfs.supervisor.worker import Worker
 
 CHILD_ENDS_WAIT_S = 10.0
+SUPERVISOR_LATE_S = 30.0
+"""How much later than a step's time is up its supervisor says so, on a machine in heavy use."""
 GC_THRESHOLDS = (50_000, 20, 50)
 """Nodes and operations live long and form no cycles: looking through them at every 700 new ones cost 3 % of a small file."""
 SWITCH_INTERVAL_S = 0.0005
@@ -79,6 +84,7 @@ def start(settings: Settings) -> None:
 
     Raises:
         AcpfsError: what the worker said, or that it crashed.
+        DeadlineError: the supervisor says nothing any more.
     """
     settings = settings.model_copy(update={"log_file": settings.log_file or default_log_file(settings)})
     read_fd, write_fd = os.pipe()
@@ -95,12 +101,13 @@ def start(settings: Settings) -> None:
     finally:
         os.close(write_fd)
     try:
-        with os.fdopen(read_fd, "rb") as answers:
+        with os.fdopen(read_fd, "rb", buffering=0) as answers:
             with contextlib.suppress(BrokenPipeError):
                 _hand_over(child, settings)
-            line = answers.readline()
+            line = _outcome(answers, child.pid)
     except BaseException:
-        child.terminate()  # the user lost patience: no mount without anybody knowing
+        child.terminate()  # the user, or we, lost patience: no mount without anybody knowing
+        child.returncode = -signal.SIGTERM  # one that is stopped may take its time; nobody waits for it here
         raise
     _judge(child, line, settings.log_file)
 
@@ -109,6 +116,19 @@ def _hand_over(child: subprocess.Popen[bytes], settings: Settings) -> None:
     assert child.stdin is not None
     with child.stdin as pipe:
         pipe.write(_as_json(settings))
+
+
+def _outcome(answers: io.FileIO, pid: int) -> bytes:
+    """The last line of the supervisor. Before it come the steps of the start, each of which it ends when its time is up."""
+    limit_s = Limits().start_s + SUPERVISOR_LATE_S
+    while True:
+        if not select.select([answers], [], [], limit_s)[0]:
+            raise DeadlineError(
+                f"the supervisor (process {pid}) has said nothing for {limit_s:g} s: it hangs, or was stopped; no mount is made"
+            )
+        line = answers.readline()
+        if not line or "step" not in json.loads(line):
+            return line
 
 
 def _as_json(settings: Settings) -> bytes:
@@ -166,6 +186,7 @@ def run(settings: Settings, link: Link, *, detached: bool = False) -> ExitCode:
         AcpfsError: the mount could not be made.
     """
     _set_up_process()
+    link.step("opening the log file")
     try:
         logs.configure(settings.log_level, settings.log_file, detached=detached)
     except OSError as error:

@@ -23,7 +23,8 @@ from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES
 from acpfs.supervisor import transports
-from acpfs.supervisor.checks import BACKING_WAIT_S, check_backing, check_fuse, within
+from acpfs.supervisor.checks import BACKING_WAIT_S, check_backing, check_fuse, check_spill, within
+from acpfs.supervisor.spilling import doubts
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.mount import MountOptions
 from acpfs.transport.native.mount import mount as session_mount
@@ -60,7 +61,7 @@ class Finding:
     text: str
 
 
-def examine(backing: Path | None) -> list[Finding]:
+def examine(backing: Path | None, spill: Path | None = None) -> list[Finding]:
     """All findings; a subject whose examination fails is a bad one."""
     subjects: list[tuple[str, Callable[[], list[Finding]]]] = [
         ("kernel", _kernel),
@@ -76,6 +77,8 @@ def examine(backing: Path | None) -> list[Finding]:
     ]
     if backing is not None:
         subjects.append(("backing directory", lambda: _backing(backing)))
+    if spill is not None:
+        subjects.append(("spill directory", lambda: _spill(spill, backing)))
     findings: list[Finding] = []
     for subject, look in subjects:
         try:
@@ -246,7 +249,7 @@ def _system_mount() -> list[Finding]:
 
 def _tidy(own: Path) -> None:
     """Leave no trace in a directory that was never mounted; what is not empty belongs to mounts."""
-    for name in (f"staging/{PROBE_NODE}", "staging", "manifest", "nodes", ""):
+    for name in (f"staging/{PROBE_NODE}", f"kept/{PROBE_NODE}", "staging", "kept", "manifest", "mirrors", "nodes", ""):
         with contextlib.suppress(OSError):
             (own / name).rmdir()
 
@@ -268,3 +271,15 @@ def _backing(backing: Path) -> list[Finding]:
     has = [name.replace("_", " ") for name, value in asdict(report.features).items() if value is True]
     findings = [Finding("backing directory", "ok", f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes")]
     return findings + [Finding("backing directory", "note", note) for note in report.notes]
+
+
+def _spill(spill: Path, backing: Path | None) -> list[Finding]:
+    apart = {"backing directory": backing} if backing is not None else {}
+    within(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, apart))
+    space, gib = os.statvfs(spill), 1 << 30
+    free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
+    notes = doubts(spill, None if backing is None else Path(os.path.realpath(backing)))
+    if free < ram:
+        notes.append(f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little")
+    found = Finding("spill directory", "ok", f"{spill}: {free / gib:.1f} GiB free")
+    return [found, *(Finding("spill directory", "note", note) for note in notes)]

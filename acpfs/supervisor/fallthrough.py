@@ -1,5 +1,9 @@
 """Falling through: the backing directory is bound to the mount point first, the FUSE mount lies over it, and taking that away leaves it.
 
+Over a network a directory entry can become invalid (one look-up that fails with ENOTCONN or ESTALE is enough, whoever makes it), and
+the kernel then takes away what is mounted on it: acpfs, whose mount would lie on the backing directory's own entry. Such a directory is
+bound *aside*, in the runtime directory, and put to the mount point only when acpfs gives up.
+
 Owns the layer beneath: lays it at mount time, uncovers it when acpfs gives up or is told to (`fall`), lifts it at the end of a mount. A
 small record in the runtime directory says what lies where, and since when it is uncovered. Knows mounts and never looks into one: no
 call here can hang on a dead daemon or (but for `lay`) on the backing directory. Needs CAP_SYS_ADMIN. Any thread.
@@ -9,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import sqlite3
@@ -16,17 +21,24 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Thread
 
 import structlog
 
 from acpfs.control import registry
 from acpfs.control.runtime import places_to_look
-from acpfs.ram.mounts import bind, mount_table, mounted_at, unmount
+from acpfs.ram.mounts import attach, bind, clone, mount_of, mount_table, mounted_at, number_of, unmount
 
 KIND = "fuse.acpfs"
 STACKED_MAX = 16
 """Dead mounts of acpfs over one another that are cleared away at once."""
 _DIRECTORY = "beneath"
+_INVALID = "//deleted"
+"""What the mount table says of a mount whose root has lost its name; such a one cannot be bound."""
+LOOK_S = 5.0
+"""How long a name of the backing directory may take when acpfs gives up."""
+_LASTING = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs"})
+"""File systems whose directory entries nobody changes but this machine's kernel."""
 
 log = structlog.get_logger(__name__)
 
@@ -45,11 +57,20 @@ class Beneath:
     kept_operations: int = 0
     """What the RAM tier held then and the backing directory did not."""
     kept_bytes: int = 0
+    aside: str = ""
+    """Where it is bound until it is needed; "": at the mount point."""
+    coming: int = 0
+    """The kernel's id of the copy that is on its way from aside to the mount point; 0: none is."""
 
     @property
     def lies(self) -> bool:
         """Whether it is still there."""
-        return any(entry.number == self.number and entry.path == self.mountpoint for entry in mount_table())
+        return any(entry.number == self.number and entry.path == (self.aside or self.mountpoint) for entry in mount_table())
+
+    def as_it_lies(self) -> Beneath:
+        """What is on its way may have come, and whoever brought it been killed before noting that: the mount table knows."""
+        at_mountpoint = [entry.number for entry in mount_table() if entry.path == self.mountpoint and entry.kind != KIND]
+        return replace(self, number=self.coming, aside="", coming=0) if self.coming in at_mountpoint else self
 
     @property
     def uncovered(self) -> bool:
@@ -70,14 +91,28 @@ def lay(runtime: Path, backing: Path, mountpoint: str) -> str:
         return ""
     if found is not None:
         lift(runtime, mountpoint)
+    aside = "" if _lasts(backing) else _aside(runtime, mountpoint)
     try:
-        bind(backing, mountpoint)
+        if aside:
+            os.makedirs(aside, mode=0o700, exist_ok=True)
+        bind(backing, aside or mountpoint)
     except OSError as error:
         return "only root may bind it there" if error.errno == errno.EPERM else f"binding it there: {error.strerror}"
-    entry = mounted_at(mountpoint)
-    assert entry is not None, mountpoint
-    _write(runtime, Beneath(mountpoint, os.fspath(backing), entry.number))
+    _write(runtime, Beneath(mountpoint, os.fspath(backing), _number(aside or mountpoint), aside=aside))
     return ""
+
+
+def _lasts(backing: Path) -> bool:
+    """Whether the kernel never takes away what is mounted on the directory: local, or the root of its file system, which is no entry."""
+    path = os.path.realpath(backing)
+    entry = mount_of(path)
+    return entry is not None and (entry.kind in _LASTING or (entry.path, entry.root) == (path, "/"))
+
+
+def _number(path: str) -> int:
+    entry = mounted_at(path)
+    assert entry is not None, path
+    return entry.number
 
 
 def fall(runtime: Path, mountpoint: str, reason: str, *, kept: tuple[int, int] | None = None, tier: Path | None = None) -> bool:
@@ -87,40 +122,122 @@ def fall(runtime: Path, mountpoint: str, reason: str, *, kept: tuple[int, int] |
     that knows, they are counted in the state database of `tier`.
 
     Raises:
-        OSError: the mount cannot be detached.
+        OSError: the mount cannot be detached, or the backing directory does not answer: then the mount stays, dead or not.
     """
     found = beneath(runtime, mountpoint)
     if found is None:
         return False
+    tree = _tree(found) if found.aside else -1
     operations, size = kept if kept is not None else count_kept(tier)
-    _write(runtime, replace(found, since=time.time(), reason=reason, kept_operations=operations, kept_bytes=size))
-    for _ in range(STACKED_MAX):
-        entry = mounted_at(mountpoint)
-        if entry is None or entry.kind != KIND:
-            break
-        unmount(mountpoint, detach=True)
+    coming = number_of(tree) if tree >= 0 else 0
+    record = replace(found, since=time.time(), reason=reason, kept_operations=operations, kept_bytes=size, coming=coming)
+    try:
+        _write(runtime, record)
+        _uncover(mountpoint, tree)
+    finally:
+        if tree >= 0:
+            os.close(tree)
+    if found.aside:
+        _write(runtime, record.as_it_lies())
+        _remove_aside(found.aside)
     log.error("bypassed: new opens are native", mount=mountpoint, backing=found.backing, reason=reason, kept_operations=operations)
     return True
+
+
+def _uncover(mountpoint: str, tree: int) -> None:
+    """Take away what acpfs has mounted, and leave `tree` there (-1: it lies beneath); nobody is to see the bare directory.
+
+    Where the kernel cannot put the tree beneath the last mount first, an open in between does, and a kill leaves it to `finished`.
+    """
+    over = _stacked(mountpoint)
+    for _ in range(over - 1):
+        unmount(mountpoint, detach=True)
+    lies = tree < 0
+    if over and not lies:
+        with contextlib.suppress(OSError):
+            attach(tree, mountpoint, beneath=True)
+            lies = True
+    if over:
+        unmount(mountpoint, detach=True)
+    if not lies:
+        attach(tree, mountpoint)
+
+
+def _stacked(mountpoint: str) -> int:
+    """How many mounts of acpfs lie over one another there, on top of all others."""
+    there = reversed([entry for entry in mount_table() if entry.path == mountpoint])
+    return len(list(itertools.islice(itertools.takewhile(lambda entry: entry.kind == KIND, there), STACKED_MAX)))
+
+
+def finished(runtime: Path, mountpoint: str) -> Beneath | None:
+    """What lies beneath, after a fall in whose middle somebody was killed was ended: nothing of acpfs is mounted, but it is still aside."""
+    found = beneath(runtime, mountpoint)
+    if found is None or not (found.since and found.aside) or _stacked(mountpoint):
+        return found
+    try:
+        fall(runtime, mountpoint, found.reason, kept=(found.kept_operations, found.kept_bytes))
+    except OSError as error:
+        log.error("the mount point is bare", mount=mountpoint, error=str(error))
+    return beneath(runtime, mountpoint)
+
+
+def _tree(found: Beneath) -> int:
+    """What is to be attached to the mount point: what lies aside, or, where its entry became invalid, what is there by that name now.
+
+    All that asks the backing directory, before anything is taken away: the bare directory is no place to write to.
+
+    Raises:
+        OSError: it does not answer, or refuses.
+    """
+    entry = mounted_at(found.aside)
+    source = found.aside if entry is not None and not entry.root.endswith(_INVALID) else found.backing
+    outcome: list[int | OSError] = []
+
+    def look() -> None:
+        try:
+            outcome.append(clone(source))
+        except OSError as error:
+            outcome.append(error)
+
+    looking = Thread(target=look, daemon=True)  # only this can hang
+    looking.start()
+    looking.join(LOOK_S)
+    tree = outcome[0] if outcome else TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT), found.backing)
+    if isinstance(tree, OSError):
+        raise tree
+    return tree
+
+
+def _remove_aside(aside: str) -> None:
+    with contextlib.suppress(OSError):
+        unmount(aside, detach=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(aside)
 
 
 def lift(runtime: Path, mountpoint: str) -> None:
     """Remove the layer beneath, where it is uncovered; whoever has files open in it keeps them. Nothing when there is none."""
     found = beneath(runtime, mountpoint)
-    if found is not None:
+    if found is not None and not found.aside:
         if not found.uncovered:
             return
         with contextlib.suppress(OSError):
             unmount(mountpoint, detach=True)
+    _remove_aside(_aside(runtime, mountpoint))
     _file(runtime, mountpoint).unlink(missing_ok=True)
 
 
 def beneath(runtime: Path, mountpoint: str) -> Beneath | None:
     """What lies beneath a mount point, covered or not."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        found = Beneath(**json.loads(_file(runtime, mountpoint).read_text()))
+        found = _read(_file(runtime, mountpoint))
         if found.mountpoint == mountpoint and found.lies:
             return found
     return None
+
+
+def _read(file: Path) -> Beneath:
+    return Beneath(**json.loads(file.read_text())).as_it_lies()
 
 
 def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, Beneath]]:
@@ -129,7 +246,7 @@ def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, Bene
     for directory in places_to_look() if directories is None else directories:
         for file in sorted((directory / _DIRECTORY).glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
-                record = Beneath(**json.loads(file.read_text()))
+                record = _read(file)
                 if record.since and record.uncovered:
                     found.append((directory, record))
     return found
@@ -148,6 +265,10 @@ def count_kept(tier: Path | None) -> tuple[int, int]:
 
 def _file(runtime: Path, mountpoint: str) -> Path:
     return runtime / _DIRECTORY / f"{registry.slug(mountpoint)}.json"
+
+
+def _aside(runtime: Path, mountpoint: str) -> str:
+    return os.fspath(_file(runtime, mountpoint).with_suffix(".aside"))
 
 
 def _write(runtime: Path, record: Beneath) -> None:

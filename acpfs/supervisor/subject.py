@@ -7,47 +7,67 @@ threads that may hang.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Protocol
 
 import structlog
+import trio
 import xxhash
 
 from acpfs import __version__
-from acpfs.config import CHANGEABLE, field_named, validated
+from acpfs.config import CHANGEABLE, WhenFull, field_named, validated
 from acpfs.control.metrics import Metrics
 from acpfs.control.protocol import Json
 from acpfs.control.reports import (
+    CheckpointFile,
+    CheckpointReport,
     ConflictReport,
     FileState,
+    GuardedReport,
     HealthReport,
     HeldFile,
+    MirrorReport,
+    NodeReport,
     QueueEntry,
     RamReport,
     Remaining,
+    SpillReport,
     Status,
+    StayedFile,
     Verdict,
+    WaitingReport,
     WorkerReport,
 )
+from acpfs.control.subject import PreloadJob
+from acpfs.control.verbs import GUARDED
 from acpfs.errors import AcpfsError, ConfigError
-from acpfs.filesystem.records import FileReport
+from acpfs.filesystem.filesystem import FileSystemStatistics
+from acpfs.filesystem.keeping import PINNED_SHARE_MAX
+from acpfs.filesystem.records import FileReport, WaitingWriter
+from acpfs.filesystem.spilling import Unmirrored
 from acpfs.filesystem.steps import settled
 from acpfs.ram import place as places
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import logs
 from acpfs.supervisor.assembly import Parts
+from acpfs.supervisor.checkpoint_view import CheckpointView
 from acpfs.supervisor.link import Link
+from acpfs.supervisor.node_reports import cluster_counters, cluster_report, node_reports
+from acpfs.supervisor.preloads import Preloads
+from acpfs.supervisor.remaining import is_below_any, remaining
 from acpfs.types import Seq
 from acpfs.writeback import records
-from acpfs.writeback.ops import Op
+from acpfs.writeback.spill import SpillStatistics
 
-HELD = ("held", "parked")
-COUNTED_OPS_MAX = 10_000
-"""Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""
+PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
 STATUS_QUEUE_ENTRIES_MAX = 100
+SPILL_ANSWERS_S = 10.0
 HASH_BUFFER_BYTES = 4 << 20
 ENGINE_COUNTERS = (
     "persisted_ops",
@@ -59,9 +79,13 @@ ENGINE_COUNTERS = (
     "restarted_streams",
     "verified_files",
     "verify_failures",
+    "equal_files",
+    "equal_bytes",
     "repairs",
     "commit_groups",
 )
+RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
+"""Why held deletions were carried out."""
 UNPERSISTED = ("writing", "complete", "interrupted")
 
 
@@ -83,6 +107,8 @@ class Life(Protocol):
     def bypassed(self) -> tuple[float, str] | None: ...
     @property
     def beneath(self) -> bool: ...
+    @property
+    def preloads(self) -> Preloads: ...
     async def unmount(self, *, leave: bool) -> None: ...
     async def bypass(self, reason: str) -> None: ...
     def reload(self) -> None: ...
@@ -95,6 +121,7 @@ class WorkerSubject:
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
         self._life = life
+        self._view = CheckpointView(parts)
         self.metric_registry = Metrics(self.status)
 
     # -- reading
@@ -103,6 +130,8 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
+            cluster = cluster_report(parts, parts.fs.changes.display_path)
+            ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
@@ -115,32 +144,34 @@ class WorkerSubject:
             lanes=fs.open_lanes,
             lane_choices=fs.lane_choices,
             fsync=parts.settings.fsync.value,
-            worker=WorkerReport(os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason),
-            ram=_ram(
-                parts,
-                fs.tier.used_bytes,
-                fs.tier.reserved_bytes,
-                fs.tier.files,
-                fs.content.dirty_bytes,
-                max(fs.waiting_writers, len(fs.held)),
+            worker=WorkerReport(
+                os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason, link.reload_failed
             ),
+            ram=ram,
             queue=[_entry(entry, now) for entry in engine.queue[:STATUS_QUEUE_ENTRIES_MAX]],
             queue_length=engine.queued_ops,
             queue_bytes=engine.dirty_bytes,
-            parked=len(engine.parked),
+            parked=sum(entry.state != "withheld" for entry in engine.parked),
             interrupted=fs.interrupted_files,
             open_files=fs.open_files,
             oldest_unpersisted_age_s=0.0 if engine.oldest_logged_at is None else max(0.0, now - engine.oldest_logged_at),
             backing_health=self._health(),
             features=asdict(parts.directory.features),
-            counters=_counters(fs, engine, parts),
-            warnings=parts.warnings(),
+            counters=counters,
+            warnings=[*parts.warnings(), *([PINNED_FULL] if fs.is_pinned_full else []), *map(_orphan, engine.guard.orphans)],
+            pins=[os.fsdecode(path) for path in fs.pins],
             on_failure="native" if self._life.beneath else "stop",
             bypassed_since=bypassed[0] if bypassed else None,
             bypass_reason=bypassed[1] if bypassed else None,
             conflicts=[_conflict(conflict) for conflict in engine.conflicts],
             conflicts_total=engine.conflicts_total,
+            spill=_spill(fs.spill, fs.unmirrored),
+            guarded=[_guarded(held) for held in engine.guard.checkpoints],
+            guarded_operations=engine.guard.operations,
             held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
+            waiting=[_waiting(one) for one in fs.waiting],
+            when_full=parts.settings.when_full.value,
+            cluster=cluster,
         )
 
     def _health(self) -> HealthReport:
@@ -183,26 +214,39 @@ class WorkerSubject:
 
     # -- what is left
 
-    def complete_until(self, paths: Sequence[bytes]) -> int:
+    async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
+        with self._parts.fs.lock:
+            known = self._parts.fs.closes_known(paths)
+        with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
+            await settled(known)
         with self._parts.fs.lock:
             return self._parts.fs.complete_until(paths)
 
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         parts = self._parts
         with parts.fs.lock:
-            front = parts.log.front(COUNTED_OPS_MAX)
-            ours = [op for op in front if op.seq <= until]
-            if not any(op.parked for op in ours):
-                if len(ours) < COUNTED_OPS_MAX:
-                    return Remaining(len(ours), _bytes_of(ours), stuck=False)
-                newer = max(0, parts.log.last_seq - until)
-                return Remaining(max(len(ours), len(parts.log) - newer), parts.engine.statistics().dirty_bytes, stuck=False)
-            queue = parts.engine.statistics().queue
-        return _beside_parked(ours, [entry for entry in queue if entry.seq <= until], paths)
+            return remaining(parts.log, until, paths, parts.fs.changes.display_path)
 
     def left(self, until: int) -> list[QueueEntry]:
         now = time.time()
         return [_entry(entry, now) for entry in self._parts.engine.statistics().queue if entry.seq <= until]
+
+    async def nodes(self) -> list[NodeReport]:
+        with trio.move_on_after(self._parts.settings.patience_s):
+            await self._parts.cluster.look()
+        with self._parts.fs.lock:
+            return node_reports(self._parts)
+
+    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
+        await self._parts.cluster.others_persisted(tell)
+        with self._parts.fs.lock:
+            self._parts.fs.distrust()
+
+    async def forget_node(self, node: str) -> bool:
+        try:
+            return await self._parts.cluster.forget(node)
+        except OSError as error:
+            raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
 
     def interrupted(self) -> list[QueueEntry]:
         with self._parts.fs.lock:
@@ -214,12 +258,16 @@ class WorkerSubject:
             queued = self.left(self._parts.log.last_seq)
             named = {entry.name for entry in queued}
             reports = self._parts.fs.files_report()
+        queued += [_held(guarded) for guarded in self.guarded()]
         return queued + [_lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named]
 
     async def persisted(self, until: int) -> bool:
         future = self._parts.engine.persisted(Seq(until))
         await settled(future)
         return not future.cancelled() and future.exception() is None
+
+    async def decided(self) -> None:
+        await self._parts.engine.guard.decided()
 
     async def recorded(self) -> None:
         await self._parts.engine.recorded()
@@ -252,23 +300,66 @@ class WorkerSubject:
             resumed = self._parts.fs.resume_interrupted(path)
         return resumed + (self._parts.engine.retry(failed) if failed else 0)
 
-    def discard(self, path: bytes) -> int:
+    def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
             parked = [entry.seq for entry in self._parts.engine.statistics().parked if _below(entry, path)]
-            try:
-                dropped = self._parts.fs.discard_interrupted(path)
-            except OSError as error:
-                raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
-        return dropped + (self._parts.engine.discard(parked) if parked else 0)
+            dropped, left = self._parts.fs.discard_interrupted(path)
+        return dropped + (self._parts.engine.discard(parked) if parked else 0), left
+
+    async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
+        await settled(self._parts.copies.submit("measure RAM", self._view.measure))
+        return self._view.reports(path)
+
+    def moments(self, report: CheckpointReport) -> tuple[float, float]:
+        return self._view.moments(report)
+
+    def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
+        return self._view.files(report)
+
+    def persisted_files(self, path: bytes) -> tuple[int, int]:
+        return self._view.persisted_files(path)
+
+    def settlements(self) -> int:
+        return self._parts.fs.catalogue.settlements
+
+    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
+        return self._life.preloads.begin(paths)
+
+    def pin(self, path: bytes) -> int:
+        with self._parts.fs.lock:
+            kept = self._parts.fs.keeping.pin(path)
+            self._parts.state.commit()
+        return kept
+
+    def unpin(self, path: bytes) -> int:
+        with self._parts.fs.lock:
+            removed = self._parts.fs.keeping.unpin(path)
+            self._parts.state.commit()
+        return removed
+
+    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
+        with self._parts.fs.lock:
+            done = self._parts.fs.keeping.evict(path)
+            self._parts.state.commit()
+        return done.files, done.freed_bytes, [StayedFile(os.fsdecode(s.path), s.reason, s.size_bytes) for s in done.stayed]
+
+    def guarded(self) -> list[GuardedReport]:
+        with self._parts.fs.lock:
+            return [_guarded(held) for held in self._parts.engine.guard.statistics().checkpoints]
+
+    def release(self, path: bytes) -> int:
+        return self._parts.engine.guard.release(tuple(path.split(b"/")) if path else ())
 
     async def change(self, key: str, value: str) -> Json:
         field = field_named(key)
         if field not in CHANGEABLE:
             raise ConfigError(f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}")
         wanted = getattr(validated({**self._parts.settings.model_dump(), field: value}), field)
-        _CHANGES[field](self._parts, wanted)
+        asked = _CHANGES[field](self._parts, wanted)
+        if asked is not None:
+            await _answered(asked)
         setattr(self._parts.settings, field, wanted)
-        self._life.link.tell(settings=json.loads(self._parts.settings.model_dump_json(exclude_unset=True)))
+        self._life.link.change(json.loads(self._parts.settings.model_dump_json(exclude_unset=True)))
         return {"key": field, "value": wanted}
 
     # -- the end
@@ -289,13 +380,18 @@ class WorkerSubject:
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
+        good, began_at = set[bytes](), time.time()
         verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
         while True:
             future = self._parts.calls.commits.submit("verify", next, verdicts, None)
             await settled(future)
             verdict: records.Verification | None = future.result()
             if verdict is None:
+                for path in paths or [b""]:
+                    self._view.verified(path, good, began_at)
                 return
+            if verdict.status == "ok":
+                good.add(os.fsencode(verdict.path))
             await tell(
                 Verdict(
                     os.fspath(verdict.path), verdict.status, verdict.size, verdict.expected or None, verdict.found or None, verdict.error
@@ -313,18 +409,6 @@ def _digest_and_close(fd: int, size: int) -> str:
     finally:
         os.close(fd)
     return hasher.hexdigest()
-
-
-def _beside_parked(ours: Sequence[Op], queue: Sequence[records.QueueEntry], paths: Sequence[bytes]) -> Remaining:
-    """What is left without what is parked (or held up by that) elsewhere; stuck when nothing else is left."""
-    elsewhere = {entry.seq for entry in queue if entry.state in HELD and paths and not _below_any(os.fsencode(entry.name), paths)}
-    wanted = [op for op in ours if op.seq not in elsewhere]
-    seen = [entry for entry in queue if entry.seq not in elsewhere]
-    return Remaining(len(wanted), _bytes_of(wanted), stuck=bool(seen) and all(entry.state in HELD for entry in seen))
-
-
-def _bytes_of(ops: Iterable[Op]) -> int:
-    return sum(op.version.size for op in ops if op.version is not None)
 
 
 def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
@@ -346,56 +430,138 @@ def _conflict(conflict: records.Conflict) -> ConflictReport:
     return ConflictReport(os.fsdecode(conflict.path), conflict.kind, os.fsdecode(conflict.kept_as) or None, conflict.at)
 
 
+def _guarded(held: records.GuardedCheckpoint) -> GuardedReport:
+    path, kept_as = os.fsdecode(held.path), os.fsdecode(held.kept_as) or None
+    return GuardedReport(path, kept_as, held.operations, held.files, held.size_bytes, held.since, held.until, held.why)
+
+
+def _orphan(path: tuple[bytes, ...]) -> str:
+    shown = b"/".join(path).decode("utf-8", "backslashreplace")
+    return f"a mount whose RAM tier was lost kept an old checkpoint as {shown}: move it back on the backing directory, or remove it"
+
+
+def _held(guarded: GuardedReport) -> QueueEntry:
+    """As an unmount names it."""
+    return QueueEntry(0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, time.time() - guarded.since))
+
+
 def _lost(report: FileReport) -> QueueEntry:
     return QueueEntry(0, os.fsdecode(report.path), "store", report.size, report.state, report.age_s)
 
 
-def _ram(parts: Parts, used: int, reserved: int, files: int, dirty: int, waiting: int) -> RamReport:
+def _waiting(one: WaitingWriter) -> WaitingReport:
+    return WaitingReport(os.fsdecode(one.path), one.pid or None, _command(one.pid), one.purpose, one.wanted_bytes, one.since, one.reason)
+
+
+def _command(pid: int) -> str | None:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").rstrip("\n") if pid else None
+    except OSError:
+        return None
+
+
+def _spill(spill: SpillStatistics | None, behind: Unmirrored | None) -> SpillReport | None:
+    if spill is None:
+        return None
+    copying = (spill.copying_files, spill.reserved_bytes)
+    place = (spill.directory, spill.mode, spill.state, spill.budget_bytes, spill.used_bytes, spill.files)
+    mirror = None
+    if spill.mirror is not None and behind is not None:
+        state = (spill.mirror.state, spill.mirror.why or None)
+        mirror = MirrorReport(*state, behind.until, behind.files, behind.bytes, spill.mirror.pending_transactions)
+    return SpillReport(*place, *copying, last_error=spill.last_error or None, mirror=mirror)
+
+
+def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
+    """Under the lock: the tmpfs says at the same moment what it holds."""
+    used, dirty, own = fs.tier.used_bytes, fs.content.dirty_bytes, parts.place.own_tmpfs
     return RamReport(
         budget_bytes=parts.tier.budget_bytes,
         used_bytes=used,
         dirty_bytes=dirty,
         clean_bytes=max(0, used - dirty),
-        reserved_bytes=reserved,
-        files=files,
-        waiting_writers=waiting,
+        reserved_bytes=fs.tier.reserved_bytes,
+        files=fs.tier.files,
+        waiting_writers=len(fs.waiting),
         directory=os.fspath(parts.place.directory),
         own_tmpfs=parts.place.own_tmpfs,
         huge_pages=parts.place.huge,
         prefaulted_bytes=parts.prefault.ready_bytes,
+        retained_bytes=fs.content.retained_bytes,
+        pinned_bytes=fs.pinned_bytes,
+        leaving_bytes=fs.tier.leaving_bytes,
+        peak_bytes=fs.tier.peak_bytes,
+        tmpfs_used_bytes=places.taken_bytes(parts.place) if own else 0,
+        tmpfs_size_bytes=places.size_bytes(parts.place) if own else 0,
     )
 
 
 def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[str, int]:
-    """Everything that is counted, by one flat name each."""
+    """Everything that is counted, by one flat name each. Under the lock."""
     counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
+    counters |= {name: value for name, value in asdict(fs.warm).items() if name != "warming"}
     counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
+    if fs.spill is not None:
+        spill, moved = fs.spill, fs.spilled
+        counters |= {"spill_copied_files": spill.copied_files, "spill_copied_bytes": spill.copied_bytes, "spill_failures": spill.failures}
+        counters |= {"spill_mismatches": spill.mismatches, "spill_moved_files": moved[0], "spill_moved_bytes": moved[1]}
     counters |= {f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()}
+    counters |= {f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE}
+    counters |= cluster_counters(parts.cluster.statistics())
     counters["backing_reopened"] = parts.anchor.reopened
     counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())
     return counters
 
 
 def _below(entry: records.QueueEntry, path: bytes) -> bool:
-    return not path or _below_any(os.fsencode(entry.name), (path,))
-
-
-def _below_any(name: bytes, paths: Iterable[bytes]) -> bool:
-    return any(not path or name == path or name.startswith(path + b"/") for path in paths)
+    return not path or is_below_any(os.fsencode(entry.name), (path,))
 
 
 def _change_ram(parts: Parts, wanted: int | str) -> None:
     budget = budget_bytes(wanted, read_memory())
     with parts.fs.lock:
-        places.resize(parts.place, budget)
-        parts.tier.budget_bytes = budget
-        parts.tier.room_changed()
+        places.resize(parts.place, max(budget, parts.tier.budget_bytes))
+        parts.tier.change_budget(budget)
+        parts.state.commit()  # tier files end with it
+        places.resize(parts.place, budget)  # after what may leave has left
 
 
-_CHANGES: dict[str, Callable[[Parts, Any], None]] = {
+def _change_keep(parts: Parts, wanted: int) -> None:
+    with parts.fs.lock:
+        parts.fs.keeping.keep(wanted)
+        parts.state.commit()
+
+
+def _change_when_full(parts: Parts, wanted: WhenFull) -> None:
+    with parts.fs.lock:
+        parts.fs.change_when_full(wanted)
+
+
+def _change_spill_budget(parts: Parts, wanted: int | str) -> Future[None]:
+    spill = parts.fs.spill
+    if spill is None or parts.settings.spill is None:
+        raise ConfigError("spill_budget cannot be changed: this mount has no spill directory")
+    return spill.calls.submit("budget", spill.set_budget, wanted)
+
+
+async def _answered(asked: Future[None]) -> None:
+    """What a change had to ask the spill disk, which may hang."""
+    with trio.move_on_after(SPILL_ANSWERS_S):
+        await settled(asked)
+    if not asked.done():
+        raise AcpfsError("the spill directory does not answer: ask again when it does")
+    if error := asked.exception():
+        raise AcpfsError(f"the spill directory refuses: {error}") from error
+
+
+_CHANGES: dict[str, Callable[[Parts, Any], Future[None] | None]] = {
     "bandwidth": lambda parts, wanted: parts.engine.set_bandwidth(wanted),
     "streams": lambda parts, wanted: parts.engine.set_streams(wanted),
     "log_level": lambda _parts, wanted: logs.set_level(wanted),
     "ram": _change_ram,
+    "keep_checkpoints": _change_keep,
+    "when_full": _change_when_full,
+    "spill_budget": _change_spill_budget,
+    "wait_for_peers_s": lambda _parts, _wanted: None,
 }

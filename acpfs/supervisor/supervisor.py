@@ -25,40 +25,16 @@ import traceback
 from typing import Any
 
 from acpfs.supervisor import channel, privileges, remains
+from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
-HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
 EARLY_DEATHS_VARIABLE = "ACPFS_EARLY_DEATHS_MAX"
-HANG_TIMEOUT_S = 30.0
-"""Without a sign of life, or with one request in a thread: far beyond what a step takes, and any stall of a machine in heavy use."""
 DUMP_WAIT_S = 1.0
 """Between asking a hung worker for its stacks and killing it."""
 BUG_WAIT_S = 0.2
 FAILED = 1
-HANDED_OVER = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Child:
-    """The worker as the supervisor sees it."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self.pid = 0
-        self.pidfd = self.main_end = -1
-        self.stuck_at = 0.0
-        """Since when nothing is left of it but a call that does not return; 0: it lives."""
-        self.serving_at = 0.0
-        """Monotonic time, seconds; 0: not yet."""
-        self.beat_at = 0.0
-        self.busy_s = 0.0
-        self.dumped_at = 0.0
-        """When it was asked for its stacks before it is killed; 0: it is not hung."""
-        self.exit_code: int | None = None
-        """It ended on purpose, with this code for whoever asked."""
-        self.error: dict[str, Any] | None = None
-        self.leaving = False
 
 
 class Supervisor:
@@ -75,11 +51,11 @@ class Supervisor:
         self._service = Service()
         self._selector = selectors.DefaultSelector()
         self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
-        self._hang_timeout_s = float(os.environ.get(HANG_VARIABLE, HANG_TIMEOUT_S))
-        self._template: socket.socket | None = None
-        self._next_template: socket.socket | None = None
+        self._limits = Limits()
+        self._template: Template | None = None
+        self._next_template: Template | None = None
         """Of new code, while it loads."""
-        self._old_template: socket.socket | None = None
+        self._old_template: Template | None = None
         """Of the old code, until a worker of the new one serves."""
         self._child: Child | None = None
         self._died_at: float | None = None
@@ -98,10 +74,12 @@ class Supervisor:
         adopted = bool(self._kept)  # the worker that handed them over may be dead by now
         if not adopted:
             self._kept, state = inherited()
-            if "session" in self._kept:
+            if state:
                 self._service.takes(self._kept)
-                self._facts, self._workers, self._reason = state["facts"], max(1, int(state["workers"])), "the supervisor was started again"
-                self._died_at = time.monotonic()
+                self._facts, self._workers = state["facts"], int(state["workers"])
+                self._settings = state.get("settings", self._settings)  # as they were changed in use; absent: an older acpfs stored it
+            if "session" in self._kept or self._workers:
+                self._workers, self._reason, self._died_at = max(1, self._workers), "the supervisor was started again", time.monotonic()
         self._template = self._spawn_template()
         if not adopted:
             self._start_worker()
@@ -152,26 +130,26 @@ class Supervisor:
 
     # -- templates
 
-    def _spawn_template(self) -> socket.socket:
+    def _spawn_template(self) -> Template:
         ours, theirs = channel.pair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             arguments = [sys.executable, "-m", "acpfs.supervisor.template", str(theirs.fileno())]
-            os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0)
-        self._watch(ours, lambda: self._hear_template(ours))
-        return ours
+            template = Template(ours, os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0))
+        self._watch(ours, lambda: self._hear_template(template))
+        return template
 
-    def _hear_template(self, template: socket.socket) -> None:
-        if template.fileno() < 0:
+    def _hear_template(self, template: Template) -> None:
+        if template.end.fileno() < 0:
             return
-        message, _fds = channel.receive(template)
+        message, _fds = channel.receive(template.end)
         if message is None:
-            self._forget(template)
+            self._forget_template(template)
             if template is self._next_template:
                 self._next_template = None
                 self._tell_worker({"reload_failed": "the new code cannot be loaded; see the log"})
             elif template is self._template:
-                self._template = self._spawn_template()
+                self._template = None  # `_look_after` starts another, as often as it takes
                 if self._child is not None and not self._child.pid:
                     self._worker_gone(self._child)  # it took the order to start one with it
         elif "pid" in message and self._child is not None and template is self._template:
@@ -180,6 +158,11 @@ class Supervisor:
             self._child.leaving = True
             self._tell_worker({"leave": True})
 
+    def _forget_template(self, template: Template) -> None:
+        """It ends with its channel."""
+        self._forget(template.end)
+        self._forget(template.pidfd)
+
     def _tell_worker(self, message: channel.Message) -> None:
         if self._child is not None:
             channel.send(self._child.end, message)
@@ -187,9 +170,15 @@ class Supervisor:
     # -- workers
 
     def _start_worker(self) -> None:
-        assert self._template is not None
-        self._start_at = 0.0
+        """Start one now.
+
+        Raises:
+            OSError: the machine has no process or descriptor left; it is still to be started then.
+        """
+        self._start_at = self._start_at or time.monotonic()
+        self._template = self._template or self._spawn_template()
         ours, theirs = channel.pair()
+        self._start_at = 0.0
         child = self._child = Child(ours)
         names = [[name, len(fds)] for name, fds in self._kept.items()]
         orders = {
@@ -203,7 +192,7 @@ class Supervisor:
             "detached": self._detached,
         }
         with theirs:
-            channel.send(self._template, orders, [theirs.fileno(), *(fd for fds in self._kept.values() for fd in fds)])
+            channel.send(self._template.end, orders, [theirs.fileno(), *(fd for fds in self._kept.values() for fd in fds)])
         self._watch(ours, lambda: self._hear(child))
 
     def _know_pid(self, child: Child, pid: int) -> None:
@@ -222,6 +211,8 @@ class Supervisor:
 
     def _main_thread_gone(self, child: Child) -> None:
         """The others follow in a moment, unless one is stuck."""
+        if child is not self._child:
+            return  # both came in one look, its end first: the numbers of its descriptors may be others' by now
         self._forget(child.main_end)
         child.main_end, child.stuck_at = -1, time.monotonic()
 
@@ -242,16 +233,13 @@ class Supervisor:
             self._store_state()
         if "notify" in message:
             self._service.notify(message["notify"])
-        if "beat" in message:
-            child.beat_at, child.busy_s = time.monotonic(), message["beat"]
+        child.heard(message)
+        if "step" in message:
+            self._write_answer({"step": message["step"]})
         if "serving" in message:
-            self._now_serving(child)
-        if "error" in message:
-            child.error = message["error"]
+            self._now_serving()
         if "reload" in message and self._next_template is None:
             self._next_template = self._spawn_template()
-        if "ended" in message:
-            child.exit_code = message["ended"]
 
     def _keep(self, names: list[tuple[str, int]], fds: list[int]) -> None:
         position = 0
@@ -261,18 +249,19 @@ class Supervisor:
             self._kept[name] = fds[position : position + count]
             position += count
             self._service.store(name, self._kept[name])
+            if not count:
+                del self._kept[name]
         self._store_state()
 
     def _store_state(self) -> None:
-        self._service.store_state({"facts": self._facts, "workers": self._workers})
+        self._service.store_state({"facts": self._facts, "workers": self._workers, "settings": self._settings})
 
-    def _now_serving(self, child: Child) -> None:
-        child.serving_at = child.beat_at = time.monotonic()
+    def _now_serving(self) -> None:
         self._workers += 1
         self._died_at, self._reason = None, ""
         self._store_state()
         if self._old_template is not None:
-            self._forget(self._old_template)  # a worker of the new code serves
+            self._forget_template(self._old_template)  # a worker of the new code serves
             self._old_template = None
         self._answer({"result": {}})
 
@@ -288,6 +277,8 @@ class Supervisor:
         if child.exit_code is not None or self._stopping:
             self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
         elif self._workers == 0:
+            if child.error is None or child.dumped_at:
+                self._clear_away()
             self._finish(FAILED, child.error)
         else:
             self._replace(child, now)
@@ -312,7 +303,7 @@ class Supervisor:
         """What it said last."""
         with contextlib.suppress(OSError):
             child.end.setblocking(False)
-            while child.end.fileno() in self._selector.get_map():
+            while child.end.fileno() >= 0:
                 self._hear(child)
 
     def _replace(self, child: Child, now: float) -> None:
@@ -323,7 +314,7 @@ class Supervisor:
             self._start_worker()
             return
         if self._old_template is not None and self._template is not None:
-            self._forget(self._template)  # the new code's worker could not take over: back to the old one
+            self._forget_template(self._template)  # the new code's worker could not take over: back to the old one
             self._template, self._old_template = self._old_template, None
             self._reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
             self._start_worker()
@@ -342,8 +333,10 @@ class Supervisor:
             times.append(self._start_at - now)
         if self._child is not None and self._child.stuck_at:
             times.append(remains.LOOK_AGAIN_S)
-        elif self._child is not None and self._child.serving_at:
-            times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._hang_timeout_s / 4))
+        elif self._child is not None:
+            times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._limits.shortest_s / 4))
+        if self._next_template is not None:
+            times.append(1.0)
         if self._service.watchdog_s:
             times.append(self._fed_at + self._service.watchdog_s - now)
         return max(0.0, min(times)) if times else None
@@ -351,8 +344,12 @@ class Supervisor:
     def _look_after(self) -> None:
         now = time.monotonic()
         self._bury()
+        if self._template is None:
+            self._template = self._spawn_template()
         if self._start_at and now >= self._start_at and not self._ended:
             self._start_worker()
+        if self._next_template is not None and now - self._next_template.spawned_at >= self._limits.start_s:
+            self._next_template.kill()  # its end is told like that of one that cannot be loaded
         child = self._child
         healthy = child is None or self._look_at(child, now)
         if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
@@ -365,15 +362,21 @@ class Supervisor:
             return True
         if child.dumped_at:
             if now - child.dumped_at >= DUMP_WAIT_S:
-                self._kill(child, signal.SIGKILL)
+                self._end_hung(child)
             return False
-        if not child.serving_at or not child.pid:
-            return True
-        if now - child.beat_at < self._hang_timeout_s and child.busy_s < self._hang_timeout_s:
+        if child.is_well(now, self._limits):
             return True
         child.dumped_at = now
-        self._kill(child, signal.SIGUSR1)
+        if child.pid:
+            self._kill(child, signal.SIGUSR1)
         return False
+
+    def _end_hung(self, child: Child) -> None:
+        """Its process, or the template that does not fork it."""
+        if child.pid:
+            self._kill(child, signal.SIGKILL)
+        elif self._template is not None:
+            self._template.kill()
 
     def _is_left_behind(self, child: Child, now: float) -> bool:
         if not remains.is_stuck(child.pid) or len(self._kept.get(remains.REMAINS, ())) >= remains.REMAINS_MAX:
@@ -405,6 +408,19 @@ class Supervisor:
         sys.stderr.write(f"acpfs: {mountpoint}: {reason}\n")
         self._finish(FAILED, child.error)
 
+    def _clear_away(self) -> None:
+        """The mount that never came to be: its worker was killed before it could do so."""
+        from pathlib import Path
+
+        from acpfs.ram.mounts import unmount
+        from acpfs.supervisor import fallthrough
+
+        with contextlib.suppress(OSError):
+            if self._kept.get("session"):
+                unmount(Path(self._settings["mountpoint"]), detach=True)
+        with contextlib.suppress(OSError):
+            fallthrough.lift(Path(self._settings["runtime_dir"]), self._settings["mountpoint"])
+
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
         if self._kept.get(remains.REMAINS):
@@ -417,11 +433,15 @@ class Supervisor:
 
     def _answer(self, message: channel.Message) -> None:
         """To whoever mounts: once."""
+        self._write_answer(message)
+        if self._answer_fd >= 0:
+            os.close(self._answer_fd)
+            self._answer_fd = -1
+
+    def _write_answer(self, message: channel.Message) -> None:
         if self._answer_fd >= 0:
             with contextlib.suppress(BrokenPipeError):
                 os.write(self._answer_fd, json.dumps(message).encode() + b"\n")
-            os.close(self._answer_fd)
-            self._answer_fd = -1
 
     # -- descriptors
 

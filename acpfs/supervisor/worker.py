@@ -8,19 +8,21 @@ umount(8) (drained afterwards). What is not persisted then stays in the RAM tier
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 
 import structlog
 import trio
 
 from acpfs import __version__
+from acpfs.backing.lower import SpaceInfo
 from acpfs.config import OnFailure, Settings, Transport
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
@@ -29,22 +31,35 @@ from acpfs.control.server import ControlServer
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
+from acpfs.ram import place as places
+from acpfs.ram.mounts import holders, mounted_at
 from acpfs.supervisor import fallthrough, logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts, keep
+from acpfs.supervisor.checks import BACKING_WAIT_S
 from acpfs.supervisor.link import Link
 from acpfs.supervisor.notify import Busy, ServiceManager, beat
+from acpfs.supervisor.preloads import Preloads
 from acpfs.supervisor.remains import REMAINS, wait_ended
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
-from acpfs.types import Seq
+from acpfs.types import Ino, Seq
 
 FREEZE_INTERVAL_S = 1.0
-ANCHOR_INTERVAL_S = 5.0
+ANCHOR_VARIABLE = "ACPFS_ANCHOR_INTERVAL"
+"""For tests: the same in seconds."""
+ANCHOR_INTERVAL_S = float(os.environ.get(ANCHOR_VARIABLE, "5"))
+"""How often is looked whether the backing directory is still what lies at its path."""
 METRICS_FILE_INTERVAL_S = 15.0
+METRICS_PORT_INTERVAL_S = 2.0
 LAST_ANSWERS_WAIT_S = 5.0
 DRAIN_LOOK_INTERVAL_S = 0.2
 LOCK_WAIT_S = 5.0
+SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
+SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
+"""After the unmount; then it is looked who has the mount elsewhere. What just starts has a copy of every mount for a moment. For tests."""
 LEFT_LOGGED_MAX = 20
+DELETED = "deleted-"
+"""Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is still open."""
 
 log = structlog.get_logger(__name__)
 
@@ -66,11 +81,15 @@ class Worker:
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
         self._hurry = trio.Event()
-        self._ended = trio.Event()
+        self._served, self._ended = trio.Event(), trio.Event()
+        self._device = ""
+        """By which the kernel tells this mount from others, in all mount namespaces."""
         self._left: list[QueueEntry] = []
         self._was_mounted = False
-        self.bypassed: tuple[float, str] | None = tuple(link.facts["bypassed"]) if link.session and link.facts.get("bypassed") else None
+        found = fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
+        self.bypassed = (found.since, found.reason) if found is not None and found.since and found.uncovered else None
         """Since when, and why, new opens are native."""
+        self.preloads = Preloads(parts.fs, parts.manifest)
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
 
@@ -95,6 +114,7 @@ class Worker:
             MachineError: the mount could not be made, or the backing directory does not answer.
         """
         await self._start_file_system()
+        self.link.step("opening the control socket")
         with ExitStack() as undo:
             undo.callback(self._unregister)
             server = ControlServer(
@@ -107,12 +127,11 @@ class Worker:
                 self.link.keep("control", [server.fileno()])
             self._heed_supervisor()
             undo.callback(server.close)
-            if self._settings.metrics_port:
-                undo.callback(self._subject.metric_registry.start_http(self._settings.metrics_port))
             async with trio.open_nursery() as nursery:
                 await self._start_tasks(nursery, server)
                 await self._serve()
                 await self._drain_rest()
+                await self._parts.cluster.leave(nothing_left=not self._left)
                 self._ended.set()
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
                 nursery.cancel_scope.cancel()
@@ -120,12 +139,11 @@ class Worker:
 
     def _unregister(self) -> None:
         """At the end of the mount; not at that of a worker that will be replaced."""
-        if self._ended.is_set() or not self.link.workers_before:
+        if self._ended.is_set() or not (self._was_mounted or self.link.workers_before):
             registry.remove(self._record)
 
     def _heed_supervisor(self) -> None:
         self.link.leave, self.link.adopted = self._make_room, self._adopted
-        self.link.reload_failed = lambda why: log.error("no reload, this worker goes on", why=why)
         self.link.listen()
 
     def _make_room(self) -> None:
@@ -146,7 +164,7 @@ class Worker:
         """
         if self._transport.transport is not Transport.NATIVE:
             raise RefusedError("reload needs the native transport: a libfuse mount cannot be taken over; unmount and mount again")
-        self.link.tell(reload=True)
+        self.link.reload()
 
     @property
     def nothing_left(self) -> bool:
@@ -175,11 +193,26 @@ class Worker:
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
                 lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
-            self._parts.engine.guard(self._parts.log.last_seq, lost)
+            self._parts.engine.beware(self._parts.log.last_seq, lost)
+        self.link.step("restoring what is known of files")
+        known = self.link.facts.get("space") if self.link.knows_lower else None
         try:
-            await self._parts.fs.steps.drive(self._parts.fs.start())
+            space = await self._parts.fs.steps.drive(self._parts.fs.start(SpaceInfo(*known) if known else None))
         except OSError as error:
             raise MachineError(f"backing directory {self._settings.backing}: {error.strerror}") from error
+        if not known:
+            await self._join()
+            self.link.remember(space=astuple(space))
+            keep(self._parts, self.link)
+
+    async def _join(self) -> None:
+        """Before the first request: whoever commits a pointer later finds this node."""
+        self.link.step("telling other nodes of this one")
+        try:
+            with trio.fail_after(BACKING_WAIT_S):
+                await self._parts.cluster.join()
+        except (OSError, trio.TooSlowError) as error:
+            raise MachineError(f"backing directory {self._settings.backing}: the node record cannot be written: {error}") from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
         if remaining := self.link.kept.get(REMAINS):
@@ -187,12 +220,18 @@ class Worker:
                 "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(remaining)
             )
             self._parts.engine.begin_after(self._parts.calls.commits.submit("killed worker's call", wait_ended, remaining))
+        if self._parts.fs.spill is not None:
+            self._parts.fs.spill.start()
+        await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
+        if self._settings.metrics_port:
+            await nursery.start(self._serve_metrics)
         nursery.start_soon(self._heed_signals)
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(self._write_metrics)
+        nursery.start_soon(self.preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
 
@@ -207,7 +246,13 @@ class Worker:
     # -- while mounted
 
     async def _serve(self) -> None:
+        self.link.step(f"laying the backing directory beneath {self._mountpoint}")
         await trio.to_thread.run_sync(self._lay_beneath)
+        if self.bypassed is not None and not self.link.session:
+            log.warning("the mount was bypassed, and ended with the worker before: what that left is drained", mount=self._mountpoint)
+            self.link.serving(self._mountpoint)
+            return
+        self.link.step(f"mounting on {self._mountpoint}")
         try:
             with self._serving:
                 await transports.serve(self._transport, self._parts.fs, self._settings, self._mounted, load=self._load)
@@ -216,6 +261,7 @@ class Worker:
                 raise  # a bug ended the transport: what lies beneath is what applications go on with
             self._lift_beneath()
             raise
+        self._served.set()
         if self.bypassed is None:
             self._lift_beneath()
         log.info("unmounted", mount=self._mountpoint)
@@ -224,7 +270,7 @@ class Worker:
         """Before the mount, so that it can fall through."""
         if self.link.workers_before:
             self.beneath = fallthrough.beneath(self._parts.runtime, self._mountpoint) is not None
-        if self.link.session or self._settings.on_failure is OnFailure.STOP:
+        if self.link.session or self.bypassed is not None or self._settings.on_failure is OnFailure.STOP:
             return
         if self.link.workers_before and mountpoint.is_mounted(self._mountpoint):
             mountpoint.take_away(self._mountpoint, detach=True, abort=True)  # libfuse: the last worker's mount is dead
@@ -250,18 +296,20 @@ class Worker:
             ready()
 
         negotiated = None
+        deleted = {Ino(int(name.removeprefix(DELETED))): fds[0] for name, fds in self.link.kept.items() if name.startswith(DELETED)}
+        fs.keep_deleted(deleted, lambda ino, fds: self.link.keep(f"{DELETED}{ino}", fds))
         if self.link.session:
             negotiated = Negotiated.from_record(fs.kept.fact("negotiated"))
         else:
             self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
-            keep(self._parts, self.link)
         try:
             await native.serve_kept(fs, self.link.kept["session"], negotiated, serving)
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
             await trio.to_thread.run_sync(_detach, self._mountpoint)
+            self.link.keep("session", [])  # there is none to be taken over
             raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
 
     def _lift_beneath(self) -> None:
@@ -270,6 +318,8 @@ class Worker:
 
     def _mounted(self, transport: Choice) -> None:
         self._transport, self._was_mounted = transport, True
+        entry = mounted_at(self._mountpoint)
+        self._device = entry.device if entry is not None and entry.kind == mountpoint.KIND else ""
         registry.write(self._record)
         for warning in self._parts.warnings():
             log.warning(warning)
@@ -296,6 +346,8 @@ class Worker:
             await self._parts.fs.steps.drive(self._parts.fs.mark_old())
             with self._parts.fs.lock:
                 self._parts.fs.freeze_old()
+                self._parts.fs.look_after_waiting()
+            places.fit(self._parts.place)
 
     async def _watch_backing(self) -> None:
         """Whether the descriptor still leads to what lies at the path; a hanging look waits in its thread."""
@@ -318,6 +370,28 @@ class Worker:
             except OSError as error:
                 log.warning("metrics file could not be written", error=str(error))
             await trio.sleep(METRICS_FILE_INTERVAL_S)
+
+    async def _serve_metrics(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Over HTTP. What remains of a killed worker keeps the port for as long as its call hangs: no reason not to serve the mount."""
+        stop = self._try_metrics()
+        if stop is None:
+            log.warning("metrics are not served until their port is free", port=self._settings.metrics_port)
+        task_status.started()
+        while stop is None:
+            await trio.sleep(METRICS_PORT_INTERVAL_S)
+            stop = self._try_metrics()
+        try:
+            await trio.sleep_forever()
+        finally:
+            stop()
+
+    def _try_metrics(self) -> Callable[[], None] | None:
+        try:
+            return self._subject.metric_registry.start_http(self._settings.metrics_port)
+        except OSError as error:
+            if self.link.workers_before:
+                return None
+            raise MachineError(f"metrics cannot be served on port {self._settings.metrics_port}: {error.strerror}") from error
 
     def _alive(self) -> bool:
         """Whether requests can be served: this loop runs, and the lock is to be had."""
@@ -364,14 +438,22 @@ class Worker:
         """Take the mount away unless it is in use; in a thread, because this one serves it. With `leave`, drain nothing more.
 
         Raises:
-            RefusedError: it is in use.
+            RefusedError: it is in use, here or in another mount namespace, where the mount then stays.
         """
         if self.bypassed is not None:
             self._end_bypass(leave=leave)
             return
-        await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
+        if mountpoint.is_mounted(self._mountpoint):  # else a call before this one did, and others held it
+            await trio.to_thread.run_sync(mountpoint.take_away, self._mountpoint, abandon_on_cancel=True)
         if leave:
             self._hurry.set()
+        with trio.move_on_after(SESSION_ENDS_S):
+            await self._served.wait()
+        if not self._served.is_set() and self._device and (others := await trio.to_thread.run_sync(holders, self._device)):
+            raise RefusedError(
+                f"{self._mountpoint} is unmounted here, but process {others[0]} still has it in another mount namespace (a container?): "
+                "the daemon serves that on, and ends with it"
+            )
 
     async def bypass(self, reason: str) -> None:
         """See `Subject`. What is dirty is drained on, with the same care for native changes as after a restart."""
@@ -382,15 +464,16 @@ class Worker:
         if self.bypassed is not None:
             raise RefusedError("it is bypassed already")
         statistics = self._parts.engine.statistics()
-        self._parts.engine.guard()
+        before = self._parts.engine.beware()
         self.bypassed = (time.time(), reason)
         kept = (statistics.queued_ops, statistics.dirty_bytes)
         try:
-            await trio.to_thread.run_sync(partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept))
+            if not await trio.to_thread.run_sync(partial(fallthrough.fall, self._parts.runtime, self._mountpoint, reason, kept=kept)):
+                raise FileNotFoundError(errno.ENOENT, "what lies beneath it is not known any more")
         except OSError as error:
             self.bypassed = None
+            self._parts.engine.beware(*before)  # else what other nodes write would be a conflict for as long as this mount lasts
             raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
-        self.link.remember(bypassed=self.bypassed)
 
     def _end_bypass(self, *, leave: bool) -> None:
         """End what is still served of a bypassed mount."""

@@ -1,7 +1,7 @@
-"""Programs that work on a mount while its workers are killed: python -m tests.supervisor.storm NAME DIRECTORY SECONDS.
+"""Programs that work on a mount while its workers are killed: python -m tests.supervisor.storm NAME DIRECTORY STOP.
 
-Each keeps its own account of what it did, outside the mount, and compares at every turn: an error, or a byte that is not as it was written,
-ends it with a traceback. Not an acpfs module is used.
+Each goes on until the file STOP is there. It keeps its own account of what it did, outside the mount, and compares at every turn: an error,
+or a byte that is not as it was written, ends it with a traceback. Not an acpfs module is used.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ import mmap
 import os
 import random
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 BLOCK = 256 << 10
 
 
-def rounds(seconds: float) -> Iterator[int]:
-    end = time.monotonic() + seconds
-    for n in itertools.count():
-        if time.monotonic() >= end:
-            return
-        yield n
+def rounds(stop: Path) -> Iterator[int]:
+    return itertools.takewhile(lambda _n: not stop.exists(), itertools.count())
 
 
 def pattern(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def checkpoints(top: Path, seconds: float) -> None:
+def checkpoints(top: Path, stop: Path) -> None:
     """Large files in blocks, closed, read back; then a tracker; old ones deleted."""
-    for n in rounds(seconds):
+    for n in rounds(stop):
         with open(top / f"step-{n}", "wb", buffering=0) as file:
             for block in range(12):
                 assert file.write(pattern(n * 100 + block, BLOCK)) == BLOCK
@@ -47,12 +42,12 @@ def checkpoints(top: Path, seconds: float) -> None:
         assert sorted(os.listdir(top)) == sorted(["latest", *(f"step-{m}" for m in range(max(0, n - 2), n + 1))])
 
 
-def append_log(top: Path, seconds: float) -> None:
+def append_log(top: Path, stop: Path) -> None:
     """Lines appended through one descriptor that is never closed, flock held."""
     lines = 0
     with open(top / "log", "ab", buffering=0) as file, open(top / "log", "rb") as again:
         fcntl.flock(file, fcntl.LOCK_EX)
-        for n in rounds(seconds):
+        for n in rounds(stop):
             assert file.write(b"line %09d\n" % n) == 15
             lines = n + 1
             assert os.fstat(file.fileno()).st_size == 15 * lines
@@ -62,9 +57,9 @@ def append_log(top: Path, seconds: float) -> None:
     assert (top / "log").read_bytes() == b"".join(b"line %09d\n" % m for m in range(lines))
 
 
-def small_files(top: Path, seconds: float) -> None:
+def small_files(top: Path, stop: Path) -> None:
     """Directories of small files: made exclusively, listed, removed."""
-    for n in rounds(seconds):
+    for n in rounds(stop):
         os.mkdir(top / f"d{n}")
         for m in range(20):
             fd = os.open(top / f"d{n}/{m:02}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -81,11 +76,11 @@ def small_files(top: Path, seconds: float) -> None:
         os.rmdir(top / f"d{n}")
 
 
-def renames(top: Path, seconds: float) -> None:
+def renames(top: Path, stop: Path) -> None:
     """Write to a temporary name, rename into place, exchange, xattrs that may be made only once."""
     (top / "a").write_text("a")
     (top / "b").write_text("b")
-    for n in rounds(seconds):
+    for n in rounds(stop):
         (top / ".new").write_bytes(b"%d" % n)
         os.setxattr(top / ".new", b"user.n", b"%d" % n, os.XATTR_CREATE)
         os.rename(top / ".new", top / "current")
@@ -107,21 +102,21 @@ def exchange(one: Path, other: Path) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def mapped(top: Path, seconds: float) -> None:
+def mapped(top: Path, stop: Path) -> None:
     """A shared mapping, written and read; another process' view by read()."""
     with open(top / "map", "w+b") as file:
         file.truncate(1 << 20)
         with mmap.mmap(file.fileno(), 1 << 20) as view:
-            for n in rounds(seconds):
+            for n in rounds(stop):
                 start = (n * 4096) % (1 << 20)
                 view[start : start + 4096] = pattern(n, 4096)
                 view.flush()
                 assert os.pread(file.fileno(), 4096, start) == pattern(n, 4096)
 
 
-def deleted(top: Path, seconds: float) -> None:
+def deleted(top: Path, stop: Path) -> None:
     """Files that are deleted while open, and files that never had a name."""
-    for n in rounds(seconds):
+    for n in rounds(stop):
         with open(top / "gone", "w+b", buffering=0) as file:
             os.unlink(top / "gone")
             file.writelines(pattern(n + m, 8192) for m in range(8))
@@ -136,12 +131,12 @@ def deleted(top: Path, seconds: float) -> None:
         os.unlink(top / "named")
 
 
-def listings(top: Path, seconds: float) -> None:
+def listings(top: Path, stop: Path) -> None:
     """A directory of 1,000, read by pieces while names come and go: none twice, none of those that stay missing."""
     stay = {f"stay{n:04}" for n in range(1000)}
     for name in stay:
         (top / name).touch()
-    for n in rounds(seconds):
+    for n in rounds(stop):
         seen = []
         with os.scandir(top) as entries:
             for number, entry in enumerate(entries):
@@ -155,12 +150,12 @@ def listings(top: Path, seconds: float) -> None:
                 os.unlink(top / name)
 
 
-def overwrites(top: Path, seconds: float) -> None:
+def overwrites(top: Path, stop: Path) -> None:
     """One file, rewritten in place at random offsets, truncated and grown, against a copy in memory."""
     chooser, memory = random.Random(1), bytearray(1 << 20)
     with open(top / "over", "w+b", buffering=0) as file:
         file.write(memory)
-        for n in rounds(seconds):
+        for n in rounds(stop):
             start = chooser.randrange(len(memory))
             data = pattern(n, chooser.randrange(1, 70000))
             os.pwrite(file.fileno(), data, start)
@@ -177,9 +172,9 @@ def overwrites(top: Path, seconds: float) -> None:
     assert (top / "over").read_bytes() == memory
 
 
-PROGRAMS: dict[str, Callable[[Path, float], None]] = {
+PROGRAMS: dict[str, Callable[[Path, Path], None]] = {
     program.__name__: program for program in (checkpoints, append_log, small_files, renames, mapped, deleted, listings, overwrites)
 }
 
 if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]](Path(sys.argv[2]), float(sys.argv[3]))
+    PROGRAMS[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.ram.mounts import mount_tmpfs, unmount
+from acpfs.supervisor import doctor
 from acpfs.transport.native.protocol import InitFlag
 from acpfs.transport.native.serve import MASK_VARIABLE
 from tests.rig.mounts import mounts_below
@@ -32,6 +34,11 @@ SUBJECTS = {
     "mount helper",
     "backing directory",
 }
+
+
+def spill_texts(spill: Path, backing: Path | None = None) -> list[tuple[str, str]]:
+    """(verdict, text) of what is found about a spill directory."""
+    return [(finding.verdict, finding.text) for finding in doctor.examine(backing, spill) if finding.subject == "spill directory"]
 
 
 def examined(tmp_path: Path, mask: int) -> dict[str, dict[str, str]]:
@@ -58,3 +65,22 @@ def test_a_kernel_that_lacks_things_is_told_with_what_it_costs(tmp_path: Path) -
     assert (found["passthrough"]["verdict"], "6.9" in found["passthrough"]["text"]) == ("note", True)
     assert "resending" in found["fuse features"]["text"]
     assert "sysctl fs.fuse.max_pages_limit" in found["requests"]["text"]
+
+
+def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "disk").mkdir()
+    ((verdict, text),) = spill_texts(tmp_path / "missing")
+    assert (verdict, "does not exist" in text) == ("bad", True)
+    ((verdict, text),) = spill_texts(tmp_path / "backing", tmp_path / "backing")
+    assert (verdict, "lie in one another" in text) == ("bad", True)
+    (_, text), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
+    assert "GiB free" in text
+    assert any("file system of the backing directory" in note for _verdict, note in notes)
+    mount_tmpfs(tmp_path / "disk", "size=4M")
+    try:
+        (verdict, _), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
+        assert [verdict, *(verdict for verdict, _note in notes)] == ["ok", "note", "note"]
+        assert ["lies in memory" in notes[0][1], "less than the RAM tier" in notes[1][1]] == [True, True]
+    finally:
+        unmount(tmp_path / "disk", detach=True)

@@ -31,7 +31,7 @@ def lines(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_a_file_holds_one_json_object_per_line(tmp_path: Path):
+def test_a_file_holds_one_json_object_per_line(tmp_path: Path) -> None:
     file = tmp_path / "log" / "x.log"
     logs.configure("info", file)
     structlog.get_logger("acpfs.test").info("mounted", mount="/mnt/\udcff")
@@ -41,7 +41,7 @@ def test_a_file_holds_one_json_object_per_line(tmp_path: Path):
     assert (second["event"], second["level"]) == ("plain text", "warning")
 
 
-def test_a_stack_stays_in_its_line(tmp_path: Path):
+def test_a_stack_stays_in_its_line(tmp_path: Path) -> None:
     logs.configure("info", tmp_path / "x.log")
     try:
         raise ValueError("boom")
@@ -51,7 +51,7 @@ def test_a_stack_stays_in_its_line(tmp_path: Path):
     assert "ValueError: boom" in str(line["exception"])
 
 
-def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]):
+def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", None)
     structlog.get_logger("a").info("mounted", mount="/mnt/x y", n=3)
     line = capsys.readouterr().err
@@ -59,14 +59,14 @@ def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]):
     assert 'mount="/mnt/x y" n=3' in line
 
 
-def test_the_journal_gets_priorities(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+def test_the_journal_gets_priorities(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     logs.configure("info", None)
     structlog.get_logger("a").error("bad")
     assert capsys.readouterr().err.startswith("<3>timestamp=")
 
 
-def test_the_level_changes_at_run_time(tmp_path: Path):
+def test_the_level_changes_at_run_time(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     logs.configure("warning", file)
     log = structlog.get_logger("a")
@@ -76,7 +76,7 @@ def test_the_level_changes_at_run_time(tmp_path: Path):
     assert [line["event"] for line in lines(file)] == ["seen"]
 
 
-def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path):
+def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     logs.configure("info", file)
     structlog.get_logger("a").info("one")
@@ -87,7 +87,7 @@ def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path):
     assert [line["event"] for line in lines(tmp_path / "moved")] == ["one"]
 
 
-def test_files_rotate_and_stderr_follows(tmp_path: Path):
+def test_files_rotate_and_stderr_follows(tmp_path: Path) -> None:
     code = (
         "import os,sys,structlog\nfrom pathlib import Path\nfrom acpfs.supervisor import logs\nlogs.FILE_BYTES_MAX=2000\n"
         "logs.configure('info', Path(sys.argv[1]), detached=True)\nlog=structlog.get_logger('a')\n"
@@ -102,5 +102,5 @@ def test_files_rotate_and_stderr_follows(tmp_path: Path):
     assert files[0].read_text().endswith("from a C library\n")
 
 
-def test_limits_are_as_documented():
+def test_limits_are_as_documented() -> None:
     assert (logs.FILE_BYTES_MAX, logs.FILES_KEPT) == (10_000_000, 5)

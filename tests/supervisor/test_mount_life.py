@@ -7,14 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from acpfs.errors import ExitCode
+from acpfs.supervisor.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, CommandError, is_mounted, mounts_below
+from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below
 
 pytestmark = [
     pytest.mark.mount,
@@ -23,7 +24,6 @@ pytestmark = [
 ]
 
 MIB = 1 << 20
-Make = Callable[..., AcpfsMount]
 
 STATUS_FIELDS = {
     "mount": str,
@@ -50,9 +50,9 @@ def backing(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def slow(make_mount: Make, transport: str, backing: Path) -> AcpfsMount:
-    """A mount with 4 MiB written that drains at 256 KiB/s."""
-    mount = make_mount(backing, transport, bandwidth="256K")
+def slow(make_mount: MakeMount, transport: str, backing: Path) -> AcpfsMount:
+    """A mount with 4 MiB written, of which nothing drains before the test wants it."""
+    mount = make_mount(backing, transport, bandwidth="1")
     (mount.path / "big").write_bytes(os.urandom(4 * MIB))
     return mount
 
@@ -66,14 +66,14 @@ def user_of(path: Path) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.stdin.close()
-        process.wait(10)
+        process.wait(60)
 
 
 def same(a: Path, b: Path) -> bool:
     return a.read_bytes() == b.read_bytes()
 
 
-def test_mount_write_flush_umount(make_mount: Make, transport: str, backing: Path):
+def test_mount_write_flush_umount(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport)
     (mount.path / "run").mkdir()
     (mount.path / "run" / "model.pt").write_bytes(os.urandom(MIB))
@@ -88,7 +88,7 @@ def test_mount_write_flush_umount(make_mount: Make, transport: str, backing: Pat
     assert list((mount.runtime_dir / "mounts").iterdir()) == []
 
 
-def test_status_json_keeps_its_contract(slow: AcpfsMount):
+def test_status_json_keeps_its_contract(slow: AcpfsMount) -> None:
     status = slow.status()
     assert {name: type(status[name]) for name in STATUS_FIELDS} == STATUS_FIELDS
     assert status["ram"].keys() >= RAM_FIELDS
@@ -104,7 +104,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount):
+def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount) -> None:
     text = slow.run("acpfs-ctl", str(slow.path), "status").stdout
     assert text.startswith("not yet safe: 1 operations, 4.0 MiB")
     slow.ctl("set", "bandwidth=0")
@@ -112,7 +112,7 @@ def test_the_human_status_says_what_is_not_safe(slow: AcpfsMount):
     assert slow.run("acpfs-ctl", "status").stdout.startswith("safe: everything that was closed")
 
 
-def test_a_deadline_names_what_is_left_and_keeps_the_mount(slow: AcpfsMount):
+def test_a_deadline_names_what_is_left_and_keeps_the_mount(slow: AcpfsMount) -> None:
     for command in (("acpfs-ctl", str(slow.path), "flush", "--timeout", "0.1"), ("acpfs", "umount", str(slow.path), "--timeout", "0.1")):
         done = slow.run(*command, check=False)
         assert done.returncode == ExitCode.TIMEOUT
@@ -126,7 +126,7 @@ def test_a_deadline_names_what_is_left_and_keeps_the_mount(slow: AcpfsMount):
     slow.ctl("set", "bandwidth=0")
 
 
-def test_umount_leave_keeps_the_rest_for_the_next_mount(slow: AcpfsMount):
+def test_umount_leave_keeps_the_rest_for_the_next_mount(slow: AcpfsMount) -> None:
     content = (slow.path / "big").read_bytes()
     slow.run("acpfs", "umount", str(slow.path), "--timeout", "0", "--leave")
     assert not is_mounted(slow.path)
@@ -136,7 +136,7 @@ def test_umount_leave_keeps_the_rest_for_the_next_mount(slow: AcpfsMount):
     assert (slow.backing / "big").read_bytes() == content
 
 
-def test_a_mount_in_use_is_refused_and_stays(make_mount: Make, transport: str, backing: Path):
+def test_a_mount_in_use_is_refused_and_stays(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport)
     with user_of(mount.path), pytest.raises(CommandError, match="is in use") as caught:
         mount.umount()
@@ -144,7 +144,38 @@ def test_a_mount_in_use_is_refused_and_stays(make_mount: Make, transport: str, b
     assert mount.status()["mount"] == str(mount.path)
 
 
-def test_second_mounts_are_refused(make_mount: Make, transport: str, backing: Path, tmp_path: Path):
+def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, transport: str, backing: Path) -> None:
+    """Another mount namespace keeps the kernel's session, for as long as it likes."""
+    mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
+    (mount.path / "f").write_bytes(b"saved")
+    supervisor = mount.supervisor
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 300"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as container:
+        assert container.stdout is not None
+        container.stdout.readline()
+        try:
+            for _ in range(2):
+                refused = mount.run("acpfs", "umount", str(mount.path), "--timeout", "5", check=False)
+                assert refused.returncode == ExitCode.REFUSED
+                assert f"process {container.pid} still has it in another mount namespace" in refused.stderr
+        finally:
+            container.kill()
+    mount.wait_ended(supervisor)
+    assert (backing / "f").read_bytes() == b"saved"
+    assert mount.leaks() == []
+
+
+def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(make_mount: MakeMount, transport: str, backing: Path) -> None:
+    mount = make_mount(backing, transport)
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as container:
+        assert container.stdout is not None
+        container.stdout.readline()
+        mount.umount()
+    assert mount.leaks() == []
+
+
+def test_second_mounts_are_refused(make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path) -> None:
     first = make_mount(backing, transport, node_id="n1")
     (tmp_path / "other").mkdir()
     (tmp_path / "m2").mkdir()
@@ -157,7 +188,7 @@ def test_second_mounts_are_refused(make_mount: Make, transport: str, backing: Pa
     assert not is_mounted(tmp_path / "m2")
 
 
-def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount):
+def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount) -> None:
     content = (slow.path / "big").read_bytes()
     slow.kill()
     gone = slow.run("acpfs-ctl", str(slow.path), "status", check=False)
@@ -171,7 +202,7 @@ def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount):
     assert slow.leaks() == []
 
 
-def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMount):
+def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMount) -> None:
     for clear in (lambda: slow.run("acpfs", "umount", str(slow.path)), lambda: None):
         slow.kill_processes()
         assert is_mounted(slow.path)
@@ -180,7 +211,7 @@ def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMoun
         slow.flush()
 
 
-def test_sigterm_drains_and_ends(slow: AcpfsMount):
+def test_sigterm_drains_and_ends(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
     content = (slow.path / "big").read_bytes()
     slow.terminate()
@@ -188,8 +219,8 @@ def test_sigterm_drains_and_ends(slow: AcpfsMount):
     assert slow.leaks() == []
 
 
-def test_sigterm_keeps_what_its_deadline_leaves(make_mount: Make, transport: str, backing: Path):
-    mount = make_mount(backing, transport, bandwidth="64K", drain_timeout="0.2")
+def test_sigterm_keeps_what_its_deadline_leaves(make_mount: MakeMount, transport: str, backing: Path) -> None:
+    mount = make_mount(backing, transport, bandwidth="1", drain_timeout="0.2")
     content = os.urandom(MIB)
     (mount.path / "big").write_bytes(content)
     mount.terminate()
@@ -200,19 +231,19 @@ def test_sigterm_keeps_what_its_deadline_leaves(make_mount: Make, transport: str
     assert (backing / "big").read_bytes() == content
 
 
-def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount):
+def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount) -> None:
     pid = slow.pid
     os.kill(pid, signal.SIGTERM)
     slow.wait_status(lambda status: status["state"] == "draining")
     os.kill(pid, signal.SIGTERM)
-    slow.wait_ended(pid, 10)
+    slow.wait_ended(pid)
     assert not (slow.backing / "big").exists()
     assert mounts_below(slow.runtime_dir)  # the RAM tier
     slow.start(bandwidth=0)
     slow.flush()
 
 
-def test_sigterm_takes_the_mount_from_its_users(make_mount: Make, transport: str, backing: Path):
+def test_sigterm_takes_the_mount_from_its_users(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport)
     (mount.path / "done").write_text("x")
     with user_of(mount.path):
@@ -221,7 +252,7 @@ def test_sigterm_takes_the_mount_from_its_users(make_mount: Make, transport: str
     assert (backing / "done").read_text() == "x"
 
 
-def test_umount_by_others_drains_afterwards(slow: AcpfsMount):
+def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
     content, pid = (slow.path / "big").read_bytes(), slow.pid
     subprocess.run(["umount", str(slow.path)], check=True, timeout=20)
@@ -230,7 +261,7 @@ def test_umount_by_others_drains_afterwards(slow: AcpfsMount):
     assert slow.leaks() == []
 
 
-def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: Make, transport: str):
+def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "known").write_text("x")
     mount.flush()
@@ -248,7 +279,7 @@ def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, ma
     mount.flush()
 
 
-def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: FaultFs, make_mount: Make, transport: str):
+def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
     mount = make_mount(fault_fs.path, transport)
     rule = fault_fs.fail("EACCES", ["rename"], glob="*refused*")
     (mount.path / "refused1").write_text("one")
@@ -268,7 +299,7 @@ def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: Fault
     assert not (fault_fs.source / "refused2").exists()
 
 
-def test_settings_change_in_use(make_mount: Make, transport: str, backing: Path):
+def test_settings_change_in_use(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport, ram="64M")
     assert mount.ctl("set", "bandwidth=5M", "streams=3", "log_level=debug", "ram=96M") == {
         "bandwidth": 5 * MIB,
@@ -278,12 +309,12 @@ def test_settings_change_in_use(make_mount: Make, transport: str, backing: Path)
     }
     assert mount.status()["ram"]["budget_bytes"] == 96 * MIB
     assert mount.ctl("config")["streams"] == 3
-    for bad in ("streams=0", "fsync=durable", "ram=900T", "ram=nonsense", "what"):
+    for bad in ("streams=0", "fsync=durable", "ram=900T", "ram=nonsense", "spill_budget=1G", "what"):
         assert mount.run("acpfs-ctl", "set", bad, check=False).returncode in (ExitCode.USAGE, ExitCode.ENVIRONMENT)
     assert mount.ctl("config")["streams"] == 3
 
 
-def test_sighup_opens_the_log_again(make_mount: Make, transport: str, backing: Path, tmp_path: Path):
+def test_sighup_opens_the_log_again(make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path) -> None:
     log = tmp_path / "acpfs.log"
     mount = make_mount(backing, transport, log_file=str(log))
     log.rename(tmp_path / "moved")
@@ -293,7 +324,7 @@ def test_sighup_opens_the_log_again(make_mount: Make, transport: str, backing: P
     assert '"mounted"' in (tmp_path / "moved").read_text()
 
 
-def test_a_hanging_backing_directory_is_one_line(fault_fs: FaultFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_hanging_backing_directory_is_one_line(fault_fs: FaultFs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from acpfs.errors import MachineError
     from acpfs.supervisor import checks
 
@@ -310,7 +341,7 @@ def wait_until_said(manager: socket.socket, word: str) -> None:
         pass
 
 
-def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path):
+def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path) -> None:
     mount = AcpfsMount(backing, tmp_path / "mnt")
     mount.path.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
@@ -331,7 +362,7 @@ def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path):
             wait_until_said(manager, "WATCHDOG=1")
             daemon.terminate()
             wait_until_said(manager, "STOPPING=1")
-            assert daemon.wait(20) == 0
+            assert daemon.wait(60) == 0
         finally:
             daemon.kill()
             daemon.wait()
@@ -339,7 +370,7 @@ def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path):
     assert "event=mounted" in (tmp_path / "log").read_text()
 
 
-def test_mount_8_finds_its_way_in(backing: Path, tmp_path: Path):
+def test_mount_8_finds_its_way_in(backing: Path, tmp_path: Path) -> None:
     helper = Path("/sbin/mount.acpfs")
     if helper.exists():
         pytest.skip("an installed helper is in the way")

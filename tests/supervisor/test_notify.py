@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from acpfs.supervisor import channel, notify
-from acpfs.supervisor.link import Link
+from acpfs.supervisor.link import BEAT_INTERVAL_S, Link
 from acpfs.supervisor.notify import Busy, ServiceManager
 from acpfs.supervisor.service import Service, inherited
 
@@ -37,7 +37,7 @@ def said(receiver: socket.socket) -> dict[str, str]:
     return dict(line.split("=", 1) for line in receiver.recv(65536).decode().splitlines())
 
 
-def test_what_the_worker_has_to_say(link: tuple[Link, socket.socket]):
+def test_what_the_worker_has_to_say(link: tuple[Link, socket.socket]) -> None:
     manager = ServiceManager(link[0])
     manager.ready("/b on /m")
     assert channel.receive(link[1])[0] == {"notify": "READY=1\nSTATUS=/b on /m"}
@@ -47,16 +47,16 @@ def test_what_the_worker_has_to_say(link: tuple[Link, socket.socket]):
     assert channel.receive(link[1])[0] == {"notify": "STOPPING=1\nSTATUS=draining\nEXTEND_TIMEOUT_USEC=610000000"}
 
 
-def test_the_service_manager_is_told(manager_socket: socket.socket):
+def test_the_service_manager_is_told(manager_socket: socket.socket) -> None:
     Service().notify("READY=1\nSTATUS=x")
     assert said(manager_socket) == {"READY": "1", "STATUS": "x"}
 
 
-def test_signs_of_life_only_while_there_is_life(link: tuple[Link, socket.socket]):
+def test_signs_of_life_only_while_there_is_life(link: tuple[Link, socket.socket]) -> None:
     answers, clock = iter([True, False, True, True]), trio.testing.MockClock(autojump_threshold=0)
 
     async def main() -> None:
-        with trio.move_on_after(3 * notify.BEAT_INTERVAL_S + 0.5):
+        with trio.move_on_after(3 * BEAT_INTERVAL_S + 0.5):
             await notify.beat(link[0], lambda: next(answers), lambda _now: 7.0)
 
     trio.run(main, clock=clock)
@@ -66,7 +66,7 @@ def test_signs_of_life_only_while_there_is_life(link: tuple[Link, socket.socket]
         channel.receive(link[1])
 
 
-def test_how_long_a_thread_has_been_with_one_request():
+def test_how_long_a_thread_has_been_with_one_request() -> None:
     current = [0, 0]
     busy = Busy(lambda: current)
     assert busy.longest_s(10.0) == 0.0
@@ -79,18 +79,18 @@ def test_how_long_a_thread_has_been_with_one_request():
 
 
 @pytest.mark.parametrize(("name", "value"), [("WATCHDOG_USEC", "0"), ("WATCHDOG_USEC", "soon"), ("WATCHDOG_PID", "1")])
-def test_nobody_watches(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str):
+def test_nobody_watches(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "20000000")
     monkeypatch.setenv(name, value)
     assert Service().watchdog_s == 0
 
 
-def test_the_watchdog_wants_to_be_fed_twice_per_interval(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch):
+def test_the_watchdog_wants_to_be_fed_twice_per_interval(manager_socket: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "20000000")
     assert Service().watchdog_s == 10.0
 
 
-def test_descriptors_go_into_the_store_and_out(manager_socket: socket.socket):
+def test_descriptors_go_into_the_store_and_out(manager_socket: socket.socket) -> None:
     service = Service()
     with open(os.devnull, "rb") as file:
         service.store("session", [file.fileno(), file.fileno()])
@@ -104,14 +104,14 @@ def test_descriptors_go_into_the_store_and_out(manager_socket: socket.socket):
     assert said(manager_socket) == {"FDSTOREREMOVE": "1", "FDNAME": "acpfs-session"}
 
 
-def test_descriptors_for_another_process_are_not_taken(monkeypatch: pytest.MonkeyPatch):
+def test_descriptors_for_another_process_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", "1")
     monkeypatch.setenv("LISTEN_FDNAMES", "acpfs-session")
     assert inherited() == ({}, {})
 
 
-def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_service_manager_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     service = Service()
     service.notify("READY=1")

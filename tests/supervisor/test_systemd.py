@@ -19,7 +19,7 @@ NAME_SPACE_OPTIONS = re.compile(
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_accepts_the_unit(tmp_path: Path):
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "acpfs@.service"
     shutil.copy(DIRECTORY / unit.name, unit)
     done = subprocess.run(
@@ -32,19 +32,19 @@ def test_systemd_accepts_the_unit(tmp_path: Path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_unit_makes_no_mount_name_space():
+def test_the_unit_makes_no_mount_name_space() -> None:
     """The mount and the RAM tier would be invisible outside, and vanish with the daemon."""
     assert NAME_SPACE_OPTIONS.search((DIRECTORY / "acpfs@.service").read_text()) is None
 
 
-def test_the_unit_allows_what_the_daemon_keeps_and_how_it_drops_the_rest():
+def test_the_unit_allows_what_the_daemon_keeps_and_how_it_drops_the_rest() -> None:
     (line,) = re.findall(r"^CapabilityBoundingSet=(.*)$", (DIRECTORY / "acpfs@.service").read_text(), re.MULTILINE)
     assert {name.removeprefix("CAP_") for name in line.split()} == KEPT.keys() | {"SETPCAP"}
     table = (DIRECTORY.parent / "docs/OPERATIONS.md").read_text().partition("| capability | for |")[2].partition("\n\n")[0]
     assert set(re.findall(r"\b[A-Z]+(?:_[A-Z]+)+\b|\bCHOWN|\bFOWNER|\bFSETID|\bMKNOD|\bSETFCAP", table)) == KEPT.keys()
 
 
-def test_the_unit_waits_longer_than_the_drain():
+def test_the_unit_waits_longer_than_the_drain() -> None:
     unit = (DIRECTORY / "acpfs@.service").read_text()
     stop_s = int(re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0])
     assert stop_s > load_settings({}, DIRECTORY / "example.toml").drain_timeout_s
@@ -52,7 +52,7 @@ def test_the_unit_waits_longer_than_the_drain():
     assert "RuntimeDirectoryPreserve=yes" in unit
 
 
-def test_the_example_configuration_is_valid_also_with_everything_in_it(tmp_path: Path):
+def test_the_example_configuration_is_valid_also_with_everything_in_it(tmp_path: Path) -> None:
     settings = load_settings({}, DIRECTORY / "example.toml")
     assert str(settings.mountpoint) == "/mnt/acp"
     everything = tmp_path / "all.toml"

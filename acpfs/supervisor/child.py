@@ -1,0 +1,98 @@
+"""A worker as its supervisor sees it: what it said last, and whether it is well.
+
+Owns the limits of its silence: while it starts, each step has a limit of its own, told by name; while it serves, it gives signs of life.
+Says what is wrong and does nothing about it. Standard library only, no thread; one per worker, the supervisor's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+from acpfs.errors import ExitCode
+
+HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
+HANG_TIMEOUT_S = 30.0
+"""Without a sign of life, or with one request in a thread: far beyond what a step takes, and any stall of a machine in heavy use."""
+START_VARIABLE = "ACPFS_START_TIMEOUT_S"
+START_TIMEOUT_S = 120.0
+"""For one step of a worker's start. Those that wait for the backing directory end by themselves after 30 s; to load the rows of a large
+RAM tier takes seconds."""
+FIRST_STEP = "loading the program"
+
+
+class Limits:
+    """From the environment of the process, for tests and odd machines."""
+
+    def __init__(self) -> None:
+        self.hang_s = float(os.environ.get(HANG_VARIABLE, HANG_TIMEOUT_S))
+        self.start_s = float(os.environ.get(START_VARIABLE, START_TIMEOUT_S))
+        self.shortest_s = min(self.hang_s, self.start_s)
+
+
+class Template:
+    """The process that workers are forked from, as its supervisor sees it."""
+
+    def __init__(self, end: socket.socket, pid: int) -> None:
+        self.end, self.spawned_at = end, time.monotonic()
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.pidfd = -1  # it has crashed by now
+
+    def kill(self) -> None:
+        """One that hangs; it is in no call of the backing directory."""
+        if self.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+class Child:
+    """One worker, from the order to start it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self.pid = 0
+        self.pidfd = self.main_end = -1
+        self.stuck_at = 0.0
+        """Since when nothing is left of it but a call that does not return; 0: it lives."""
+        self.step, self.step_at = FIRST_STEP, time.monotonic()
+        """What its start is at, and since when."""
+        self.serving_at = 0.0
+        """Monotonic time, seconds; 0: not yet."""
+        self.beat_at = 0.0
+        self.busy_s = 0.0
+        self.dumped_at = 0.0
+        """When it was asked for its stacks before it is killed; 0: it is not hung."""
+        self.exit_code: int | None = None
+        """It ended on purpose, with this code for whoever asked."""
+        self.error: dict[str, Any] | None = None
+        self.leaving = False
+
+    def heard(self, message: dict[str, Any]) -> None:
+        """What it says of itself."""
+        now = time.monotonic()
+        if "step" in message:
+            self.step, self.step_at = message["step"], now
+        if "beat" in message:
+            self.beat_at, self.busy_s = now, message["beat"]
+        if "serving" in message:
+            self.serving_at = self.beat_at = now
+        if "error" in message:
+            self.error = message["error"]
+        if "ended" in message:
+            self.exit_code = message["ended"]
+
+    def is_well(self, now: float, limits: Limits) -> bool:
+        """Whether it goes on; its error says where its start did not."""
+        if self.serving_at:
+            return now - self.beat_at < limits.hang_s and self.busy_s < limits.hang_s
+        if now - self.step_at < limits.start_s:
+            return True
+        text = f"the start did not get past this step within {limits.start_s:g} s: {self.step}; the stacks are in the log"
+        self.error = self.error or {"exit_code": int(ExitCode.ENVIRONMENT), "message": text}
+        return False

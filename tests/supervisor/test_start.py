@@ -1,0 +1,273 @@
+"""The start of a mount ends: ready, or one line that says what is wrong, whatever hangs or dies on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acpfs.config import Settings
+from acpfs.errors import DeadlineError, ExitCode
+from acpfs.supervisor import channel, daemon
+from acpfs.supervisor.checks import within
+from acpfs.supervisor.child import Child, Limits, Template
+from acpfs.supervisor.supervisor import Supervisor
+from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted
+
+WAIT_S = 20.0
+STEP_S = 10
+"""For a step that hangs; the others, such as to load the program, must get by with it where two tests share each processor."""
+
+
+def test_a_check_that_fails_by_a_bug_has_not_passed() -> None:
+    with pytest.raises(ZeroDivisionError):
+        within(WAIT_S, "does not answer", lambda: [1 // 0].clear())
+
+
+class TemplatelessSupervisor(Supervisor):
+    """A double: its template is the test, at the other end of `orders`; it leaves the signals of this process alone."""
+
+    def __init__(self, answer_fd: int = -1) -> None:
+        super().__init__({}, answer_fd)
+        self.orders, theirs = channel.pair()
+        self.orders.settimeout(WAIT_S)
+        self._double = Template(theirs, os.getpid())
+        self._thread = threading.Thread(target=self.run, daemon=True)
+
+    def _heed_signals(self) -> None:
+        pass
+
+    def _spawn_template(self) -> Template:
+        self._watch(self._double.end, lambda: self._hear_template(self._double))
+        return self._double
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def wait_ended(self) -> int:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        return self._exit_code
+
+    def put_away(self) -> None:
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self.orders.send(b"{}")
+        self.wait_ended()
+        self.orders.close()
+        self._forget_template(self._double)
+        if self._child is not None:
+            self._forget(self._child.end)
+        self._selector.close()
+        for fd in (fd for fds in self._kept.values() for fd in fds):
+            os.close(fd)
+
+
+def dead_and_buried() -> int:
+    """Number of a process that was waited for."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_a_worker_that_has_come_and_gone_before_the_supervisor_looks_is_heard() -> None:
+    """The supervisor gets its number, its error and its end in one look, when the number is nobody's any more."""
+    read_fd, write_fd = os.pipe()
+    supervisor = TemplatelessSupervisor(write_fd)
+    said = {"exit_code": 5, "message": "in use"}
+    looks = supervisor._selector.select
+
+    def look(timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """The worker's whole life lies before the first one."""
+        supervisor._selector.select = looks  # type: ignore[method-assign]
+        _orders, (fd,) = channel.receive(supervisor.orders)
+        channel.send(supervisor.orders, {"pid": dead_and_buried()})
+        with socket.socket(fileno=fd) as worker:
+            channel.send(worker, {"error": said})
+        return looks(timeout)
+
+    supervisor._selector.select = look  # type: ignore[method-assign]
+    supervisor.begin()
+    try:
+        assert supervisor.wait_ended() == 5
+        with os.fdopen(read_fd, "rb") as answers:
+            assert json.loads(answers.readline()) == {"error": said}
+    finally:
+        supervisor.put_away()
+
+
+def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells one step of the start, so it has its time again, and then nothing more."""
+    program = 'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); os.kill(os.getpid(), 19)'
+    monkeypatch.setattr(daemon, "SUPERVISOR", (sys.executable, "-c", program))
+    monkeypatch.setattr(daemon, "SUPERVISOR_LATE_S", 0.0)
+    monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
+    settings = Settings(backing=tmp_path, mountpoint=tmp_path / "mnt", log_file=tmp_path / "log")
+    with pytest.raises(DeadlineError, match="hangs, or was stopped") as caught:
+        within(WAIT_S, "does not return", lambda: daemon.start(settings))
+    pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
+    os.kill(pid, signal.SIGCONT)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+
+
+def test_the_steps_of_a_start_are_told_to_whoever_mounts() -> None:
+    read_fd, write_fd = os.pipe()
+    supervisor = TemplatelessSupervisor(write_fd)
+    supervisor.begin()
+    try:
+        _orders, (fd,) = channel.receive(supervisor.orders)
+        with socket.socket(fileno=fd) as worker, os.fdopen(read_fd, "rb") as answers:
+            channel.send(worker, {"step": "opening the log file"})
+            assert json.loads(answers.readline()) == {"step": "opening the log file"}
+            channel.send(worker, {"serving": "/mnt"})
+            assert json.loads(answers.readline()) == daemon.READY
+            assert answers.readline() == b""
+    finally:
+        supervisor.put_away()
+
+
+@pytest.mark.clause("S82")
+def test_what_a_dead_worker_handed_over_is_given_to_the_next_one() -> None:
+    """The worker started a supervisor, handed the session over and was killed before that one began to look."""
+    ours, theirs = channel.pair()
+    session, other = channel.pair()
+    with ours, session:
+        state = {"facts": {"session": "token"}, "settings": {}, "workers": 1}
+        channel.send(ours, {"adopt": dead_and_buried(), "keep": [["session", 1]], **state}, [session.fileno()])
+    supervisor = TemplatelessSupervisor()
+    try:
+        supervisor.adopt(theirs)
+        supervisor.begin()
+        orders, fds = channel.receive(supervisor.orders)
+        assert orders is not None
+        assert (orders["keep"], orders["facts"], orders["workers_before"]) == ([["session", 1]], {"session": "token"}, 1)
+        with socket.socket(fileno=fds[0]), socket.socket(fileno=fds[1]) as given, other:
+            given.send(b"it is the one")
+            assert other.recv(100) == b"it is the one"
+    finally:
+        supervisor.put_away()
+
+
+def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "10")
+    ours, theirs = channel.pair()
+    with ours, theirs:
+        child, limits = Child(ours), Limits()
+        begun = child.step_at
+        assert child.is_well(begun + 9, limits)
+        child.heard({"step": "mounting"})
+        child.step_at = begun + 9
+        assert child.is_well(begun + 18, limits)
+        assert child.error is None
+        assert not child.is_well(begun + 19, limits)
+        assert child.error == {
+            "exit_code": ExitCode.ENVIRONMENT,
+            "message": "the start did not get past this step within 10 s: mounting; the stacks are in the log",
+        }
+
+
+HANG = """
+
+def hang_here():
+    import os, threading
+    if os.path.exists(FLAG):
+        os.unlink(FLAG)
+        threading.Event().wait()
+"""
+PLACES = {
+    "loading the program": ("acpfs/supervisor/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
+    "reading the state in": ("acpfs/ram/state.py", "        self.path = path\n", "        hang_here()\n"),
+    "mounting on": ("acpfs/transport/native/serve.py", '        MachineError: FUSE is not permitted here.\n    """\n', "    hang_here()\n"),
+}
+
+
+def code_that_hangs(base: Path, step: str) -> Path:
+    """A copy of the code with a place that hangs once, when the file `base/hang` is there."""
+    code = base / "code"
+    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
+    name, after, call = PLACES[step]
+    text = (code / name).read_text()
+    assert text.count(after) == 1
+    head, rest = text.split(after)
+    hang = HANG.replace("FLAG", repr(str(base / "hang")))
+    first_import = "from __future__ import annotations\n"
+    (code / name).write_text(head.replace(first_import, first_import + hang) + after + call + rest)
+    return code
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AcpfsMount]:
+    """A mount, not started, of code that hangs at a step."""
+    monkeypatch.setenv("ACPFS_START_TIMEOUT_S", str(STEP_S))
+    (tmp_path / "backing").mkdir()
+
+    def make(step: str) -> AcpfsMount:
+        environment = {"PYTHONPATH": str(code_that_hangs(tmp_path, step))}
+        words: dict[str, Any] = {"watchdog_s": 90.0, "log_file": str(tmp_path / "log"), "environment": environment}
+        return AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words)
+
+    return make
+
+
+needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S89")
+@pytest.mark.transports("native")
+@pytest.mark.parametrize("step", PLACES)
+def test_a_start_that_hangs_ends_with_the_step_that_it_hangs_in(tmp_path: Path, hanging: Callable[[str], AcpfsMount], step: str) -> None:
+    mount = hanging(step)
+    (tmp_path / "hang").touch()
+    try:
+        with pytest.raises(CommandError, match=f"did not get past this step within {STEP_S} s: {step}") as caught:
+            mount.start()
+        assert caught.value.code == ExitCode.ENVIRONMENT
+        assert step == "loading the program" or "in hang_here" in (tmp_path / "log").read_text()
+        assert not is_mounted(mount.path)
+        assert [leak for leak in mount.leaks() if str(mount.runtime_dir) not in leak] == []
+        mount.start()
+    finally:
+        mount.abort()
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S81", "S89")
+@pytest.mark.transports("native")
+def test_a_worker_that_hangs_while_it_takes_over_is_replaced(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
+    with hanging("reading the state in") as mount, open(mount.path / "f", "wb", buffering=0) as file:
+        file.write(b"one ")
+        (tmp_path / "hang").touch()
+        mount.kill_worker()
+        file.write(b"two")
+        assert mount.status()["worker"]["last_end"] == "hung"
+        assert not (tmp_path / "hang").exists()
+        file.close()
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S89")
+@pytest.mark.transports("native")
+def test_new_code_that_does_not_load_is_told(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
+    with hanging("loading the program") as mount:
+        (tmp_path / "hang").touch()
+        with pytest.raises(CommandError, match="the new code cannot be loaded"):
+            mount.ctl("reload")
+        (mount.path / "f").write_text("the old code goes on")
