@@ -12,15 +12,16 @@ from acpfs.errors import ExitCode
 
 @click.command("doctor")
 @click.argument("backing", required=False, type=click.Path(path_type=Path))
+@click.option("--spill", type=click.Path(path_type=Path), metavar="DIR", help="Look at this directory for a spill tier, too.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
-def command(backing: Path | None, as_json: bool) -> int:
+def command(backing: Path | None, spill: Path | None, as_json: bool) -> int:
     """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.
 
     Exit code 6: a mount would not work here.
     """
     from acpfs.supervisor.doctor import examine
 
-    findings = examine(backing)
+    findings = examine(backing, spill)
     if as_json:
         show.print_json([{"subject": f.subject, "verdict": f.verdict, "text": f.text} for f in findings])
     else:

@@ -48,6 +48,8 @@ def _metavar(name: str, field: FieldInfo) -> str:
         "log_file": "FILE",
         "metrics_file": "FILE",
         "runtime_dir": "DIR",
+        "spill": "DIR",
+        "spill_budget": "SIZE",
     }.get(name, "VALUE")
 
 

@@ -34,6 +34,12 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
     with show.progress("draining") as take:
         result = ask(record, "unmount", {"timeout_s": timeout_s, "leave": leave}, take)
     _wait_for_end(record)
+    for held in result["guarded"]:
+        click.echo(
+            f"{show.printable(held['name'])} is deleted, but no newer checkpoint is persisted: it stays on the backing directory,"
+            " and the next mount decides",
+            err=True,
+        )
     if result["left"]:
         show.left_over(result)
         click.echo(f"{name}: unmounted; {result['left_operations']} operations stay in the RAM tier for the next mount", err=True)
@@ -73,7 +79,8 @@ def _wait_for_end(record: MountRecord) -> None:
         return
     try:
         if record.alive and not select.select([fd], [], [], DAEMON_ENDS_WAIT_S)[0]:
-            raise AcpfsError(f"unmounted, but the daemon (process {record.pid}) does not end: some call on the backing directory hangs")
+            why = "it is stopped (SIGSTOP)" if registry.is_stopped(record.pid) else "some call on the backing directory hangs"
+            raise AcpfsError(f"unmounted, but the daemon (process {record.pid}) does not end: {why}")
     finally:
         os.close(fd)
 

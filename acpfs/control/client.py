@@ -1,6 +1,6 @@
 """Blocking client of a control socket: one connection per request, no threads, no event loop.
 
-Used by the commands and by `acpfs.training`, so it imports nothing outside the standard library and may be used after a fork.
+Used by the commands and by `acpfs.client`, so it imports nothing outside the standard library and may be used after a fork.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,7 +26,7 @@ SILENCE_S_MAX = 60.0
 
 ATTEMPTS_MAX = 50
 NEXT_WORKER_WAIT_S = 0.1
-REPEATABLE = frozenset({"status", "config", "metrics", "ls", "flush", "wait", "verify"})
+REPEATABLE = frozenset({"status", "config", "metrics", "ls", "flush", "wait", "verify", "preload", "checkpoints", "watch"})
 """Verbs that may be asked again when the worker that was asked has died: the supervisor lives, and the next worker answers."""
 
 
@@ -33,26 +34,69 @@ class _EndedError(AcpfsError):
     """The worker that was asked is not there any more."""
 
 
-def request(record: MountRecord, verb: str, args: Json | None = None, on_event: Callable[[Json], None] | None = None) -> Any:
-    """Ask a daemon; the result, with `items` events gathered into a list when there were any.
+class Line:
+    """What a request is made over; `cut` ends it from another thread, also one that comes only then."""
+
+    def __init__(self) -> None:
+        self._connection: socket.socket | None = None
+        self._lock = threading.Lock()
+        self._cut = threading.Event()
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the request was ended."""
+        return self._cut.is_set()
+
+    def wait_cut(self, timeout_s: float) -> None:
+        """Wait for the end, so long at most."""
+        self._cut.wait(timeout_s)
+
+    def take(self, connection: socket.socket) -> None:
+        """This is the connection now."""
+        with self._lock:
+            self._connection = connection
+            if self.is_cut:
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        """The request fails at once."""
+        with self._lock:
+            self._cut.set()
+            if self._connection is not None:
+                with suppress(OSError):  # it is at its end already
+                    self._connection.shutdown(socket.SHUT_RDWR)
+
+
+def request(
+    record: MountRecord,
+    verb: str,
+    args: Json | None = None,
+    on_event: Callable[[Json], None] | None = None,
+    line: Line | None = None,
+) -> Any:
+    """Ask a daemon; the result, with `items` events gathered into a list when there were any. `line`: lets others end the request.
 
     Raises:
         NotMountedError: no daemon answers.
         AcpfsError: what the daemon answered, or that it fell silent.
     """
+    args, began = dict(args or {}), time.monotonic()
+    limit_s = args.get("timeout_s")
     for _ in range(ATTEMPTS_MAX - 1 if verb in REPEATABLE else 0):
         try:
-            return _request(record, verb, args, on_event)
+            return _request(record, verb, args, on_event, line)
         except _EndedError:
-            if not record.alive:
+            if not record.alive or (line is not None and line.is_cut):
                 raise
             time.sleep(NEXT_WORKER_WAIT_S)
-    return _request(record, verb, args, on_event)
+            if limit_s is not None:  # one for all workers
+                args["timeout_s"] = max(0.0, limit_s - (time.monotonic() - began))
+    return _request(record, verb, args, on_event, line)
 
 
-def _request(record: MountRecord, verb: str, args: Json | None, on_event: Callable[[Json], None] | None) -> Any:
+def _request(record: MountRecord, verb: str, args: Json, on_event: Callable[[Json], None] | None, line: Line | None) -> Any:
     items: list[Any] = []
-    for message in _messages(record, encode({"verb": verb, "args": args or {}})):
+    for message in _messages(record, encode({"verb": verb, "args": args}), line or Line()):
         if "error" in message:
             raise error_from(message)
         if "result" in message:
@@ -64,13 +108,16 @@ def _request(record: MountRecord, verb: str, args: Json | None, on_event: Callab
     raise _EndedError(f"the daemon of {record.mountpoint} (process {record.pid}) ended before it answered")
 
 
-def _messages(record: MountRecord, line: bytes) -> Iterator[Json]:
+def _messages(record: MountRecord, question: bytes, line: Line) -> Iterator[Json]:
     with _connected(record) as connection:
         try:
+            line.take(connection)
             with suppress(BrokenPipeError):  # a daemon that refuses answers before it has read
-                connection.sendall(line)
+                connection.sendall(question)
             with connection.makefile("rb") as stream:
                 for answer in stream:
+                    if not answer.endswith(b"\n"):
+                        return  # killed in the middle of a line
                     yield json.loads(answer)
         except TimeoutError:
             raise AcpfsError(f"the daemon of {record.mountpoint} (process {record.pid}) does not answer") from None

@@ -54,12 +54,21 @@ def slug(mountpoint: str) -> str:
 
 def process_started(pid: int) -> int:
     """Start time of a process, 0 when there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0
-    state, *rest = stat.rpartition(")")[2].split()
+    state, *rest = _stat(pid)
     return 0 if state in "ZX" else int(rest[18])
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process runs no more until somebody lets it (SIGSTOP, a debugger)."""
+    return _stat(pid)[0] in "Tt"
+
+
+def _stat(pid: int) -> list[str]:
+    """What /proc tells of a process, from its state on; of one that is not there, that it is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]
 
 
 def write(record: MountRecord) -> None:

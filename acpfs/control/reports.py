@@ -20,8 +20,8 @@ class QueueEntry:
     operation: str
     size: int
     state: str
-    """complete, streaming, staged (files), queued (others), committing, held (waits for a parked one), parked, or
-    interrupted (its writer was lost)."""
+    """complete, streaming, staged (files), queued (others), committing, held (waits for a parked one), parked, interrupted (its writer
+    was lost), or guarded (a deletion that is held back; only in what an unmount leaves)."""
     age_s: float
     tries: int = 0
     last_error: str | None = None
@@ -45,6 +45,54 @@ class RamReport:
     huge_pages: str
     prefaulted_bytes: int = 0
     """Made ready by `prefault` and not given back yet; not among the used ones."""
+    retained_bytes: int = 0
+    """Among the clean ones: of checkpoints that stay as long as there is room without them."""
+    pinned_bytes: int = 0
+    """Among the used ones: of files at and below pinned paths."""
+    leaving_bytes: int = 0
+    """Among the dirty ones: of files that were deleted or replaced, and that a stream still reads."""
+    peak_bytes: int = 0
+    """The most that was used since the daemon started."""
+    tmpfs_used_bytes: int = 0
+    """What the RAM tier's own tmpfs says that it holds: the same as used, when nobody is writing. 0 where it has no tmpfs of its own."""
+    tmpfs_size_bytes: int = 0
+    """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget was lowered."""
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorReport:
+    """How much of what is not persisted a reboot of the node would leave."""
+
+    state: str
+    """on, seeding (the journal is being begun), or off, and `why`."""
+    why: str | None
+    until: int
+    """Operations up to this number would be drained after a reboot; what follows is lost with the RAM tier."""
+    behind_files: int
+    """Files that have no copy yet, and `behind_bytes` their sizes."""
+    behind_bytes: int
+    pending: int
+    """Steps that the journal does not have yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillReport:
+    """The spill tier."""
+
+    directory: str
+    mode: str
+    """move or mirror."""
+    state: str
+    """ok, full (its budget or its disk), failing (left alone for a while), stuck (a call does not return) or closed (only emptied)."""
+    budget_bytes: int
+    used_bytes: int
+    files: int
+    copying_files: int
+    """Copies that are being made, and `copying_bytes` their sizes."""
+    copying_bytes: int
+    last_error: str | None = None
+    mirror: MirrorReport | None = None
+    """None: the mode is to move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +136,8 @@ class WorkerReport:
     """How long nobody served before this one did."""
     last_end: str = ""
     """Why its predecessor is not there any more: died, hung, reload, or why a reload was refused."""
+    reload_failed: str = ""
+    """Why the last reload did not get as far as another worker; this one goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +148,103 @@ class HeldFile:
     reason: str
     since: float
     resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingReport:
+    """Somebody who waits for room in RAM."""
+
+    path: str
+    pid: int | None
+    """The thread whose call it is; None: not known."""
+    command: str | None
+    purpose: str
+    """write, allocate, bring up (a file of the backing directory, to be changed), copy aside (what a version needs), or let go on
+    (a writer in the passthrough lane is held until then)."""
+    wanted_bytes: int
+    since: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedReport:
+    """A checkpoint that was deleted in the mount and stays on the backing directory until a newer one is persisted."""
+
+    path: str
+    """With `*` for what tells several files of one checkpoint apart."""
+    kept_as: str | None
+    """Where on the backing directory it lies, if not there."""
+    operations: int
+    files: int
+    size: int
+    since: float
+    until: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One mount of the backing directory, as another one sees it. Times are seconds; None: not known."""
+
+    node: str
+    state: str
+    """this (the mount that answers), live, missing (not heard for long), away (ended with something in its RAM tier),
+    left (unmounted in order), gone (its machine was started again, its RAM tier is lost), forgotten (missing for longer than
+    `node_forget_after`), unreadable."""
+    host: str
+    mount: str
+    version: str
+    silent_s: float
+    """Since something new was heard of it."""
+    lag_s: float | None
+    """By how much its watermark is behind its clock: all older than that is persisted."""
+    operations: int
+    dirty_bytes: int
+    withheld: int
+    """Pointers that it holds back because of other nodes."""
+    clock_ahead_s: tuple[float | None, float | None]
+    """Bounds, as measured, of what its clock is ahead of this node's."""
+    clock_bound_s: float
+    """What is reckoned with."""
+    drift_s: float
+    """What its wall clock was set by, and has not been made up for yet."""
+    lost: tuple[float, float] | None
+    """What it closed between these times may be lost."""
+    errors: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPointerReport:
+    """A pointer file that waits for other nodes."""
+
+    path: str
+    closed_at: float
+    waits_for: dict[str, str]
+    """Node → waits, missing or lost; empty as long as nobody has looked."""
+    withheld: bool
+    """Set aside: a node that may have what it points at is missing, or has lost it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """This node among those that share the backing directory."""
+
+    order: str
+    """pointers, all or off."""
+    nodes: int
+    """Others that have a record."""
+    live: int
+    missing: list[str]
+    waiting: list[WaitingPointerReport]
+    withheld: int
+    clock_bound_s: float
+    """The largest that is reckoned with; more than `clock_bound` where clocks were measured to differ more, or were set."""
+    drift_s: float
+    record_age_s: float | None
+    """Since this node's own record was last written."""
+    awaited: list[str]
+    """Paths that lookups wait for, because other nodes are about to persist them (`wait_for_peers`)."""
+    last_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +292,20 @@ class Status:
     conflicts_total: int = 0
     """What was not drained to its place because somebody had changed that on the backing directory meanwhile."""
 
+    pins: list[str] = field(default_factory=list)
+    """Paths whose files do not leave RAM."""
+    spill: SpillReport | None = None
+    """None: the mount has no spill directory."""
+    guarded: list[GuardedReport] = field(default_factory=list)
+    """Deleted checkpoints whose deletion is held back; `release` lets go."""
+    guarded_operations: int = 0
+    """All deletions that are held back; they count in no other number."""
     held_files: list[HeldFile] = field(default_factory=list)
     """Files in the passthrough lane whose writers are held back."""
+    waiting: list[WaitingReport] = field(default_factory=list)
+    """Who waits for room in RAM, in the order of turns; held writers are among them."""
+    when_full: str = "wait"
+    cluster: ClusterReport | None = None
 
     def to_json(self) -> Json:
         return asdict(self)
@@ -171,6 +330,69 @@ class FileState:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """One checkpoint; times and durations None where they are not known (not written through this mount, or not there yet)."""
+
+    path: str
+    """Relative to the mount point; with `*` for what tells the files of one checkpoint apart."""
+    save_dir: str
+    step: int | None
+    epoch: int
+    state: str
+    """writing, complete (closed, nothing persisted), persisting, persisted, verified, or evicted (persisted, nothing in RAM)."""
+    files: int
+    persisted_files: int
+    bytes: int
+    ram_bytes: int
+    began_at: float | None
+    """First create."""
+    closed_at: float | None
+    """Last close, or rename into place."""
+    persisted_at: float | None
+    verified_at: float | None
+    save_s: float | None
+    """From first create to last close."""
+    persist_s: float | None
+    """From first create until all was persisted."""
+    loads_from: str
+    """ram, spill, backing or mixed."""
+    estimated_load_s: float | None
+    """By the rates at which RAM and the backing directory were read so far; of the spill directory none is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file of a checkpoint."""
+
+    path: str
+    size: int
+    persisted: bool
+    checksum: str | None
+    """xxh3-128 of what is persisted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreloadedFile:
+    """A file that `preload` was to bring to RAM."""
+
+    path: str
+    size: int
+    status: str
+    """verified, unknown (no checksum to compare with), in RAM (it was), no room, changed, mismatch, differs, failed: why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StayedFile:
+    """A file that `evict` left in RAM."""
+
+    path: str
+    reason: str
+    """pinned, being written, not persisted yet, open or mapped …"""
+    size: int
+    """In RAM."""
+
+
+@dataclass(frozen=True, slots=True)
 class Remaining:
     """What of the log up to some number is still to be done."""
 
@@ -178,6 +400,8 @@ class Remaining:
     size_bytes: int
     stuck: bool
     """Nothing of it will be done without an operator: what is left is parked, or waits for something parked."""
+    withheld: bool = False
+    """Nothing of that was refused: it waits for nodes that are missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ CLIENTS_MAX = 64
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
-OWNER_ONLY = frozenset({"discard", "set", "bypass", "unmount"})
+OWNER_ONLY = frozenset({"discard", "set", "bypass", "unmount", "forget_node"})
 """Verbs that give up data, change what others share, or end the mount: members of the control group may do all but these."""
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59

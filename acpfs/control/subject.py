@@ -9,10 +9,42 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from acpfs.control.protocol import Json
-from acpfs.control.reports import FileState, QueueEntry, Remaining, Status, Verdict
+from acpfs.control.reports import (
+    CheckpointFile,
+    CheckpointReport,
+    FileState,
+    GuardedReport,
+    NodeReport,
+    PreloadedFile,
+    QueueEntry,
+    Remaining,
+    Status,
+    StayedFile,
+    Verdict,
+)
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""
+
+
+class PreloadJob(Protocol):
+    """Files on their way to RAM."""
+
+    def left(self) -> tuple[int, int]:
+        """Files and bytes that have not come yet."""
+        ...
+
+    async def ended(self) -> None:
+        """Wait for the last one."""
+        ...
+
+    def outcome(self) -> list[PreloadedFile]:
+        """How each ended.
+
+        Raises:
+            AcpfsError: there is nothing at a path, or the backing directory does not answer.
+        """
+        ...
 
 
 class Subject(Protocol):
@@ -28,8 +60,10 @@ class Subject(Protocol):
         """Files at and below a path that the upper layer knows."""
         ...
 
-    def complete_until(self, paths: Sequence[bytes]) -> int:
+    async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         """Newest log number that covers these paths (all paths when empty) as they are now.
+
+        Waits for as long as a file's last close is under way, at most `timeout_s`.
 
         Raises:
             OSError: ENOENT, no such path is known.
@@ -48,6 +82,10 @@ class Subject(Protocol):
         """Wait until everything up to that number is persisted; False: some of it is parked."""
         ...
 
+    async def decided(self) -> None:
+        """Wait until it is known which deletions may be carried out now, and which stay held back."""
+        ...
+
     async def recorded(self) -> None:
         """Wait until the written manifest has what is persisted now, or cannot be written."""
         ...
@@ -64,8 +102,16 @@ class Subject(Protocol):
         """Try failed operations at and below a path again, now, and store interrupted files as they are; how many."""
         ...
 
-    def discard(self, path: bytes) -> int:
-        """Give parked operations and interrupted files at and below a path up, with their data; how many."""
+    def discard(self, path: bytes) -> tuple[int, list[bytes]]:
+        """Give parked operations and interrupted files at and below a path up, with their data; how many, and which stay, being open."""
+        ...
+
+    def guarded(self) -> list[GuardedReport]:
+        """Deleted checkpoints whose deletion is held back."""
+        ...
+
+    def release(self, path: bytes) -> int:
+        """Carry out held deletions at and below a path; of how many checkpoints."""
         ...
 
     async def change(self, key: str, value: str) -> Json:
@@ -74,6 +120,58 @@ class Subject(Protocol):
         Raises:
             ConfigError: not changeable, or nonsense.
         """
+        ...
+
+    async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
+        """Checkpoints at and below a path, or the one that it lies in."""
+        ...
+
+    def moments(self, report: CheckpointReport) -> tuple[float, float]:
+        """When a checkpoint was closed last, and persisted last, by time.monotonic(); 0.0: before this boot, or not known."""
+        ...
+
+    def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
+        """Files of a checkpoint."""
+        ...
+
+    def persisted_files(self, path: bytes) -> tuple[int, int]:
+        """(persisted, all) files at and below a path."""
+        ...
+
+    def settlements(self) -> int:
+        """Changes when a checkpoint came to be persisted."""
+        ...
+
+    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
+        """Begin to bring files at and below paths (none: the newest checkpoint) to RAM."""
+        ...
+
+    def pin(self, path: bytes) -> int:
+        """Keep what lies at and below a path in RAM; bytes that all pins keep.
+
+        Raises:
+            RefusedError: pins would keep too much of the budget.
+        """
+        ...
+
+    def unpin(self, path: bytes) -> int:
+        """Take pins off at and below a path; how many."""
+        ...
+
+    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
+        """Let clean contents at and below a path leave RAM: (files, bytes that came free, what stayed and why)."""
+        ...
+
+    async def nodes(self) -> list[NodeReport]:
+        """This mount and all others of the backing directory, as their records say now."""
+        ...
+
+    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
+        """Return when every other node that lives has persisted what it had closed before now; `tell` who has not, look by look."""
+        ...
+
+    async def forget_node(self, node: str) -> bool:
+        """Pointers wait no more for a node that is missing; False: it lives, or there is none of that name."""
         ...
 
     def interrupted(self) -> list[QueueEntry]:

@@ -13,10 +13,11 @@ from dataclasses import asdict, replace
 
 import trio
 
+from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
 from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
-from acpfs.control.subject import Report, Subject
-from acpfs.errors import AcpfsError, ExitCode
+from acpfs.control.subject import PreloadJob, Report, Subject
+from acpfs.errors import AcpfsError, ExitCode, RefusedError
 
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
@@ -25,6 +26,9 @@ BATCH_ITEMS = 500
 GOOD = ("ok", "unknown")
 """A file that was written around the mount has no recorded checksum, and that is no fault."""
 LEFT_NAMED_MAX = 100
+GUARDED = "guarded"
+REFUSED = "the backing directory refused some operations for good"
+WITHHELD = "pointer files are withheld, because nodes that may have what they point at are missing: see `acpfs-ctl nodes`, `nodes forget`"
 LATE = "not everything is persisted in time"
 
 Handler = Callable[[Subject, Request, Report], Awaitable[Json]]
@@ -51,17 +55,19 @@ async def ls(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def flush(subject: Subject, request: Request, tell: Report) -> Json:
     """Wait until all that was complete at the call is persisted."""
-    paths = request.paths()
-    return await drain(subject, covering(subject, paths), request.seconds("timeout_s"), tell, paths)
+    done = await _drain_complete(subject, request.paths(), request.seconds("timeout_s"), tell)
+    return {**done, "guarded": [asdict(guarded) for guarded in subject.guarded()]}
 
 
 async def wait(subject: Subject, request: Request, tell: Report) -> Json:
-    """`flush` for named paths; with `verified`, also read them back."""
-    paths = request.paths()
-    if not paths:
-        raise BadRequestError("wait: name at least one path")
-    until = covering(subject, paths)
-    with trio.move_on_after(_limit(request.seconds("timeout_s"))):
+    """`flush` for named paths; with `verified`, also read them back; with `count`, when so many files are persisted."""
+    paths = _paths(request)
+    count = count_of(request)
+    if count:
+        return {"files": await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)}
+    deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
+    until = await covering(subject, paths, deadline)
+    with trio.move_on_at(deadline):
         done = await drain(subject, until, None, tell, paths)
         if request.flag("verified"):
             done["verified"] = await _check(subject, paths, tell)
@@ -111,11 +117,80 @@ async def retry(subject: Subject, request: Request, _tell: Report) -> Json:
 
 
 async def discard(subject: Subject, request: Request, _tell: Report) -> Json:
-    return {"operations": subject.discard(_one_path(request))}
+    operations, left = subject.discard(_one_path(request))
+    return {"operations": operations, "open": [_shown(path) for path in left]}
+
+
+async def preload(subject: Subject, request: Request, tell: Report) -> Json:
+    """Bring files to RAM; with `wait`, until they are there, each that was brought or not an item."""
+    job = subject.preload([] if request.flag("latest") else _paths(request))
+    if not request.flag("wait"):
+        return {"items": []}
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tell_left, job, tell)
+        await job.ended()
+        nursery.cancel_scope.cancel()
+    files = job.outcome()
+    for start in range(0, len(files), BATCH_ITEMS):
+        await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
+    return {"items": []}
+
+
+async def _tell_left(job: PreloadJob, tell: Report) -> None:
+    while True:
+        files, size = job.left()
+        await tell({"event": "progress", "operations": files, "bytes": size})
+        await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+async def pin(subject: Subject, request: Request, _tell: Report) -> Json:
+    return {"pinned_bytes": [subject.pin(path) for path in _paths(request)][-1]}
+
+
+async def unpin(subject: Subject, request: Request, _tell: Report) -> Json:
+    return {"pins": sum(subject.unpin(path) for path in _paths(request))}
+
+
+async def evict(subject: Subject, request: Request, tell: Report) -> Json:
+    """Each file that stayed is an item."""
+    files = freed = 0
+    for path in _paths(request):
+        evicted, came_free, stayed = subject.evict(path)
+        files, freed = files + evicted, freed + came_free
+        await tell({"event": "items", "items": [asdict(file) for file in stayed]})
+    return {"files": files, "bytes": freed, "items": []}
+
+
+async def release(subject: Subject, request: Request, _tell: Report) -> Json:
+    """Carry out held deletions: at and below the paths, or all."""
+    return {"checkpoints": sum(map(subject.release, request.paths() or [b""]))}
 
 
 async def change(subject: Subject, request: Request, _tell: Report) -> Json:
     return await subject.change(request.text("key"), request.text("value"))
+
+
+async def nodes(subject: Subject, _request: Request, _tell: Report) -> Json:
+    return {"nodes": [asdict(node) for node in await subject.nodes()]}
+
+
+async def wait_nodes(subject: Subject, request: Request, _tell: Report) -> Json:
+    """Until what others had closed before the call can be read here."""
+    behind: list[str] = []
+    with trio.move_on_after(_limit(request.seconds("timeout_s"))):
+        await subject.others_persisted(lambda names: behind.__setitem__(slice(None), names))
+        return {"nodes": []}
+    why = f"still draining: {', '.join(behind)}" if behind else "the backing directory does not say which nodes there are"
+    error = RemoteError(why, {"nodes": behind})
+    error.exit_code = ExitCode.TIMEOUT
+    raise error
+
+
+async def forget_node(subject: Subject, request: Request, _tell: Report) -> Json:
+    node = request.text("node")
+    if not await subject.forget_node(node):
+        raise RefusedError(f"{node} lives, or there is no node of that name: only one that is missing can be forgotten")
+    return {"node": node}
 
 
 async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
@@ -126,7 +201,7 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     leave, late = request.flag("leave"), False
     done: Json = {"operations": 0, "bytes": 0}
     try:
-        done = await drain(subject, subject.complete_until([]), request.seconds("timeout_s"), tell)
+        done = await _drain_complete(subject, [], request.seconds("timeout_s"), tell)
         _none_interrupted(subject)
     except RemoteError:
         if not leave:
@@ -134,13 +209,17 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
         late = True
     await subject.unmount(leave=late)
     left: list[QueueEntry] = []
+    until = await subject.complete_until([], 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_progress, subject, subject.complete_until([]), tell)
+        nursery.start_soon(_tell_progress, subject, until, tell)
         left = await subject.finished()
         nursery.cancel_scope.cancel()
+    guarded = [entry for entry in left if entry.state == GUARDED]
+    left = [entry for entry in left if entry.state != GUARDED]
     if left and not leave:
         raise _left_error(left, len(left), ExitCode.TIMEOUT, "unmounted; what is not persisted is kept in the RAM tier for the next mount")
-    return {**done, "left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "left_operations": len(left)}
+    named = {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "guarded": [asdict(entry) for entry in guarded[:LEFT_NAMED_MAX]]}
+    return {**done, **named, "left_operations": len(left)}
 
 
 async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
@@ -166,17 +245,33 @@ HANDLERS: dict[str, Handler] = {
     "repair": repair,
     "retry": retry,
     "discard": discard,
+    "release": release,
+    "checkpoints": checkpoints,
+    "watch": watch,
+    "preload": preload,
+    "pin": pin,
+    "unpin": unpin,
+    "evict": evict,
     "set": change,
     "bypass": bypass,
     "reload": reload,
     "unmount": unmount,
+    "nodes": nodes,
+    "wait_nodes": wait_nodes,
+    "forget_node": forget_node,
 }
 
 
-def covering(subject: Subject, paths: Sequence[bytes]) -> int:
-    """Log number that covers the paths."""
+async def _drain_complete(subject: Subject, paths: Sequence[bytes], timeout_s: float | None, tell: Report) -> Json:
+    deadline = trio.current_time() + _limit(timeout_s)
+    until = await covering(subject, paths, deadline)
+    return await drain(subject, until, _left_s(deadline), tell, paths)
+
+
+async def covering(subject: Subject, paths: Sequence[bytes], deadline: float) -> int:
+    """Log number that covers the paths, as far as it is known at the deadline (trio's clock)."""
     try:
-        return subject.complete_until(paths)
+        return await subject.complete_until(paths, _left_s(deadline))
     except OSError as error:
         raise AcpfsError(f"{error.strerror}: {_shown(error.filename or b', '.join(paths))}") from error
 
@@ -189,17 +284,22 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
     """
     start = subject.remaining(until, paths)
     with trio.move_on_after(_limit(timeout_s)):
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
-            if not await subject.persisted(until):
-                await trio.sleep_forever()  # something is parked; whether that matters here, the watch knows
-            nursery.cancel_scope.cancel()
+        while True:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, subject, until, paths, tell, nursery.cancel_scope)
+                if not await subject.persisted(until):
+                    await trio.sleep_forever()  # something is parked; whether that matters here, the watch knows
+                nursery.cancel_scope.cancel()
+            await subject.decided()
+            rest = subject.remaining(until, paths)
+            if rest.operations == 0 or rest.stuck:  # else deletions that were held back are carried out now
+                break
         await subject.recorded()
     rest = subject.remaining(until, paths)
     if rest.operations == 0:
         return {"operations": start.operations, "bytes": start.size_bytes}
     if rest.stuck:
-        raise left_over(subject, until, ExitCode.FAILED, "the backing directory refused some operations for good")
+        raise left_over(subject, until, ExitCode.FAILED, WITHHELD if rest.withheld else REFUSED)
     raise left_over(subject, until, ExitCode.TIMEOUT, LATE)
 
 
@@ -226,7 +326,10 @@ async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
 def _none_interrupted(subject: Subject) -> None:
     left = subject.interrupted()
     if left:
-        message = "some files lost their writer with an earlier daemon; `acpfs-ctl retry` stores them as they are, `discard` drops them"
+        message = (
+            "some files are not whole: they lost their writer, or a write failed; "
+            "`acpfs-ctl retry` stores them as they are, `discard` drops them"
+        )
         raise _left_error(left, len(left), ExitCode.FAILED, message)
 
 
@@ -260,8 +363,19 @@ async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, ever
     return count
 
 
+def _left_s(deadline: float) -> float:
+    return max(0.0, deadline - trio.current_time())
+
+
 def _limit(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else timeout_s
+
+
+def _paths(request: Request) -> list[bytes]:
+    paths = request.paths()
+    if not paths:
+        raise BadRequestError(f"{request.verb}: name at least one path")
+    return paths
 
 
 def _one_path(request: Request) -> bytes:

@@ -26,18 +26,18 @@ def run(module: str, *words: str, runtime: Path) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb: str, tmp_path: Path):
+def test_every_verb_explains_itself(verb: str, tmp_path: Path) -> None:
     done = run("ctl", verb, "--help", runtime=tmp_path)
     assert done.returncode == 0
     assert "Usage: acpfs-ctl" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command: str, tmp_path: Path):
+def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
     assert run("main", command, "--help", runtime=tmp_path).returncode == 0
 
 
-def test_every_setting_is_an_option_with_its_default(tmp_path: Path):
+def test_every_setting_is_an_option_with_its_default(tmp_path: Path) -> None:
     text = run("main", "mount", "--help", runtime=tmp_path).stdout
     for name in Settings.model_fields:
         if name not in ("backing", "mountpoint"):
@@ -68,7 +68,7 @@ def test_every_setting_is_an_option_with_its_default(tmp_path: Path):
         ("main", ["mount", "/", "/mnt"], ExitCode.REFUSED, "lie in one another"),
     ],
 )
-def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path):
+def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path) -> None:
     if words[0] == "mount" and "--" not in " ".join(words) and not os.path.exists("/dev/fuse"):
         pytest.skip("needs /dev/fuse")
     done = run(module, *words, runtime=tmp_path)
@@ -79,12 +79,12 @@ def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], cod
 
 
 @pytest.mark.parametrize("module", ["ctl", "main"])
-def test_parsing_imports_nothing_heavy(module: str):
+def test_parsing_imports_nothing_heavy(module: str) -> None:
     code = f"import sys, acpfs.cli.{module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout.strip() == "[]"
 
 
-def test_a_status_imports_no_file_system():
+def test_a_status_imports_no_file_system() -> None:
     code = f"import sys, acpfs.cli.verbs.status, acpfs.cli.verbs.flush; print([m for m in {HEAVY!r} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True).stdout.strip() == "[]"
 
@@ -92,16 +92,16 @@ def test_a_status_imports_no_file_system():
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1536, "1.5 KiB"), (100 << 20, "100 MiB"), (5 << 50, "5.0 PiB"), (9000 << 50, "9000 PiB")]
 )
-def test_sizes(count: int, text: str):
+def test_sizes(count: int, text: str) -> None:
     assert show.size(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0 s"), (9.96, "10.0 s"), (42, "42 s"), (75, "1 min 15 s"), (7300, "2 h 1 min")])
-def test_durations(seconds: float, text: str):
+def test_durations(seconds: float, text: str) -> None:
     assert show.duration(seconds) == text
 
 
-def test_a_hostile_file_name_cannot_disturb_a_terminal():
+def test_a_hostile_file_name_cannot_disturb_a_terminal() -> None:
     assert show.printable("a\x1b[2Jb\n\udcff[bold]") == "a\\x1b[2Jb\\n\\xff[bold]"
 
 
@@ -131,12 +131,12 @@ def status(**changes: object) -> dict[str, object]:
         ),
         ({"state": "draining"}, "told to end"),
         ({"parked": 1}, "REFUSED"),
-        ({"interrupted": 1}, "lost their writer"),
-        ({"ram": {"waiting_writers": 2}}, "2 writers wait"),
+        ({"interrupted": 1}, "not whole"),
+        ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),
         ({"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}}, "refuses calls (store: ENOSPC)"),
     ],
 )
-def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str):
+def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
     (line,) = unsafe_lines(status(**changes))
     assert said in line

@@ -16,12 +16,12 @@ BASE = {"backing": "/b", "mountpoint": "/m"}
 @pytest.mark.parametrize(
     ("text", "size"), [("64G", 64 << 30), ("512MiB", 512 << 20), ("1.5k", 1536), ("7", 7), (7, 7), ("2 TB", 2 << 40), ("0", 0)]
 )
-def test_sizes_have_factors_of_1024(text, size):
+def test_sizes_have_factors_of_1024(text: object, size: int) -> None:
     assert parse_size(text) == size
 
 
 @given(st.text(max_size=12))
-def test_parse_size_gives_a_size_or_a_value_error(text):
+def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
     with contextlib.suppress(ValueError):
         assert parse_size(text) >= 0
 
@@ -46,21 +46,23 @@ def test_parse_size_gives_a_size_or_a_value_error(text):
         ({"bandwidth": -3}, "bandwidth"),
         ({"metrics_port": 70000}, "metrics_port = 70000"),
         ({"backing": None}, "backing"),
+        ({"guard_time_s": "inf"}, "guard_time_s = 'inf'"),
+        ({"spill_mode": "mirror"}, "spill_mode = mirror needs a directory: spill"),
     ],
 )
-def test_a_nonsense_value_is_named(values, said):
+def test_a_nonsense_value_is_named(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings({**BASE, **values})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_missing_backing_is_named():
+def test_missing_backing_is_named() -> None:
     with pytest.raises(ConfigError, match="backing is missing"):
         load_settings({"mountpoint": "/m"})
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path):
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text('ram = "1G"\nstreams = 3\npointer_patterns = ["latest"]\n')
     settings = load_settings({**BASE, "streams": "5"}, file)
@@ -72,7 +74,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "said"), [(b"ram = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (b'speed = "1"', "unknown key 'speed'")]
 )
-def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str):
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "c.toml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=said) as caught:
@@ -80,17 +82,17 @@ def test_a_bad_file_is_named(tmp_path: Path, content: bytes, said: str):
     assert str(file) in str(caught.value)
 
 
-def test_an_absent_file_is_named(tmp_path: Path):
+def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the configuration file .*none\.toml"):
         load_settings(BASE, tmp_path / "none.toml")
 
 
-def test_option_names_and_fields_are_one_to_one():
+def test_option_names_and_fields_are_one_to_one() -> None:
     names = [option_name(field) for field in Settings.model_fields]
     assert len(set(names)) == len(names)
     assert all(field_named(option_name(field)) == field == field_named(field) for field in Settings.model_fields)
     assert field_named("nonsense") is None
 
 
-def test_every_setting_is_described():
+def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []

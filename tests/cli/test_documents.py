@@ -10,7 +10,7 @@ import pytest
 from acpfs.cli.ctl import VERBS
 from acpfs.cli.main import COMMANDS
 from acpfs.config import Settings, option_name
-from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WorkerReport
+from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WaitingReport, WorkerReport
 from acpfs.errors import ExitCode
 
 if sys.version_info >= (3, 11):
@@ -24,7 +24,7 @@ DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)
-def test_every_setting_is_in_the_table_with_its_default(name: str):
+def test_every_setting_is_in_the_table_with_its_default(name: str) -> None:
     section = OPERATIONS[OPERATIONS.index("## Configuration") : OPERATIONS.index("## Running it")]
     (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", section, re.MULTILINE)
     option, default, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[:3])
@@ -41,22 +41,22 @@ def test_every_setting_is_in_the_table_with_its_default(name: str):
 
 
 @pytest.mark.parametrize("code", ExitCode)
-def test_every_exit_code_is_in_the_table(code: ExitCode):
+def test_every_exit_code_is_in_the_table(code: ExitCode) -> None:
     assert f"| {int(code)} | {code.name} |" in OPERATIONS
 
 
 @pytest.mark.parametrize("name", [*VERBS, *(f"acpfs {command}" for command in COMMANDS)])
-def test_every_command_is_in_a_table(name: str):
+def test_every_command_is_in_a_table(name: str) -> None:
     assert re.search(rf"^\| `{name}\b", OPERATIONS, re.MULTILINE)
 
 
-@pytest.mark.parametrize("record", [Status, RamReport, QueueEntry, HealthReport, WorkerReport, FileState, Verdict])
-def test_every_json_field_is_described(record: type):
+@pytest.mark.parametrize("record", [Status, RamReport, WaitingReport, QueueEntry, HealthReport, WorkerReport, FileState, Verdict])
+def test_every_json_field_is_described(record: type) -> None:
     section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
-    assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []  # type: ignore[arg-type]
+    assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
 
 
-def test_every_dependency_has_its_reason():
+def test_every_dependency_has_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {re.split(r"[\[><=; ]", dependency)[0] for dependency in project["dependencies"]}
     assert set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE)) - {"package"} == named

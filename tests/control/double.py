@@ -9,17 +9,40 @@ import trio
 from acpfs.control.protocol import Json
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import (
+    CheckpointFile,
+    CheckpointReport,
     FileState,
+    GuardedReport,
     HealthReport,
+    NodeReport,
+    PreloadedFile,
     QueueEntry,
     RamReport,
     Remaining,
     Status,
+    StayedFile,
     Verdict,
     WorkerReport,
 )
 from acpfs.control.server import ControlServer
+from acpfs.control.subject import PreloadJob
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
+
+
+class DoublePreload:
+    """Everything has come already."""
+
+    def __init__(self, files: list[PreloadedFile]) -> None:
+        self.files = files
+
+    def left(self) -> tuple[int, int]:
+        return 0, 0
+
+    async def ended(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def outcome(self) -> list[PreloadedFile]:
+        return self.files
 
 
 class DoubleSubject:
@@ -30,10 +53,24 @@ class DoubleSubject:
         self.file_rows: list[FileState] = []
         self.verdicts: list[Verdict] = []
         self.lost: list[QueueEntry] = []
+        self.guarded_rows: list[GuardedReport] = []
+        self.reports: list[CheckpointReport] = []
+        self.persisted_rows = (0, 0)
+        self.settled = 0
+        self.node_rows: list[NodeReport] = []
         self.busy = False
         self.unmounted = trio.Event()
         self.changed = trio.Event()
         self.broken = False
+
+    async def nodes(self) -> list[NodeReport]:
+        return self.node_rows
+
+    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
+        tell([row.node for row in self.node_rows])
+
+    async def forget_node(self, node: str) -> bool:
+        return any(row.node == node and row.state == "missing" for row in self.node_rows)
 
     def done(self, number: int) -> None:
         self.ops = [op for op in self.ops if op[0] != number]
@@ -64,6 +101,7 @@ class DoubleSubject:
             backing_health=HealthReport("ok", 0.0, 0, 0, 0.0, 0),
             features={"xattrs": True},
             counters={"retries": 7},
+            guarded=self.guarded_rows,
         )
 
     def configuration(self) -> Json:
@@ -72,7 +110,7 @@ class DoubleSubject:
     def files(self, prefix: bytes) -> list[FileState]:
         return [row for row in self.file_rows if row.path.startswith(prefix.decode())]
 
-    def complete_until(self, paths: Sequence[bytes]) -> int:
+    async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         numbers = [op[0] for op in self.ops if not paths or any(op[1].startswith(p.decode()) for p in paths)]
         return max(numbers, default=0)
 
@@ -92,6 +130,9 @@ class DoubleSubject:
             await self.changed.wait()
         return True
 
+    async def decided(self) -> None:
+        return
+
     async def recorded(self) -> None:
         return
 
@@ -105,8 +146,43 @@ class DoubleSubject:
     def retry(self, path: bytes) -> int:
         return len(self.ops)
 
-    def discard(self, path: bytes) -> int:
+    def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         raise AcpfsError("nothing of that name")
+
+    async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
+        return self.reports
+
+    def moments(self, report: CheckpointReport) -> tuple[float, float]:
+        return report.closed_at or 0.0, report.persisted_at or 0.0
+
+    def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
+        return [CheckpointFile(f"{report.path}/{number}", 1, persisted=True, checksum="00") for number in range(report.files)]
+
+    def persisted_files(self, path: bytes) -> tuple[int, int]:
+        return self.persisted_rows
+
+    def settlements(self) -> int:
+        return self.settled
+
+    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
+        return DoublePreload([PreloadedFile(path.decode(), 1, "verified") for path in paths])
+
+    def pin(self, path: bytes) -> int:
+        raise RefusedError("pins would keep too much")
+
+    def unpin(self, path: bytes) -> int:
+        return 0
+
+    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
+        return 0, 0, []
+
+    def guarded(self) -> list[GuardedReport]:
+        return self.guarded_rows
+
+    def release(self, path: bytes) -> int:
+        chosen = [row for row in self.guarded_rows if row.path.startswith(path.decode())]
+        self.guarded_rows = [row for row in self.guarded_rows if row not in chosen]
+        return len(chosen)
 
     def interrupted(self) -> list[QueueEntry]:
         return self.lost
@@ -129,7 +205,7 @@ class DoubleSubject:
 
     async def finished(self) -> list[QueueEntry]:
         await self.unmounted.wait()
-        return self.left(1 << 60)
+        return self.left(1 << 60) + [QueueEntry(0, row.path, "delete", row.size, "guarded", 1.0) for row in self.guarded_rows]
 
     def metrics(self) -> str:
         return "acpfs_ram_used_bytes 4\n"

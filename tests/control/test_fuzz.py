@@ -28,14 +28,14 @@ ENDLESS = ("unmount",)
 
 
 @given(st.binary(max_size=200))
-def test_any_line_is_a_request_or_refused(line: bytes):
+def test_any_line_is_a_request_or_refused(line: bytes) -> None:
     with contextlib.suppress(BadRequestError):
         assert isinstance(decode_request(line), Request)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(set(HANDLERS) - set(ENDLESS))), ARGUMENTS)
-def test_any_arguments_are_answered_or_refused_in_words(verb: str, arguments: dict[str, Any]):
+def test_any_arguments_are_answered_or_refused_in_words(verb: str, arguments: dict[str, Any]) -> None:
     async def tell(_event: dict[str, Any]) -> None:
         return
 
@@ -59,7 +59,7 @@ def test_any_arguments_are_answered_or_refused_in_words(verb: str, arguments: di
     ],
     ids=["empty", "zeros", "partial", "nested", "number", "huge"],
 )
-def test_the_server_lives_on_after(tmp_path: Path, data: bytes):
+def test_the_server_lives_on_after(tmp_path: Path, data: bytes) -> None:
     async def scenario(_subject: DoubleSubject, record: Any) -> None:
         try:
             answers = await raw(record, data)

@@ -28,7 +28,7 @@ def values(text: str) -> dict[str, float]:
     }
 
 
-def test_every_number_of_the_status_is_a_metric(metrics: Metrics):
+def test_every_number_of_the_status_is_a_metric(metrics: Metrics) -> None:
     found = values(metrics.text())
     assert found["acpfs_ram_dirty_bytes"] == 3
     assert found["acpfs_oldest_unpersisted_age_seconds"] == 1.5
@@ -36,7 +36,7 @@ def test_every_number_of_the_status_is_a_metric(metrics: Metrics):
     assert 'acpfs_backing_health{mount="/mnt/x",node="n",state="ok"} 1.0' in metrics.text()
 
 
-def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path):
+def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path) -> None:
     file = tmp_path / "acpfs.prom"
     file.write_text("old")
     metrics.write(file)
@@ -44,7 +44,7 @@ def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_http_serves_on_localhost_only(metrics: Metrics):
+def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
     import socket
 
     with socket.socket() as probe:

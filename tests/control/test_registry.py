@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,15 +39,15 @@ def forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             assert text != str(point), "the mount point was touched"
             assert not text.startswith(f"{point}/"), "something in the mount was touched"
 
-    def readlink(path, *args, **kwargs):
+    def readlink(path: Path, *args: Any, **kwargs: Any) -> object:
         guard(path)
         return real_readlink(path, *args, **kwargs)
 
-    def lstat(path, *args, **kwargs):
+    def lstat(path: Path, *args: Any, **kwargs: Any) -> object:
         guard(path)
         return real_lstat(path, *args, **kwargs)
 
-    def stat(path, *args, **kwargs):
+    def stat(path: Path, *args: Any, **kwargs: Any) -> object:
         guard(path)
         return real_stat(path, *args, **kwargs)
 
@@ -56,7 +57,7 @@ def forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return point
 
 
-def test_what_is_written_is_found_and_removed(run_dir: Path):
+def test_what_is_written_is_found_and_removed(run_dir: Path) -> None:
     written = record("/mnt/a", run_dir)
     write(written)
     assert records() == [written]
@@ -68,12 +69,12 @@ def test_what_is_written_is_found_and_removed(run_dir: Path):
         find(None)
 
 
-def test_a_record_says_whether_its_daemon_lives(run_dir: Path):
+def test_a_record_says_whether_its_daemon_lives(run_dir: Path) -> None:
     assert record("/mnt/a", run_dir).alive
     assert not record("/mnt/a", run_dir, alive=False).alive
 
 
-def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: Path):
+def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: Path) -> None:
     write(record("/mnt/a", run_dir))
     write(record("/mnt/dead", run_dir, alive=False))
     assert find(None).mountpoint == "/mnt/a"
@@ -82,7 +83,7 @@ def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: P
         find(None)
 
 
-def test_mounts_of_others_are_no_choice(run_dir: Path):
+def test_mounts_of_others_are_no_choice(run_dir: Path) -> None:
     mine = record("/mnt/mine", run_dir)
     Path(mine.socket).touch()
     write(mine)
@@ -90,14 +91,14 @@ def test_mounts_of_others_are_no_choice(run_dir: Path):
     assert find(None) == mine
 
 
-def test_damaged_records_are_passed_over(run_dir: Path):
+def test_damaged_records_are_passed_over(run_dir: Path) -> None:
     write(record("/mnt/a", run_dir))
     (run_dir / "mounts" / "x.json").write_text("{")
     (run_dir / "mounts" / "y.json").write_text("[1]")
     assert [known.mountpoint for known in records()][:1] == ["/mnt/a"]
 
 
-def test_names_that_are_not_utf8_survive(run_dir: Path):
+def test_names_that_are_not_utf8_survive(run_dir: Path) -> None:
     name = os.fsdecode(b"/mnt/\xff\xfe")
     write(record(name, run_dir))
     assert find(name).mountpoint == name
@@ -116,14 +117,16 @@ def test_names_that_are_not_utf8_survive(run_dir: Path):
         ("{link}/d", "d"),
     ],
 )
-def test_paths_are_followed_up_to_the_mount_and_no_further(run_dir: Path, forbidden: Path, tmp_path: Path, path: str, rest: str):
+def test_paths_are_followed_up_to_the_mount_and_no_further(run_dir: Path, forbidden: Path, tmp_path: Path, path: str, rest: str) -> None:
     write(record(forbidden, run_dir))
     link = tmp_path / "link"
     link.symlink_to(forbidden)
     assert locate(path.format(m=forbidden, name=forbidden.name, link=link))[1] == rest
 
 
-def test_a_relative_path_starts_at_the_working_directory(run_dir: Path, forbidden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_relative_path_starts_at_the_working_directory(
+    run_dir: Path, forbidden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(record(forbidden, run_dir))
     monkeypatch.chdir(tmp_path)
     assert locate("mnt/x")[1] == "x"
@@ -131,7 +134,7 @@ def test_a_relative_path_starts_at_the_working_directory(run_dir: Path, forbidde
 
 
 @pytest.mark.parametrize("path", ["{t}", "{m}/../elsewhere", "{m}x", "{loop}/a", "/"])
-def test_a_path_outside_is_not_mounted(run_dir: Path, forbidden: Path, tmp_path: Path, path: str):
+def test_a_path_outside_is_not_mounted(run_dir: Path, forbidden: Path, tmp_path: Path, path: str) -> None:
     write(record(forbidden, run_dir))
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
@@ -139,12 +142,12 @@ def test_a_path_outside_is_not_mounted(run_dir: Path, forbidden: Path, tmp_path:
         locate(path.format(t=tmp_path, m=forbidden, loop=loop))
 
 
-def test_normalised_follows_the_parents_links_only(forbidden: Path, tmp_path: Path):
+def test_normalised_follows_the_parents_links_only(forbidden: Path, tmp_path: Path) -> None:
     (tmp_path / "via").symlink_to(tmp_path)
     assert normalised(f"{tmp_path}/via/mnt") == str(forbidden)
 
 
-def test_a_runtime_directory_that_others_can_write_to_is_refused(tmp_path: Path):
+def test_a_runtime_directory_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "run"
     bad.mkdir()
     bad.chmod(0o777)
@@ -155,7 +158,7 @@ def test_a_runtime_directory_that_others_can_write_to_is_refused(tmp_path: Path)
         runtime.prepare(tmp_path / "link")
 
 
-def test_a_zombie_does_not_live():
+def test_a_zombie_does_not_live() -> None:
     pid = os.fork()
     if pid == 0:
         os._exit(0)

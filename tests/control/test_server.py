@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from acpfs.control import client, server
-from acpfs.control.registry import MountRecord
-from acpfs.control.reports import FileState, QueueEntry, Verdict
+from acpfs.control.registry import MountRecord, process_started
+from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
 from acpfs.control.server import CLIENTS_MAX, ControlServer
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, socket_of
@@ -58,7 +58,7 @@ async def raw(record: MountRecord, data: bytes, *, half_close: bool = True) -> l
     return [json.loads(line) for line in received.splitlines()]
 
 
-def test_status_config_and_metrics(tmp_path: Path):
+def test_status_config_and_metrics(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         status = await ask(record, "status")
         assert status["mount"] == "/mnt/x"
@@ -69,14 +69,14 @@ def test_status_config_and_metrics(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_the_socket_is_for_its_owner(tmp_path: Path):
+def test_the_socket_is_for_its_owner(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         assert stat.S_IMODE(os.stat(record.socket).st_mode) == 0o600
 
     serve(tmp_path, scenario)
 
 
-def test_a_control_group_opens_it_to_the_group(tmp_path: Path):
+def test_a_control_group_opens_it_to_the_group(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         assert stat.S_IMODE(os.stat(record.socket).st_mode) == 0o660
 
@@ -85,12 +85,12 @@ def test_a_control_group_opens_it_to_the_group(tmp_path: Path):
     serve(tmp_path, scenario, group=grp.getgrgid(os.getgid()).gr_name)
 
 
-def test_an_unknown_group_is_named(tmp_path: Path):
+def test_an_unknown_group_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such-group"):
         ControlServer(tmp_path / "c.sock", DoubleSubject(), "no-such-group")
 
 
-def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Stranger(struct.Struct):
         def unpack(self, _buffer: Any) -> tuple[Any, ...]:
             return (1, 12345, 12345)
@@ -105,7 +105,7 @@ def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monk
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
 @pytest.mark.parametrize(("member", "verb"), [(True, "config"), (True, "discard"), (True, "bypass"), (False, "config")])
-def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool, verb: str):
+def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, member: bool, verb: str) -> None:
     import grp
 
     group = next(g for g in grp.getgrall() if g.gr_gid not in os.getgroups() and g.gr_gid != 0)
@@ -155,7 +155,7 @@ def test_group_members_may_ask_by_their_supplementary_groups(tmp_path: Path, mem
         (b"x" * ((1 << 20) + 70_000), "at most"),
     ],
 )
-def test_a_malformed_request_is_answered_and_hurts_nobody(tmp_path: Path, data: bytes, said: str):
+def test_a_malformed_request_is_answered_and_hurts_nobody(tmp_path: Path, data: bytes, said: str) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         try:
             (answer,) = await raw(record, data)
@@ -169,7 +169,7 @@ def test_a_malformed_request_is_answered_and_hurts_nobody(tmp_path: Path, data: 
     serve(tmp_path, scenario)
 
 
-def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path):
+def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.broken = True
         with pytest.raises(AcpfsError, match="ZeroDivisionError"):
@@ -180,7 +180,7 @@ def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_too_many_clients_are_told_so_and_room_comes_back(tmp_path: Path):
+def test_too_many_clients_are_told_so_and_room_comes_back(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         hanging = []
@@ -201,17 +201,16 @@ def test_too_many_clients_are_told_so_and_room_comes_back(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_a_client_that_goes_away_ends_its_request(tmp_path: Path):
+def test_a_client_that_goes_away_ends_its_request(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         gone = trio.Event()
 
-        async def persisted(_until: int) -> bool:
+        async def persisted(until: int) -> bool:
             try:
                 await trio.sleep_forever()
             finally:
                 gone.set()
-            return True
 
         subject.persisted = persisted  # type: ignore[method-assign]
         stream = await trio.open_unix_socket(record.socket)
@@ -223,7 +222,7 @@ def test_a_client_that_goes_away_ends_its_request(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_a_silent_client_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_silent_client_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         assert await raw(record, b"", half_close=False) == []
 
@@ -231,7 +230,7 @@ def test_a_silent_client_is_hung_up_on(tmp_path: Path, monkeypatch: pytest.Monke
     serve(tmp_path, scenario)
 
 
-def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path):
+def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False), (2, "b", 7, False)]
         events: list[Any] = []
@@ -254,13 +253,13 @@ def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(persist_when_told)
             done = await ask(record, "flush", {}, events)
-        assert done == {"operations": 2, "bytes": 12}
+        assert done == {"operations": 2, "bytes": 12, "guarded": []}
         assert events[0] == {"event": "progress", "operations": 2, "bytes": 12}
 
     serve(tmp_path, scenario)
 
 
-def test_flush_not_in_time_names_what_is_left(tmp_path: Path):
+def test_flush_not_in_time_names_what_is_left(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         with pytest.raises(AcpfsError) as caught:
@@ -271,7 +270,7 @@ def test_flush_not_in_time_names_what_is_left(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path):
+def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, True)]
         with pytest.raises(AcpfsError, match="refused") as caught:
@@ -282,7 +281,7 @@ def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Path):
+def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "parked", 5, True), (2, "b", 5, False)]
 
@@ -297,7 +296,7 @@ def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Pa
     serve(tmp_path, scenario)
 
 
-def test_wait_verified_reads_back(tmp_path: Path):
+def test_wait_verified_reads_back(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.verdicts = [Verdict("a", "ok"), Verdict("new", "unknown")]
         assert (await ask(record, "wait", {"paths": ["a"], "verified": True}))["verified"] == 2
@@ -308,7 +307,7 @@ def test_wait_verified_reads_back(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_ls_streams_many_files_in_order(tmp_path: Path):
+def test_ls_streams_many_files_in_order(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.file_rows = [FileState(f"f{n:05}\udcff", 1, "clean", "libfuse", "ram", None, None, 0.0) for n in range(1234)]
         files = (await ask(record, "ls"))["items"]
@@ -319,7 +318,7 @@ def test_ls_streams_many_files_in_order(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_unmount_drains_first_and_ends(tmp_path: Path):
+def test_unmount_drains_first_and_ends(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         assert (await ask(record, "unmount"))["left"] == []
         assert subject.unmounted.is_set()
@@ -327,8 +326,33 @@ def test_unmount_drains_first_and_ends(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
+def held(path: str) -> GuardedReport:
+    return GuardedReport(path, None, 4, 3, 300, 1.0, 1801.0, "no newer checkpoint lies beside it")
+
+
+def test_unmount_names_what_is_held_back_and_that_is_no_failure(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.guarded_rows = [held("run/checkpoint-1")]
+        done = await ask(record, "unmount")
+        assert [(entry["name"], entry["state"]) for entry in done["guarded"]] == [("run/checkpoint-1", "guarded")]
+        assert (done["left"], done["left_operations"]) == ([], 0)
+
+    serve(tmp_path, scenario)
+
+
+def test_release_lets_go_below_paths_or_all(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.guarded_rows = [held("a/checkpoint-1"), held("b/checkpoint-1"), held("b/checkpoint-2")]
+        assert [row["path"] for row in (await ask(record, "flush"))["guarded"]] == ["a/checkpoint-1", "b/checkpoint-1", "b/checkpoint-2"]
+        assert await ask(record, "release", {"paths": ["a", "none"]}) == {"checkpoints": 1}
+        assert await ask(record, "release") == {"checkpoints": 2}
+        assert await ask(record, "release") == {"checkpoints": 0}
+
+    serve(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("leave", [True, False])
-def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(tmp_path: Path, leave: bool):
+def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(tmp_path: Path, leave: bool) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         if leave:
@@ -342,7 +366,7 @@ def test_unmount_not_in_time_keeps_the_mount_unless_told_to_leave(tmp_path: Path
     serve(tmp_path, scenario)
 
 
-def test_unmount_with_interrupted_files_keeps_the_mount(tmp_path: Path):
+def test_unmount_with_interrupted_files_keeps_the_mount(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.lost = [QueueEntry(0, "half", "store", 3, "interrupted", 1.0)]
         with pytest.raises(AcpfsError, match="lost their writer"):
@@ -352,7 +376,7 @@ def test_unmount_with_interrupted_files_keeps_the_mount(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_unmount_in_use_is_refused(tmp_path: Path):
+def test_unmount_in_use_is_refused(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.busy = True
         with pytest.raises(RefusedError, match="in use"):
@@ -361,7 +385,7 @@ def test_unmount_in_use_is_refused(tmp_path: Path):
     serve(tmp_path, scenario)
 
 
-def test_errors_keep_their_kind_over_the_wire(tmp_path: Path):
+def test_errors_keep_their_kind_over_the_wire(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         with pytest.raises(ConfigError, match="ram cannot"):
             await ask(record, "set", {"key": "ram", "value": "1"})
@@ -373,7 +397,7 @@ def test_errors_keep_their_kind_over_the_wire(tmp_path: Path):
     assert DeadlineError.exit_code is ExitCode.TIMEOUT
 
 
-def test_a_stale_socket_is_replaced_and_a_long_path_works(tmp_path: Path):
+def test_a_stale_socket_is_replaced_and_a_long_path_works(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     stale = socket.socket(socket.AF_UNIX)
@@ -389,13 +413,13 @@ def test_a_stale_socket_is_replaced_and_a_long_path_works(tmp_path: Path):
     serve(deep, scenario)
 
 
-def test_no_daemon_is_not_mounted(tmp_path: Path):
+def test_no_daemon_is_not_mounted(tmp_path: Path) -> None:
     record = MountRecord("/mnt/x", "/b", "n", 2**22 + 1, 5, str(tmp_path / "none"), "0", str(tmp_path))
     with pytest.raises(NotMountedError, match="is gone; what it had not persisted is kept"):
         client.request(record, "status")
 
 
-def test_a_daemon_that_ends_without_an_answer_is_told(tmp_path: Path):
+def test_a_daemon_that_ends_without_an_answer_is_told(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "c.sock"))
     listener.listen()
@@ -415,3 +439,93 @@ def test_a_daemon_that_ends_without_an_answer_is_told(tmp_path: Path):
 
     trio.run(main)
     listener.close()
+
+
+@pytest.mark.clause("S19")
+def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_asked_again(tmp_path: Path) -> None:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "c.sock"))
+    listener.listen()
+
+    async def main() -> None:
+        record = MountRecord("/mnt/x", "/b", "n", os.getpid(), process_started(os.getpid()), str(tmp_path / "c.sock"), "0", str(tmp_path))
+
+        asked: list[Any] = []
+
+        async def answer() -> None:
+            for said in (b'{"event": "items", "items": [1', b'{"result": {"items": []}}\n'):
+                connection, _ = await trio.to_thread.run_sync(listener.accept)
+                asked.append(json.loads(connection.recv(1000)))
+                connection.sendall(said)
+                connection.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(answer)
+            assert await ask(record, "flush", {"timeout_s": 30}) == {"items": []}
+        first, second = (question["args"]["timeout_s"] for question in asked)
+        assert first == 30
+        assert second < 30, "the time that it was given is one, however many workers it takes"
+
+    trio.run(main)
+    listener.close()
+
+
+def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
+    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
+    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
+    values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
+    return CheckpointReport(path, files=files, **values)
+
+
+def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.reports = [
+            report_of("a", 2),
+            report_of("small", 1),
+            report_of("b", 2, state="persisting"),
+            report_of("old", 2, persisted_at=1.0),
+        ]
+        events: list[Any] = []
+        line = client.Line()
+        came = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def take(event: Any) -> None:
+            events.append(event)
+            token.run_sync_soon(came.set)
+
+        async def watch() -> None:
+            args = {"count": 2, "after": 2.0}
+            with pytest.raises(AcpfsError):
+                await trio.to_thread.run_sync(partial(client.request, record, "watch", args, take, line))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await came.wait()
+            assert [(e["checkpoint"]["path"], [f["path"] for f in e["files"]]) for e in events] == [("a", ["a/0", "a/1"])]
+            came = trio.Event()
+            subject.reports[0] = report_of("a", 3)
+            subject.settled += 1
+            await came.wait()
+            assert [e["checkpoint"]["files"] for e in events] == [2, 3]
+            line.cut()
+
+    serve(tmp_path, scenario)
+
+
+def test_waiting_for_files_that_never_come_ends_with_what_there_is(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.persisted_rows = (2, 2)
+        with pytest.raises(AcpfsError, match="2 of 3 files") as caught:
+            await ask(record, "wait", {"paths": ["a"], "count": 3, "timeout_s": 0.0})
+        assert caught.value.exit_code == ExitCode.TIMEOUT
+        assert await ask(record, "wait", {"paths": ["a"], "count": 2}) == {"files": 2}
+        subject.ops = [(1, "a", 1, True)]
+        subject.persisted_rows = (2, 3)
+        with pytest.raises(AcpfsError) as caught:
+            await ask(record, "wait", {"paths": ["a"], "count": 2})
+        assert caught.value.exit_code == ExitCode.FAILED
+        with pytest.raises(AcpfsError, match="count must be"):
+            await ask(record, "wait", {"paths": ["a"], "count": -1})
+
+    serve(tmp_path, scenario)

@@ -17,7 +17,7 @@ from acpfs.errors import ExitCode
 def command(target: Target, path: str, as_json: bool) -> int:
     """Give up what the backing directory refused for good at and below PATH, and files whose writer was lost: with their data.
 
-    Exit code 1: there was nothing.
+    Exit code 1: there was nothing, or there are files that somebody has open: they stay, and are named.
     """
     record, below = target.with_paths([path])
     done = ask(record, "discard", {"paths": below}, as_json=as_json)
@@ -25,4 +25,6 @@ def command(target: Target, path: str, as_json: bool) -> int:
         show.print_json(done)
     else:
         click.echo(f"discarded: {done['operations']}")
-    return int(ExitCode.OK if done["operations"] else ExitCode.FAILED)
+        for name in done["open"]:
+            click.echo(f"open, and left as it is: {name}", err=True)
+    return int(ExitCode.OK if done["operations"] and not done["open"] else ExitCode.FAILED)

@@ -31,3 +31,5 @@ def command(target: Target, paths: tuple[str, ...], timeout_s: float | None, as_
         show.print_json(done)
     else:
         click.echo(f"persisted: {done['operations']} operations, {show.size(done['bytes'])}")
+        for held in done["guarded"]:
+            click.echo(f"deletion of {show.printable(held['path'])} is held back: {show.printable(held['why'])}", err=True)

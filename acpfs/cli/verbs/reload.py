@@ -45,5 +45,7 @@ def _next_worker(record: MountRecord, number: int, deadline: float) -> dict[str,
             worker = {"number": number}  # between two workers
         if worker["number"] > number:
             return worker
+        if worker.get("reload_failed"):
+            raise AcpfsError(worker["reload_failed"])
         time.sleep(LOOK_INTERVAL_S)
     raise AcpfsError("no other worker has taken over in time; see the log")

@@ -15,7 +15,10 @@ from acpfs.errors import ConfigError
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Change bandwidth, streams, log_level or ram until the mount ends, e.g. `set bandwidth=500M streams=16`."""
+    """Change a setting until the mount ends: `set streams=16`.
+
+    One of bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget and wait_for_peers.
+    """
     record = target.record()
     pairs = [assignment.partition("=") for assignment in assignments]
     for key, equals, _value in pairs:

@@ -14,6 +14,7 @@ from acpfs.errors import AcpfsError, NotMountedError
 
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
+WAITING_LINES_MAX = 10
 HEALTH_TEXT = {
     "ok": "answers",
     "slow": "is slow",
@@ -87,6 +88,8 @@ def tell(status: show.Json) -> None:
     out = show.console()
     for heading, text in _facts(status):
         out.print(f"{heading:<8} {text}", markup=False)
+    for held in status.get("guarded", ()):
+        out.print(f"guarded  {_guarded(held)}", markup=False)
     for warning in status["warnings"]:
         out.print(f"note     {show.printable(warning)}", markup=False)
     if status["queue"]:
@@ -100,6 +103,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
     used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
     ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready" if ram["prefaulted_bytes"] else ""
     parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
+    parts += "".join(f", {show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("retained", "pinned") if ram[f"{kind}_bytes"])
     where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"
     return [
         ("mount", f"{where}, node {status['node']}, fsync {status['fsync']}"),
@@ -109,9 +113,54 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ),
         ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
+        *_spill_fact(status),
+        *_cluster_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
         ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
     ]
+
+
+def _spill_fact(status: show.Json) -> list[tuple[str, str]]:
+    spill = status.get("spill")
+    if spill is None:
+        return []
+    used, budget = show.size(spill["used_bytes"]), show.size(spill["budget_bytes"])
+    copying = f", {show.size(spill['copying_bytes'])} on their way" if spill["copying_files"] else ""
+    error = f"; {show.printable(spill['last_error'])}" if spill["last_error"] else ""
+    where = f"{show.printable(spill['directory'])} ({spill['mode']})"
+    mirror = spill["mirror"]
+    if mirror is not None:
+        behind = f", {mirror['behind_files']} files ({show.size(mirror['behind_bytes'])}) behind" if mirror["behind_files"] else ""
+        why = f" ({show.printable(mirror['why'])})" if mirror["why"] else ""
+        where += f"; mirror {mirror['state']}{why}{behind}"
+    return [("spill", f"{spill['state']}: {used} of {budget} in {spill['files']} files{copying}; {where}{error}")]
+
+
+def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
+    cluster = status.get("cluster")
+    if cluster is None or not cluster["nodes"]:
+        return []
+    bound = show.duration(cluster["clock_bound_s"])
+    drift = f"; the wall clock was set, {cluster['drift_s']:+.1f} s are being worked off" if cluster["drift_s"] else ""
+    return [("nodes", f"{cluster['nodes']} others, {cluster['live']} live; order: {cluster['order']}, clock bound {bound}{drift}")]
+
+
+def _withheld(cluster: show.Json) -> list[str]:
+    """What waits for other nodes, the worst first."""
+    lines = []
+    for one in cluster["waiting"]:
+        if one["withheld"]:
+            lost = [node for node, why in one["waits_for"].items() if why == "lost"]
+            who, what = (lost, "LOST what it may point at") if lost else (list(one["waits_for"]), "is MISSING")
+            names = show.printable(", ".join(who))
+            lines.append(f"{show.printable(one['path'])} is WITHHELD, since node {names} {what}: see `acpfs-ctl nodes`, `nodes forget`")
+    waiting = [one for one in cluster["waiting"] if not one["withheld"]]
+    if waiting:
+        names = show.printable(", ".join(list(waiting[0]["waits_for"])[:WAITING_LINES_MAX]))
+        lines.append(f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they had closed before: {names}")
+    if cluster.get("awaited"):
+        lines.append(f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that has it to persist it")
+    return lines
 
 
 def _lanes(status: show.Json) -> str:
@@ -133,9 +182,12 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}")
     if status["parked"]:
         lines.append(f"{status['parked']} operations REFUSED by the backing directory: kept in RAM until `acpfs-ctl retry` or `discard`")
+    if status.get("cluster"):
+        lines += _withheld(status["cluster"])
     if status["interrupted"]:
         lines.append(
-            f"{status['interrupted']} files lost their writer with an earlier daemon: `acpfs-ctl retry` stores them, `discard` drops them"
+            f"{status['interrupted']} files are not whole (they lost their writer, or a write failed): "
+            "`acpfs-ctl retry` stores them, `discard` drops them"
         )
     if status["state"] == "draining":
         lines.append("the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline")
@@ -143,10 +195,11 @@ def unsafe_lines(status: show.Json) -> list[str]:
         age = show.duration(status["oldest_unpersisted_age_s"])
         lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old")
     if status["ram"]["waiting_writers"]:
-        lines.append(f"{status['ram']['waiting_writers']} writers wait: the RAM tier is full")
-    for held in status.get("held_files", ()):
-        age = show.duration(max(0.0, time.time() - held["since"]))
-        lines.append(f"{show.printable(held['path'])} is held for {age}: {held['reason']}")
+        lines.append(f"{status['ram']['waiting_writers']} writers wait for room in the RAM tier")
+    waiting = status.get("waiting", ())
+    lines += [_waiting(one) for one in waiting[:WAITING_LINES_MAX]]
+    if len(waiting) > WAITING_LINES_MAX:
+        lines.append(f"… and {len(waiting) - WAITING_LINES_MAX} more wait")
     if health["state"] != "ok":
         said = f" ({health['last_error']})" if health["last_error"] else ""
         lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
@@ -154,6 +207,21 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(show.printable(health["problem"]))
     unclosed = " (files that are open are safe when they are closed)" if status["open_files"] else ""
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+
+
+def _waiting(one: show.Json) -> str:
+    who = f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    age = show.duration(max(0.0, time.time() - one["since"]))
+    return f"{show.printable(one['path'])}{who} has waited {age} for {show.size(one['wanted_bytes'])} to {one['purpose']}: {one['reason']}"
+
+
+def _guarded(held: show.Json) -> str:
+    """One checkpoint that was deleted and stays."""
+    now = time.time()
+    age, rest = show.duration(max(0.0, now - held["since"])), show.duration(max(0.0, held["until"] - now))
+    where = f", as {show.printable(held['kept_as'])}" if held["kept_as"] else ""
+    name = f"{show.printable(held['path'])} ({show.size(held['size'])}{where})"
+    return f"{name} was deleted {age} ago and is kept for at most {rest}: {show.printable(held['why'])}; `acpfs-ctl release` lets it go"
 
 
 def _queue(status: show.Json) -> None:

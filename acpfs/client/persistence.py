@@ -10,36 +10,52 @@ import os
 from typing import Any
 
 from acpfs.control import client, registry
+from acpfs.control.client import Line
 
 StrPath = str | os.PathLike[str]
 
 
-def wait_persisted(path: StrPath, timeout_s: float | None = None) -> None:
+def wait_persisted(path: StrPath, timeout_s: float | None = None, *, count: int | None = None, line: Line | None = None) -> None:
     """Return when everything at and below `path`, as it is now, is committed and flushed to stable storage.
+
+    `count`: when at least so many files there are, and none is left that is not. `line`: lets another thread end the wait.
 
     Raises:
         acpfs.errors.AcpfsError: exit_code TIMEOUT: not in time, nothing is lost; FAILED: the backing directory refused it for good.
         acpfs.errors.NotMountedError: the path lies in no acpfs mount, or its daemon is gone.
     """
-    _wait(path, timeout_s, verified=False)
+    _wait(path, timeout_s, {"verified": False, "count": count}, line)
 
 
-def wait_verified(path: StrPath, timeout_s: float | None = None) -> None:
+def wait_verified(path: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
     """`wait_persisted`, and then read back from the backing directory and equal by checksum.
 
     Raises:
         acpfs.errors.AcpfsError: as `wait_persisted`; FAILED also when a checksum differs.
     """
-    _wait(path, timeout_s, verified=True)
+    _wait(path, timeout_s, {"verified": True}, line)
 
 
-def flush(mountpoint: StrPath, timeout_s: float | None = None) -> None:
+def flush(mountpoint: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
     """Return when everything in the mount that is complete now is persisted.
 
     Raises:
         acpfs.errors.AcpfsError: as `wait_persisted`.
     """
-    client.request(registry.find(os.fspath(mountpoint)), "flush", {"timeout_s": timeout_s})
+    client.request(registry.find(os.fspath(mountpoint)), "flush", {"timeout_s": timeout_s}, line=line)
+
+
+def wait_for_nodes(path: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
+    """Return when what other nodes had closed before this call can be read here; `path`: anything in the mount. Missing nodes do not count.
+
+    For a job that loads what all its ranks have just saved: after the barrier, before the first open.
+
+    Raises:
+        acpfs.errors.AcpfsError: exit_code TIMEOUT: some are still draining.
+        acpfs.errors.NotMountedError: as `wait_persisted`.
+    """
+    record, _below = registry.locate(os.fspath(path))
+    client.request(record, "wait_nodes", {"timeout_s": timeout_s}, line=line)
 
 
 def status(path: StrPath | None = None) -> dict[str, Any]:
@@ -52,6 +68,6 @@ def status(path: StrPath | None = None) -> dict[str, Any]:
     return answer
 
 
-def _wait(path: StrPath, timeout_s: float | None, *, verified: bool) -> None:
+def _wait(path: StrPath, timeout_s: float | None, how: dict[str, Any], line: Line | None) -> None:
     record, below = registry.locate(os.fspath(path))
-    client.request(record, "wait", {"paths": [below], "verified": verified, "timeout_s": timeout_s})
+    client.request(record, "wait", {"paths": [below], "timeout_s": timeout_s, **how}, line=line)

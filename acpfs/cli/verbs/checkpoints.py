@@ -1,0 +1,47 @@
+"""`acpfs-ctl checkpoints`: each checkpoint with its state, times, and where it can be loaded from."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli import show
+from acpfs.cli.target import Target, ask
+from acpfs.cli.verbs.flush import JSON_OPTION
+
+
+@click.command("checkpoints")
+@click.argument("path", required=False)
+@JSON_OPTION
+@click.pass_obj
+def command(target: Target, path: str | None, as_json: bool) -> None:
+    """Checkpoints at and below PATH that were written or looked at through the mount, oldest first. Loading times are estimates."""
+    record, below = target.with_paths([path] if path else [])
+    found = ask(record, "checkpoints", {"paths": below}, as_json=as_json)["items"]
+    if as_json:
+        show.print_json(found)
+        return
+    if not found:
+        click.echo("no checkpoint is known")
+        return
+    headings = ("checkpoint", "step", "files", "size", "state", "saved in", "persisted in", "loads from", "in about")
+    show.table(headings, (_row(report) for report in found), numbers=("step", "files", "size", "saved in", "persisted in", "in about"))
+
+
+def _row(report: show.Json) -> tuple[str, ...]:
+    state = report["state"]
+    if state == "persisting":
+        state = f"persisted {report['persisted_files']} of {report['files']}"
+    return (
+        show.printable(report["path"]),
+        "" if report["step"] is None else str(report["step"]),
+        str(report["files"]),
+        show.size(report["bytes"]),
+        state,
+        *(_duration(report[key]) for key in ("save_s", "persist_s")),
+        {"ram": "RAM", "mixed": "several places"}.get(report["loads_from"], report["loads_from"]),
+        _duration(report["estimated_load_s"]),
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    return "?" if seconds is None else show.duration(seconds)

@@ -1,0 +1,27 @@
+"""What a training process may import: is my checkpoint safe?
+
+    from acpfs.client import wait_persisted
+    torch.save(model.state_dict(), "/mnt/acp/run1/model.pt")
+    wait_persisted("/mnt/acp/run1/model.pt", timeout_s=600)
+
+Thin over the control socket: standard library only, no FUSE; blocking, but for `on_persisted`, which calls back from a thread of its own.
+`acpfs.client.asynchronous` has the same for trio. A path that is not on an acpfs mount is persisted as soon as its file system says so,
+which is not ours to judge: `NotMountedError`.
+"""
+
+from acpfs.client.persistence import flush, status, wait_for_nodes, wait_persisted, wait_verified
+from acpfs.client.watching import SafeCheckpoint, SafeFile, Watching, checkpoints, on_persisted, persisted_checkpoints
+
+__all__ = [
+    "SafeCheckpoint",
+    "SafeFile",
+    "Watching",
+    "checkpoints",
+    "flush",
+    "on_persisted",
+    "persisted_checkpoints",
+    "status",
+    "wait_for_nodes",
+    "wait_persisted",
+    "wait_verified",
+]
