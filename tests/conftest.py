@@ -1,7 +1,7 @@
 """Options, markers and fixtures that all tests share.
 
 `--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native`, `native-direct`,
-`native-passthrough` (acpfs by transport and lane), or a path.
+`native-passthrough` (acpfs by transport and lane), or a path. `--backing` (glusterfs, moosefs, cephfs) says what lies below every acpfs.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.rig import lifeline
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, mounts_below
+from tests.rig.mounts import AcpfsMount, MakeMount, mounts_below
+from tests.rig.storage.below import Below
 from tests.rig.targets import TRANSPORTS, Target, open_target
 
 DEFAULT_TARGETS = "plain,tmpfs,libfuse"
@@ -26,7 +29,8 @@ DEFAULT_TARGETS = "plain,tmpfs,libfuse"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS", DEFAULT_TARGETS), help="see above")
-    parser.addoption("--seed", type=int, default=None, help="seed of the random tests; printed when they fail")
+    parser.addoption("--backing", default=os.environ.get("ACPFS_TEST_BACKING"), help="below all mounts of acpfs; default: the disk")
+    parser.addoption("--seed", type=int, default=os.environ.get("ACPFS_TEST_SEED"), help="seed of the random tests; printed when they fail")
     parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests")
 
 
@@ -69,21 +73,24 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     """A directory on one of the file systems under test; not below pytest's own directory, which other users may not enter."""
     base = Path(tempfile.mkdtemp(prefix="acpfs-target-"))
     base.chmod(0o755)
+    lifeline.arm(base)
     try:
         with open_target(request.param, base) as opened:
             yield opened
     finally:
+        left = _unmount_below(base)
         shutil.rmtree(base, ignore_errors=True)
+    assert not left, f"mounts left behind: {left}"
 
 
 @pytest.fixture
-def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., AcpfsMount]]:
+def make_mount(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MakeMount]:
     """Make acpfs mounts that are taken down at the end; `make_mount(backing, transport, name=…, **options)`, started already."""
     if "fault_fs" in request.fixturenames:
         request.getfixturevalue("fault_fs")  # made first, so that it is taken down after the mounts that lie over it
     with ExitStack() as stack:
 
-        def make(backing: Path, transport: str, name: str = "mnt", **options: object) -> AcpfsMount:
+        def make(backing: Path, transport: str, name: str = "mnt", **options: Any) -> AcpfsMount:
             return stack.enter_context(AcpfsMount(backing, tmp_path / name, transport, **options))
 
         yield make
@@ -106,11 +113,31 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _backing_elsewhere(request: pytest.FixtureRequest, _no_mounts_left: None) -> Iterator[None]:
+    kind = request.config.getoption("--backing")
+    if kind is None:
+        yield
+        return
+    with Below(kind) as below:
+        AcpfsMount.lay_backing = below.lay
+        yield
+        AcpfsMount.lay_backing = None
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_mounts_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """At the end of the session no mount below this session's own directory is left."""
+    """At the end of the session no mount below this session's own directory is left, even if the session is killed."""
     base = tmp_path_factory.getbasetemp().resolve()
+    lifeline.arm(base)
     yield
+    left = _unmount_below(base)
+    assert not left, f"mounts left behind: {left}"
+
+
+def _unmount_below(base: Path) -> list[Path]:
+    """Take away the mounts that should not be there; returns which."""
     left = mounts_below(base)
     for path in left:
         subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
-    assert not left, f"mounts left behind: {left}"
+    lifeline.disarm(base)
+    return left

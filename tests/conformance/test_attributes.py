@@ -6,17 +6,19 @@ import errno
 import os
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.rig.syscalls import UTIME_NOW, UTIME_OMIT, utimens
+from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 NS = 10**9
 
 
 @clause("S41")
-def test_chmod_and_fchmod(d):
+def test_chmod_and_fchmod(d: Path) -> None:
     (d / "f").touch()
     os.chmod(d / "f", 0o4751)
     assert stat.S_IMODE((d / "f").stat().st_mode) == 0o4751
@@ -29,7 +31,7 @@ def test_chmod_and_fchmod(d):
 
 
 @clause("S41")
-def test_chown_and_lchown(d):
+def test_chown_and_lchown(d: Path) -> None:
     (d / "f").touch()
     (d / "s").symlink_to("f")
     os.chown(d / "f", 1234, 2345)
@@ -41,7 +43,7 @@ def test_chown_and_lchown(d):
 
 
 @clause("S41")
-def test_times_have_nanoseconds(d):
+def test_times_have_nanoseconds(d: Path) -> None:
     (d / "f").touch()
     os.utime(d / "f", ns=(1_234_567_890_123_456_789, 987_654_321_987_654_321))
     st = (d / "f").stat()
@@ -52,7 +54,7 @@ def test_times_have_nanoseconds(d):
 
 
 @clause("S41")
-def test_times_of_symlinks_and_directories(d):
+def test_times_of_symlinks_and_directories(d: Path) -> None:
     (d / "s").symlink_to("nowhere")
     os.utime(d / "s", ns=(7, 8), follow_symlinks=False)
     assert os.lstat(d / "s").st_mtime_ns == 8
@@ -62,7 +64,7 @@ def test_times_of_symlinks_and_directories(d):
 
 
 @clause("S41")
-def test_utime_omit_and_now(d):
+def test_utime_omit_and_now(d: Path) -> None:
     (d / "f").touch()
     os.utime(d / "f", ns=(100, 200))
     utimens(d / "f", (0, UTIME_OMIT), (7, 5))
@@ -75,7 +77,7 @@ def test_utime_omit_and_now(d):
 
 
 @clause("S41")
-def test_write_and_truncate_change_mtime_and_ctime(d):
+def test_write_and_truncate_change_mtime_and_ctime(d: Path) -> None:
     (d / "f").write_bytes(b"0123")
     os.utime(d / "f", ns=(1, 1))
     before = (d / "f").stat().st_ctime_ns
@@ -89,7 +91,7 @@ def test_write_and_truncate_change_mtime_and_ctime(d):
 
 
 @clause("S41")
-def test_chmod_and_link_change_ctime_only(d):
+def test_chmod_and_link_change_ctime_only(d: Path) -> None:
     (d / "f").touch()
     os.utime(d / "f", ns=(1, 1))
     before = (d / "f").stat().st_ctime_ns
@@ -102,7 +104,7 @@ def test_chmod_and_link_change_ctime_only(d):
 
 
 @clause("S41")
-def test_chown_to_nobody_changes_ctime(d):
+def test_chown_to_nobody_changes_ctime(d: Path) -> None:
     (d / "f").touch()
     before = (d / "f").stat().st_ctime_ns
     while time.time_ns() - before < 20_000_000:  # file systems take the time from a clock of coarse ticks
@@ -114,7 +116,7 @@ def test_chown_to_nobody_changes_ctime(d):
 @clause("S41")
 @pytest.mark.parametrize("owner", [-1, 1234])
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_chown_takes_set_uid_away(d, owner):
+def test_chown_takes_set_uid_away(d: Path, owner: int) -> None:
     (d / "f").touch()
     (d / "f").chmod(0o4711)
     os.chown(d / "f", owner, -1)
@@ -122,7 +124,7 @@ def test_chown_takes_set_uid_away(d, owner):
 
 
 @clause("S41")
-def test_times_set_while_open_survive_close(d):
+def test_times_set_while_open_survive_close(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.write(fd, b"x")
     os.utime(fd, ns=(11, 12))
@@ -131,7 +133,7 @@ def test_times_set_while_open_survive_close(d):
 
 
 @clause("S41")
-def test_inode_numbers_are_unique_and_stay(d):
+def test_inode_numbers_are_unique_and_stay(d: Path) -> None:
     for number in range(50):
         (d / f"f{number}").touch()
     inodes = {name: (d / name).stat().st_ino for name in os.listdir(d)}
@@ -141,7 +143,7 @@ def test_inode_numbers_are_unique_and_stay(d):
 
 
 @clause("S41")
-def test_blocks_are_told(d):
+def test_blocks_are_told(d: Path) -> None:
     (d / "f").write_bytes(b"x" * 100_000)
     with open(d / "f", "rb") as file:
         os.fsync(file.fileno())
@@ -149,7 +151,7 @@ def test_blocks_are_told(d):
 
 
 @clause("S40")
-def test_xattrs_of_files_and_directories(d):
+def test_xattrs_of_files_and_directories(d: Path) -> None:
     (d / "f").touch()
     (d / "x").mkdir()
     for path in (d / "f", d / "x"):
@@ -168,7 +170,7 @@ def test_xattrs_of_files_and_directories(d):
 
 
 @clause("S40")
-def test_xattr_create_and_replace(d):
+def test_xattr_create_and_replace(d: Path) -> None:
     (d / "f").touch()
     with pytest.raises(OSError) as caught:
         os.setxattr(d / "f", "user.a", b"1", os.XATTR_REPLACE)
@@ -185,7 +187,7 @@ def test_xattr_create_and_replace(d):
 
 
 @clause("S40")
-def test_xattrs_while_open_and_after_rename(d):
+def test_xattrs_while_open_and_after_rename(d: Path) -> None:
     with open(d / "f", "wb") as file:
         os.setxattr(file.fileno(), "user.a", b"1")
         file.write(b"content")
@@ -197,7 +199,7 @@ def test_xattrs_while_open_and_after_rename(d):
 
 
 @clause("S43")
-def test_statfs(d):
+def test_statfs(d: Path) -> None:
     st = os.statvfs(d)
     assert st.f_bsize >= 512
     assert st.f_blocks >= st.f_bfree >= st.f_bavail > 0
@@ -205,7 +207,7 @@ def test_statfs(d):
 
 
 @clause("S43")
-def test_statfs_tells_the_backing_file_systems_space(d, target):
+def test_statfs_tells_the_backing_file_systems_space(d: Path, target: Target) -> None:
     if target.backing is None:
         pytest.skip("has no backing directory")
     below, above = os.statvfs(target.backing), os.statvfs(d)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ GIB = 1 << 30
 
 
 @clause("S33")
-def test_hole_reads_as_zeros(d):
+def test_hole_reads_as_zeros(d: Path) -> None:
     with open(d / "f", "wb") as file:
         file.write(b"start")
         file.seek(1 << 20)
@@ -23,7 +24,7 @@ def test_hole_reads_as_zeros(d):
 
 
 @clause("S33")
-def test_offsets_beyond_four_gib(d):
+def test_offsets_beyond_four_gib(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.pwrite(fd, b"low", 0)
     os.pwrite(fd, b"high", 5 * GIB + 123)
@@ -37,7 +38,7 @@ def test_offsets_beyond_four_gib(d):
 
 
 @clause("S34")
-def test_truncate_down_and_up_gives_zeros(d):
+def test_truncate_down_and_up_gives_zeros(d: Path) -> None:
     (d / "f").write_bytes(b"0123456789")
     os.truncate(d / "f", 4)
     assert (d / "f").read_bytes() == b"0123"
@@ -46,7 +47,7 @@ def test_truncate_down_and_up_gives_zeros(d):
 
 
 @clause("S34")
-def test_truncate_an_open_file(d):
+def test_truncate_an_open_file(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.write(fd, b"0123456789")
     os.truncate(d / "f", 5)
@@ -59,7 +60,7 @@ def test_truncate_an_open_file(d):
 
 
 @clause("S34")
-def test_truncate_to_an_odd_size_inside_a_page(d):
+def test_truncate_to_an_odd_size_inside_a_page(d: Path) -> None:
     data = random.Random(1).randbytes(10_000)
     (d / "f").write_bytes(data)
     os.truncate(d / "f", 5001)
@@ -68,7 +69,7 @@ def test_truncate_to_an_odd_size_inside_a_page(d):
 
 
 @clause("S34")
-def test_truncate_errors(d):
+def test_truncate_errors(d: Path) -> None:
     (d / "f").touch()
     with pytest.raises(IsADirectoryError):
         os.truncate(d, 0)
@@ -82,7 +83,7 @@ def test_truncate_errors(d):
 
 
 @clause("S13")
-def test_writes_at_random_places(d):
+def test_writes_at_random_places(d: Path) -> None:
     chooser = random.Random(7)
     model = bytearray()
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
@@ -99,7 +100,7 @@ def test_writes_at_random_places(d):
 
 
 @clause("S13")
-def test_large_file_in_large_writes(d):
+def test_large_file_in_large_writes(d: Path) -> None:
     block = random.Random(3).randbytes(1 << 20)
     with open(d / "f", "wb", buffering=0) as file:
         for number in range(64):
@@ -111,7 +112,7 @@ def test_large_file_in_large_writes(d):
 
 
 @clause("S13")
-def test_write_of_nothing(d):
+def test_write_of_nothing(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     assert os.write(fd, b"") == 0
     assert os.pwrite(fd, b"", 100) == 0
@@ -121,7 +122,7 @@ def test_write_of_nothing(d):
 
 
 @clause("S50")
-def test_vectors(d):
+def test_vectors(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     assert os.pwritev(fd, [b"ab", b"", b"cdef"], 2) == 6
     first, second = bytearray(3), bytearray(10)
@@ -132,7 +133,7 @@ def test_vectors(d):
 
 
 @clause("S50")
-def test_sendfile_in_and_out(d):
+def test_sendfile_in_and_out(d: Path) -> None:
     data = os.urandom(300_000)
     (d / "a").write_bytes(data)
     with open(d / "a", "rb") as source, open(d / "b", "wb") as target:
@@ -143,7 +144,7 @@ def test_sendfile_in_and_out(d):
 
 
 @clause("S50")
-def test_copy_file_range(d):
+def test_copy_file_range(d: Path) -> None:
     data = os.urandom(300_000)
     (d / "a").write_bytes(data)
     with open(d / "a", "rb") as source, open(d / "b", "wb") as target:
@@ -155,7 +156,7 @@ def test_copy_file_range(d):
 
 @clause("S50")
 @pytest.mark.skipif(not hasattr(os, "splice"), reason="os.splice is new in Python 3.10")
-def test_splice_through_a_pipe(d):
+def test_splice_through_a_pipe(d: Path) -> None:
     (d / "a").write_bytes(b"spliced")
     read_fd, write_fd = os.pipe()
     with open(d / "a", "rb") as source, open(d / "b", "wb") as target:
@@ -167,7 +168,7 @@ def test_splice_through_a_pipe(d):
 
 
 @clause("S14", "S15")
-def test_fsync_and_fdatasync_of_all_kinds_of_descriptors(d):
+def test_fsync_and_fdatasync_of_all_kinds_of_descriptors(d: Path) -> None:
     for flags in (os.O_RDWR, os.O_RDONLY, os.O_WRONLY):
         fd = os.open(d / "f", os.O_CREAT | flags, 0o644)
         os.fsync(fd)
@@ -176,7 +177,7 @@ def test_fsync_and_fdatasync_of_all_kinds_of_descriptors(d):
 
 
 @clause("S34")
-def test_seek_end_follows_the_size(d):
+def test_seek_end_follows_the_size(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.write(fd, b"12345")
     other = os.open(d / "f", os.O_RDONLY)

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.mounts import CommandError, is_mounted
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import CommandError, MakeMount, is_mounted
 from tests.rig.processes import Child
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
-NORMAL_S = 5.0
-"""More than any of these calls takes, far less than any time limit on the backing directory."""
+NORMAL_S = 30.0
+"""Far more than any of these calls takes on a busy machine, far less than the time limit on the backing directory."""
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def backing(tmp_path: Path) -> Path:
 
 
 @clause("S3", "S4", "S43")
-def test_everything_hangs_below_and_nobody_notices(transport, make_mount, fault_fs):
+def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=0.1, patience=0.1)
     run = mount.path / "run"
     run.mkdir()
@@ -71,7 +72,7 @@ def test_everything_hangs_below_and_nobody_notices(transport, make_mount, fault_
 
 
 @clause("S3")
-def test_a_save_makes_no_backing_call_before_close_returns(transport, make_mount, fault_fs):
+def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=60, max_dirty_age=0)
     (mount.path / "run").mkdir()
     mount.flush()
@@ -92,7 +93,7 @@ def test_a_save_makes_no_backing_call_before_close_returns(transport, make_mount
 
 
 @clause("S13", "S7")
-def test_what_is_not_closed_is_not_in_the_backing_directory(transport, make_mount, backing):
+def test_what_is_not_closed_is_not_in_the_backing_directory(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0)
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"half")
@@ -105,7 +106,7 @@ def test_what_is_not_closed_is_not_in_the_backing_directory(transport, make_moun
 
 
 @clause("S15", "S14")
-def test_ordered_fsync_does_not_wait(transport, make_mount, fault_fs):
+def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     fault_fs.freeze(["writes"])
     with open(mount.path / "f", "wb", buffering=0) as file:
@@ -120,7 +121,7 @@ def test_ordered_fsync_does_not_wait(transport, make_mount, fault_fs):
 
 
 @clause("S16")
-def test_durable_fsync_waits_until_it_is_persisted(transport, make_mount, fault_fs):
+def test_durable_fsync_waits_until_it_is_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, fsync="durable")
     rule = fault_fs.freeze(["fsync"])
 
@@ -138,7 +139,7 @@ def test_durable_fsync_waits_until_it_is_persisted(transport, make_mount, fault_
 
 
 @clause("S16")
-def test_durable_fsync_of_a_directory_waits_too(transport, make_mount, fault_fs):
+def test_durable_fsync_of_a_directory_waits_too(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, fsync="durable")
     (mount.path / "d").mkdir()
     (mount.path / "d" / "f").write_bytes(b"x")
@@ -150,7 +151,7 @@ def test_durable_fsync_of_a_directory_waits_too(transport, make_mount, fault_fs)
 
 @clause("S17")
 @pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC], ids=["O_SYNC", "O_DSYNC"])
-def test_sync_writes_are_durable_in_every_mode(transport, make_mount, fault_fs, flag):
+def test_sync_writes_are_durable_in_every_mode(transport: str, make_mount: MakeMount, fault_fs: FaultFs, flag: int) -> None:
     mount = make_mount(fault_fs.path, transport)
     fd = os.open(mount.path / "f", os.O_CREAT | os.O_WRONLY | flag, 0o644)
     os.write(fd, b"one")
@@ -161,7 +162,7 @@ def test_sync_writes_are_durable_in_every_mode(transport, make_mount, fault_fs, 
 
 
 @clause("S18")
-def test_directory_says_what_fsync_means_below_it(transport, make_mount, fault_fs):
+def test_directory_says_what_fsync_means_below_it(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     (mount.path / "safe" / "sub").mkdir(parents=True)
     (mount.path / "safe" / "fast").mkdir()
@@ -186,7 +187,7 @@ def test_directory_says_what_fsync_means_below_it(transport, make_mount, fault_f
 
 
 @clause("S19")
-def test_flush_and_wait_answer_when_it_is_persisted(transport, make_mount, fault_fs):
+def test_flush_and_wait_answer_when_it_is_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.slow(0.1, ["fsync"])
     for number in range(10):
@@ -198,7 +199,7 @@ def test_flush_and_wait_answer_when_it_is_persisted(transport, make_mount, fault
 
 
 @clause("S19")
-def test_flush_and_wait_keep_to_their_time(transport, make_mount, fault_fs):
+def test_flush_and_wait_keep_to_their_time(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.freeze(["writes"])
     try:
@@ -215,7 +216,7 @@ def test_flush_and_wait_keep_to_their_time(transport, make_mount, fault_fs):
 
 
 @clause("S20")
-def test_umount_drains(transport, make_mount, fault_fs):
+def test_umount_drains(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.slow(0.05, ["fsync"])
     for number in range(30):
@@ -227,7 +228,7 @@ def test_umount_drains(transport, make_mount, fault_fs):
 
 
 @clause("S20")
-def test_umount_that_runs_out_of_time_says_what_is_left(transport, make_mount, fault_fs):
+def test_umount_that_runs_out_of_time_says_what_is_left(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.freeze(["writes"])
     try:
@@ -247,7 +248,7 @@ def test_umount_that_runs_out_of_time_says_what_is_left(transport, make_mount, f
 
 
 @clause("S20")
-def test_umount_of_a_busy_mount_is_refused(transport, make_mount, backing):
+def test_umount_of_a_busy_mount_is_refused(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport)
     with open(mount.path / "f", "wb") as file:
         file.write(b"x")
@@ -259,7 +260,7 @@ def test_umount_of_a_busy_mount_is_refused(transport, make_mount, backing):
 
 
 @clause("S21")
-def test_sigterm_drains(transport, make_mount, fault_fs):
+def test_sigterm_drains(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     fault_fs.slow(0.05, ["fsync"])
     for number in range(30):
@@ -270,7 +271,7 @@ def test_sigterm_drains(transport, make_mount, fault_fs):
 
 
 @clause("S21", "S22")
-def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport, make_mount, fault_fs):
+def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, drain_timeout=0.5)
     fault_fs.freeze(["writes"])
     (mount.path / "d").mkdir()
@@ -287,7 +288,7 @@ def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport, make_mount,
 
 
 @clause("S22")
-def test_what_a_killed_daemon_left_is_shown_and_drained(transport, make_mount, fault_fs):
+def test_what_a_killed_daemon_left_is_shown_and_drained(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "persisted").write_bytes(b"p")
     mount.flush()
@@ -312,7 +313,7 @@ def test_what_a_killed_daemon_left_is_shown_and_drained(transport, make_mount, f
 
 
 @clause("S22")
-def test_a_file_whose_writer_was_lost_waits_for_a_decision(transport, make_mount, fault_fs):
+def test_a_file_whose_writer_was_lost_waits_for_a_decision(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     os.listdir(mount.path)
 

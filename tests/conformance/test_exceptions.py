@@ -6,17 +6,19 @@ import errno
 import fcntl
 import os
 import struct
+from pathlib import Path
 
 import pytest
 
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, RENAME_WHITEOUT, fallocate, link_descriptor, rename2
+from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 FS_IOC_SETFLAGS = 0x40086602
 
 
 @clause("X1", "S31")
-def test_tmpfile_and_linkat(d, target):
+def test_tmpfile_and_linkat(d: Path, target: Target) -> None:
     if not target.can("tmpfile"):
         with pytest.raises(OSError) as caught:
             os.open(d, os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -33,7 +35,7 @@ def test_tmpfile_and_linkat(d, target):
 
 
 @clause("X2")
-def test_fallocate(d, target):
+def test_fallocate(d: Path, target: Target) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
     os.write(fd, b"x" * 8192)
     if target.can("fallocate"):
@@ -53,7 +55,7 @@ def test_fallocate(d, target):
 
 
 @clause("X3")
-def test_holes_can_be_looked_for(d, target):
+def test_holes_can_be_looked_for(d: Path, target: Target) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
     os.pwrite(fd, b"x" * 4096, 1 << 20)
     hole = os.lseek(fd, 0, os.SEEK_HOLE)
@@ -69,7 +71,7 @@ def test_holes_can_be_looked_for(d, target):
 
 
 @clause("X4")
-def test_whiteout_and_chattr(d, target):
+def test_whiteout_and_chattr(d: Path, target: Target) -> None:
     (d / "f").touch()
     if target.can("whiteout"):
         return
@@ -82,7 +84,7 @@ def test_whiteout_and_chattr(d, target):
 
 
 @clause("X5")
-def test_posix_acls(d, target):
+def test_posix_acls(d: Path, target: Target) -> None:
     (d / "f").touch()
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", tag, 6, 0xFFFFFFFF) for tag in (1, 4, 32))
     if target.can("acl"):

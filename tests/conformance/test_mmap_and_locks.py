@@ -7,6 +7,7 @@ import fcntl
 import mmap
 import os
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def flock64(kind: int, start: int = 0, size: int = 0) -> bytes:
 
 
 @clause("S44")
-def test_mapping_reads_the_file(d):
+def test_mapping_reads_the_file(d: Path) -> None:
     data = os.urandom(1 << 20)
     (d / "f").write_bytes(data)
     with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
@@ -32,7 +33,7 @@ def test_mapping_reads_the_file(d):
 
 
 @clause("S44")
-def test_private_mapping_changes_nothing(d):
+def test_private_mapping_changes_nothing(d: Path) -> None:
     (d / "f").write_bytes(b"a" * 8192)
     with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
         mapping[0:5] = b"xxxxx"
@@ -40,7 +41,7 @@ def test_private_mapping_changes_nothing(d):
 
 
 @clause("S44")
-def test_shared_mapping_writes_the_file(d):
+def test_shared_mapping_writes_the_file(d: Path) -> None:
     (d / "f").write_bytes(b"a" * 20_000)
     with open(d / "f", "r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
         mapping[10_000:10_005] = b"xxxxx"
@@ -52,7 +53,7 @@ def test_shared_mapping_writes_the_file(d):
 
 
 @clause("S44")
-def test_mapping_outlives_the_descriptor(d):
+def test_mapping_outlives_the_descriptor(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     os.ftruncate(fd, 8192)
     mapping = mmap.mmap(fd, 8192)
@@ -63,7 +64,7 @@ def test_mapping_outlives_the_descriptor(d):
 
 
 @clause("S44")
-def test_mapping_between_processes(d):
+def test_mapping_between_processes(d: Path) -> None:
     (d / "f").write_bytes(bytes(4096))
 
     def other() -> None:
@@ -77,7 +78,7 @@ def test_mapping_between_processes(d):
 
 
 @clause("S44", "S39")
-def test_replaced_file_stays_mapped(d):
+def test_replaced_file_stays_mapped(d: Path) -> None:
     (d / "f").write_bytes(b"old!" * 2048)
     (d / "g").write_bytes(b"new!" * 2048)
     with open(d / "f", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
@@ -88,7 +89,7 @@ def test_replaced_file_stays_mapped(d):
 
 
 @clause("S44", "S34")
-def test_write_and_truncate_show_in_a_mapping(d):
+def test_write_and_truncate_show_in_a_mapping(d: Path) -> None:
     (d / "f").write_bytes(b"a" * 8192)
     with open(d / "f", "r+b", buffering=0) as file, mmap.mmap(file.fileno(), 0) as mapping:
         os.pwrite(file.fileno(), b"xyz", 4096)
@@ -102,7 +103,7 @@ def test_write_and_truncate_show_in_a_mapping(d):
 
 
 @clause("S45")
-def test_flock_between_processes(d):
+def test_flock_between_processes(d: Path) -> None:
     (d / "f").touch()
 
     def try_lock(kind: int) -> int:
@@ -123,7 +124,7 @@ def test_flock_between_processes(d):
 
 
 @clause("S45")
-def test_flock_waits_until_it_is_free(d):
+def test_flock_waits_until_it_is_free(d: Path) -> None:
     (d / "f").touch()
 
     def take() -> str:
@@ -140,7 +141,7 @@ def test_flock_waits_until_it_is_free(d):
 
 
 @clause("S45")
-def test_posix_range_locks(d):
+def test_posix_range_locks(d: Path) -> None:
     (d / "f").write_bytes(bytes(100))
 
     def try_range(start: int, size: int) -> int:
@@ -161,7 +162,7 @@ def test_posix_range_locks(d):
 
 
 @clause("S45")
-def test_posix_locks_end_with_any_close_of_the_process(d):
+def test_posix_locks_end_with_any_close_of_the_process(d: Path) -> None:
     (d / "f").touch()
 
     def try_lock() -> int:
@@ -180,7 +181,7 @@ def test_posix_locks_end_with_any_close_of_the_process(d):
 
 
 @clause("S45")
-def test_ofd_locks_belong_to_the_open_file(d):
+def test_ofd_locks_belong_to_the_open_file(d: Path) -> None:
     (d / "f").touch()
     with open(d / "f", "r+b") as first, open(d / "f", "r+b") as second:
         fcntl.fcntl(first, F_OFD_SETLK, flock64(fcntl.F_WRLCK, 0, 10))
@@ -193,7 +194,7 @@ def test_ofd_locks_belong_to_the_open_file(d):
 
 
 @clause("S45", "S39")
-def test_locks_die_with_their_process(d):
+def test_locks_die_with_their_process(d: Path) -> None:
     (d / "f").touch()
 
     def lock_and_die() -> None:

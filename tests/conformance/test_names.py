@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.rig.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, rename2
 clause = pytest.mark.clause
 
 
-def error_of(function, *args) -> int:
+def error_of(function: Callable[..., object], *args: object) -> int:
     try:
         function(*args)
     except OSError as error:
@@ -28,7 +29,7 @@ def error_of(function, *args) -> int:
 
 
 @clause("S35")
-def test_rename_moves_content_and_identity(d):
+def test_rename_moves_content_and_identity(d: Path) -> None:
     (d / "a").write_bytes(b"A")
     ino = (d / "a").stat().st_ino
     os.rename(d / "a", d / "b")
@@ -38,7 +39,7 @@ def test_rename_moves_content_and_identity(d):
 
 
 @clause("S35")
-def test_rename_replaces(d):
+def test_rename_replaces(d: Path) -> None:
     (d / "a").write_bytes(b"A")
     (d / "b").write_bytes(b"B")
     os.rename(d / "a", d / "b")
@@ -47,7 +48,7 @@ def test_rename_replaces(d):
 
 
 @clause("S35", "S39")
-def test_rename_over_an_open_file_leaves_it_to_its_readers(d):
+def test_rename_over_an_open_file_leaves_it_to_its_readers(d: Path) -> None:
     (d / "a").write_bytes(b"A")
     (d / "b").write_bytes(b"B")
     with open(d / "b", "rb") as reader:
@@ -57,7 +58,7 @@ def test_rename_over_an_open_file_leaves_it_to_its_readers(d):
 
 
 @clause("S35", "S11")
-def test_rename_while_open_for_writing(d):
+def test_rename_while_open_for_writing(d: Path) -> None:
     with open(d / "tmp", "wb", buffering=0) as file:
         file.write(b"one")
         os.rename(d / "tmp", d / "final")
@@ -68,7 +69,7 @@ def test_rename_while_open_for_writing(d):
 
 
 @clause("S35")
-def test_rename_of_two_links_of_one_file_does_nothing(d):
+def test_rename_of_two_links_of_one_file_does_nothing(d: Path) -> None:
     (d / "a").touch()
     os.link(d / "a", d / "b")
     os.rename(d / "a", d / "b")
@@ -76,7 +77,7 @@ def test_rename_of_two_links_of_one_file_does_nothing(d):
 
 
 @clause("S35")
-def test_rename_of_directories(d):
+def test_rename_of_directories(d: Path) -> None:
     (d / "x").mkdir()
     (d / "x" / "f").write_bytes(b"deep")
     (d / "empty").mkdir()
@@ -94,14 +95,14 @@ def test_rename_of_directories(d):
 
 
 @clause("S35")
-def test_rename_missing(d):
+def test_rename_missing(d: Path) -> None:
     assert error_of(os.rename, d / "no", d / "other") == errno.ENOENT
     (d / "a").touch()
     assert error_of(os.rename, d / "a", d / "no" / "b") == errno.ENOENT
 
 
 @clause("S35")
-def test_rename_noreplace(d):
+def test_rename_noreplace(d: Path) -> None:
     (d / "a").write_bytes(b"A")
     (d / "b").write_bytes(b"B")
     assert error_of(rename2, d / "a", d / "b", RENAME_NOREPLACE) == errno.EEXIST
@@ -110,7 +111,7 @@ def test_rename_noreplace(d):
 
 
 @clause("S35")
-def test_rename_exchange_files_and_directories(d):
+def test_rename_exchange_files_and_directories(d: Path) -> None:
     (d / "a").write_bytes(b"A")
     (d / "b").mkdir()
     (d / "b" / "in").write_bytes(b"B")
@@ -121,7 +122,7 @@ def test_rename_exchange_files_and_directories(d):
 
 
 @clause("S35")
-def test_link_counts_of_directories_follow_renames(d):
+def test_link_counts_of_directories_follow_renames(d: Path) -> None:
     for name in ("x", "y"):
         (d / name).mkdir()
     (d / "x" / "sub").mkdir()
@@ -136,7 +137,7 @@ def test_link_counts_of_directories_follow_renames(d):
 
 
 @clause("S36")
-def test_hard_links_are_one_file(d):
+def test_hard_links_are_one_file(d: Path) -> None:
     (d / "a").write_bytes(b"one")
     os.link(d / "a", d / "b")
     assert (d / "a").stat().st_ino == (d / "b").stat().st_ino
@@ -152,7 +153,7 @@ def test_hard_links_are_one_file(d):
 
 
 @clause("S36")
-def test_link_errors(d):
+def test_link_errors(d: Path) -> None:
     (d / "a").touch()
     (d / "b").touch()
     assert error_of(os.link, d / "a", d / "b") == errno.EEXIST
@@ -161,7 +162,7 @@ def test_link_errors(d):
 
 
 @clause("S36")
-def test_link_of_a_file_being_written(d):
+def test_link_of_a_file_being_written(d: Path) -> None:
     with open(d / "a", "wb", buffering=0) as file:
         file.write(b"one")
         os.link(d / "a", d / "b")
@@ -170,7 +171,7 @@ def test_link_of_a_file_being_written(d):
 
 
 @clause("S37")
-def test_symlinks(d):
+def test_symlinks(d: Path) -> None:
     target = "x/" * 500
     os.symlink(target, d / "dangling")
     assert os.readlink(d / "dangling") == target
@@ -187,14 +188,14 @@ def test_symlinks(d):
 
 
 @clause("S37")
-def test_link_of_a_symlink_is_the_symlink(d):
+def test_link_of_a_symlink_is_the_symlink(d: Path) -> None:
     os.symlink("nowhere", d / "s")
     os.link(d / "s", d / "t", follow_symlinks=False)
     assert os.readlink(d / "t") == "nowhere"
 
 
 @clause("S5", "S52")
-def test_symlinks_out_lead_where_they_say(d, tmp_path):
+def test_symlinks_out_lead_where_they_say(d: Path, tmp_path: Path) -> None:
     (tmp_path / "outside").write_bytes(b"outside")
     os.symlink(tmp_path / "outside", d / "absolute")
     os.symlink("/" + "../" * 30 + "etc/hostname", d / "many")
@@ -209,7 +210,7 @@ def test_symlinks_out_lead_where_they_say(d, tmp_path):
 
 
 @clause("S38")
-def test_fifo_between_processes(d):
+def test_fifo_between_processes(d: Path) -> None:
     os.mkfifo(d / "p", 0o600)
     assert stat.S_ISFIFO((d / "p").stat().st_mode)
     writer = Child(lambda: (d / "p").write_bytes(b"through the fifo"))
@@ -218,7 +219,7 @@ def test_fifo_between_processes(d):
 
 
 @clause("S38")
-def test_socket_file(d):
+def test_socket_file(d: Path) -> None:
     os.chdir(d)
     try:
         with socket.socket(socket.AF_UNIX) as server:
@@ -232,7 +233,7 @@ def test_socket_file(d):
 
 
 @clause("S38")
-def test_mknod_of_a_regular_file_and_a_device(d):
+def test_mknod_of_a_regular_file_and_a_device(d: Path) -> None:
     os.mknod(d / "f", 0o640 | stat.S_IFREG)
     assert (d / "f").read_bytes() == b""
     if os.geteuid() == 0:
@@ -245,7 +246,7 @@ def test_mknod_of_a_regular_file_and_a_device(d):
 
 
 @clause("S39")
-def test_unlinked_file_lives_on_in_its_descriptors(d):
+def test_unlinked_file_lives_on_in_its_descriptors(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
     os.write(fd, b"before")
     os.unlink(d / "f")
@@ -261,7 +262,7 @@ def test_unlinked_file_lives_on_in_its_descriptors(d):
 
 
 @clause("S39")
-def test_name_of_an_unlinked_open_file_can_be_used_again(d):
+def test_name_of_an_unlinked_open_file_can_be_used_again(d: Path) -> None:
     old = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
     os.write(old, b"old")
     os.unlink(d / "f")
@@ -273,7 +274,7 @@ def test_name_of_an_unlinked_open_file_can_be_used_again(d):
 
 
 @clause("S39")
-def test_removed_directory_that_is_open(d):
+def test_removed_directory_that_is_open(d: Path) -> None:
     (d / "x").mkdir()
     fd = os.open(d / "x", os.O_RDONLY | os.O_DIRECTORY)
     (d / "x").rmdir()
@@ -283,7 +284,7 @@ def test_removed_directory_that_is_open(d):
 
 
 @clause("S39")
-def test_unlink_errors(d):
+def test_unlink_errors(d: Path) -> None:
     assert error_of(os.unlink, d / "no") == errno.ENOENT
     assert error_of(os.unlink, d) in (errno.EISDIR, errno.EPERM)
     (d / "f").touch()
@@ -296,7 +297,7 @@ def test_unlink_errors(d):
 
 
 @clause("S47")
-def test_names_of_255_bytes(d):
+def test_names_of_255_bytes(d: Path) -> None:
     name = "n" * 255
     (d / name).write_bytes(b"x")
     (d / ("d" * 255)).mkdir()
@@ -307,7 +308,7 @@ def test_names_of_255_bytes(d):
 
 
 @clause("S47")
-def test_names_of_any_bytes(d):
+def test_names_of_any_bytes(d: Path) -> None:
     here = os.fsencode(d)
     names = [b"\xff\xfe", b"caf\xe9", "größe-模型".encode(), b"new\nline", b" ", b"-rf", b"a'\"$`\\b", b"\x01\x7f", b"...", b"*?[x]"]
     for name in names:
@@ -322,7 +323,7 @@ def test_names_of_any_bytes(d):
 
 
 @clause("S52")
-def test_dots_and_slashes(d):
+def test_dots_and_slashes(d: Path) -> None:
     (d / "x" / "y").mkdir(parents=True)
     (d / "f").write_bytes(b"F")
     assert Path(f"{d}/x/../f").read_bytes() == b"F"
@@ -335,7 +336,7 @@ def test_dots_and_slashes(d):
 
 
 @clause("S52")
-def test_deep_directories(d):
+def test_deep_directories(d: Path) -> None:
     path = d
     for level in range(60):
         path = path / f"level{level}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,14 @@ def open_errno(path: Path, flags: int, mode: int = 0o644) -> int:
 
 
 @clause("S31", "S13")
-def test_what_is_written_is_read(d):
+def test_what_is_written_is_read(d: Path) -> None:
     (d / "f").write_bytes(b"hello")
     assert (d / "f").read_bytes() == b"hello"
     assert (d / "f").stat().st_size == 5
 
 
 @clause("S31")
-def test_excl_refuses_what_exists(d):
+def test_excl_refuses_what_exists(d: Path) -> None:
     (d / "f").touch()
     (d / "s").symlink_to("nowhere")
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
@@ -39,14 +40,14 @@ def test_excl_refuses_what_exists(d):
 
 
 @clause("S31")
-def test_create_of_existing_file_keeps_its_mode(d):
+def test_create_of_existing_file_keeps_its_mode(d: Path) -> None:
     os.close(os.open(d / "f", os.O_CREAT | os.O_WRONLY, 0o600))
     os.close(os.open(d / "f", os.O_CREAT | os.O_WRONLY, 0o644))
     assert (d / "f").stat().st_mode & 0o777 == 0o600
 
 
 @clause("S31")
-def test_created_read_only_can_be_written_by_its_creator(d):
+def test_created_read_only_can_be_written_by_its_creator(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o444)
     assert os.write(fd, b"x") == 1
     os.close(fd)
@@ -54,7 +55,7 @@ def test_created_read_only_can_be_written_by_its_creator(d):
 
 
 @clause("S31")
-def test_trunc_empties_at_once(d):
+def test_trunc_empties_at_once(d: Path) -> None:
     (d / "f").write_bytes(b"content")
     fd = os.open(d / "f", os.O_WRONLY | os.O_TRUNC)
     assert (d / "f").stat().st_size == 0
@@ -64,7 +65,7 @@ def test_trunc_empties_at_once(d):
 
 
 @clause("S31")
-def test_trunc_is_seen_by_another_open(d):
+def test_trunc_is_seen_by_another_open(d: Path) -> None:
     (d / "f").write_bytes(b"content")
     with open(d / "f", "rb", buffering=0) as reader:
         os.close(os.open(d / "f", os.O_WRONLY | os.O_TRUNC))
@@ -74,7 +75,7 @@ def test_trunc_is_seen_by_another_open(d):
 
 
 @clause("S31")
-def test_missing_file_and_missing_parent(d):
+def test_missing_file_and_missing_parent(d: Path) -> None:
     assert open_errno(d / "no", os.O_RDONLY) == errno.ENOENT
     assert open_errno(d / "no" / "f", os.O_CREAT | os.O_WRONLY) == errno.ENOENT
     (d / "file").touch()
@@ -82,7 +83,7 @@ def test_missing_file_and_missing_parent(d):
 
 
 @clause("S31")
-def test_directory_flags(d):
+def test_directory_flags(d: Path) -> None:
     (d / "file").touch()
     assert open_errno(d / "file", os.O_RDONLY | os.O_DIRECTORY) == errno.ENOTDIR
     assert open_errno(d, os.O_WRONLY) == errno.EISDIR
@@ -90,7 +91,7 @@ def test_directory_flags(d):
 
 
 @clause("S31", "S37")
-def test_nofollow(d):
+def test_nofollow(d: Path) -> None:
     (d / "file").touch()
     (d / "link").symlink_to("file")
     assert open_errno(d / "link", os.O_RDONLY | os.O_NOFOLLOW) == errno.ELOOP
@@ -98,7 +99,7 @@ def test_nofollow(d):
 
 
 @clause("S31")
-def test_access_mode_is_kept_to(d):
+def test_access_mode_is_kept_to(d: Path) -> None:
     (d / "f").write_bytes(b"x")
     fd = os.open(d / "f", os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -111,7 +112,7 @@ def test_access_mode_is_kept_to(d):
 
 
 @clause("S31")
-def test_path_descriptor(d):
+def test_path_descriptor(d: Path) -> None:
     (d / "f").write_bytes(b"x")
     fd = os.open(d / "f", os.O_PATH)
     assert os.fstat(fd).st_size == 1
@@ -124,7 +125,7 @@ def test_path_descriptor(d):
 
 
 @clause("S31")
-def test_direct_io(d):
+def test_direct_io(d: Path) -> None:
     import mmap
 
     block = mmap.mmap(-1, 8192)
@@ -139,7 +140,7 @@ def test_direct_io(d):
 
 
 @clause("S32")
-def test_append_goes_to_the_end(d):
+def test_append_goes_to_the_end(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     os.write(fd, b"one")
     with open(d / "f", "ab") as other:
@@ -151,7 +152,7 @@ def test_append_goes_to_the_end(d):
 
 
 @clause("S32")
-def test_appends_of_several_processes_do_not_overlap(d):
+def test_appends_of_several_processes_do_not_overlap(d: Path) -> None:
     lines = 200
 
     def append(who: int) -> None:
@@ -160,7 +161,7 @@ def test_appends_of_several_processes_do_not_overlap(d):
             os.write(fd, b"%d:%06d\n" % (who, number))
         os.close(fd)
 
-    children = [Child(lambda who=who: append(who)) for who in range(4)]
+    children = [Child(partial(append, who)) for who in range(4)]
     for child in children:
         child.result()
     seen = (d / "log").read_bytes().splitlines()
@@ -168,7 +169,7 @@ def test_appends_of_several_processes_do_not_overlap(d):
 
 
 @clause("S49")
-def test_dup_shares_the_offset(d):
+def test_dup_shares_the_offset(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     other = os.dup(fd)
     os.write(fd, b"ab")
@@ -180,7 +181,7 @@ def test_dup_shares_the_offset(d):
 
 
 @clause("S49")
-def test_opens_have_offsets_of_their_own_and_one_content(d):
+def test_opens_have_offsets_of_their_own_and_one_content(d: Path) -> None:
     first = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o644)
     second = os.open(d / "f", os.O_RDWR)
     os.write(first, b"0123456789")
@@ -192,7 +193,7 @@ def test_opens_have_offsets_of_their_own_and_one_content(d):
 
 
 @clause("S49")
-def test_many_descriptors_of_one_file(d):
+def test_many_descriptors_of_one_file(d: Path) -> None:
     (d / "f").write_bytes(b"x" * 100)
     fds = [os.open(d / "f", os.O_RDWR) for _ in range(200)]
     for at, fd in enumerate(fds[:100]):
@@ -203,7 +204,7 @@ def test_many_descriptors_of_one_file(d):
 
 
 @clause("S49", "S13")
-def test_other_processes_see_writes_before_close(d):
+def test_other_processes_see_writes_before_close(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_WRONLY, 0o644)
     os.write(fd, b"early")
     assert Child(lambda: (d / "f").read_bytes()).result() == b"early"
@@ -211,7 +212,7 @@ def test_other_processes_see_writes_before_close(d):
 
 
 @clause("S49")
-def test_descriptor_inherited_by_a_child_outlives_the_parents(d):
+def test_descriptor_inherited_by_a_child_outlives_the_parents(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_WRONLY, 0o644)
     child = Child(lambda: os.write(fd, b"child"))
     child.result()

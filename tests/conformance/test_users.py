@@ -26,7 +26,7 @@ def mode_of(path: Path) -> int:
 
 
 @clause("S48")
-def test_files_belong_to_the_caller(d):
+def test_files_belong_to_the_caller(d: Path) -> None:
     def make() -> None:
         write_new(d / "file")
         os.mkdir(d / "dir")
@@ -40,7 +40,7 @@ def test_files_belong_to_the_caller(d):
 
 
 @clause("S48")
-def test_umask_of_the_caller(d):
+def test_umask_of_the_caller(d: Path) -> None:
     def make() -> None:
         os.umask(0o027)
         write_new(d / "file")
@@ -52,7 +52,7 @@ def test_umask_of_the_caller(d):
 
 
 @clause("S48")
-def test_read_and_write_permission(d):
+def test_read_and_write_permission(d: Path) -> None:
     write_new(d / "secret")
     (d / "secret").chmod(0o600)
     (d / "shown").write_bytes(b"shown")
@@ -65,7 +65,7 @@ def test_read_and_write_permission(d):
 
 
 @clause("S48")
-def test_group_and_supplementary_groups(d):
+def test_group_and_supplementary_groups(d: Path) -> None:
     write_new(d / "f")
     os.chown(d / "f", 0, 777)
     (d / "f").chmod(0o660)
@@ -75,7 +75,7 @@ def test_group_and_supplementary_groups(d):
 
 
 @clause("S48")
-def test_directory_permissions(d):
+def test_directory_permissions(d: Path) -> None:
     (d / "closed").mkdir(mode=0o700)
     (d / "closed" / "f").touch()
     (d / "listed").mkdir()
@@ -94,7 +94,7 @@ def test_directory_permissions(d):
 
 
 @clause("S48")
-def test_only_the_owner_changes_attributes(d):
+def test_only_the_owner_changes_attributes(d: Path) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o666)
     assert errno_as(NOBODY, lambda: os.chmod(d / "f", 0o777)) == errno.EPERM
@@ -109,7 +109,7 @@ def test_only_the_owner_changes_attributes(d):
 
 
 @clause("S48")
-def test_permission_is_checked_at_open_not_at_write(d):
+def test_permission_is_checked_at_open_not_at_write(d: Path) -> None:
     fd = os.open(d / "f", os.O_CREAT | os.O_RDWR, 0o600)
 
     def use() -> int:
@@ -120,7 +120,7 @@ def test_permission_is_checked_at_open_not_at_write(d):
 
 
 @clause("S48")
-def test_create_without_any_permission_bit(d):
+def test_create_without_any_permission_bit(d: Path) -> None:
     def make() -> bytes:
         fd = os.open(d / "f", os.O_CREAT | os.O_EXCL | os.O_RDWR, 0)
         os.write(fd, b"mine")
@@ -133,7 +133,7 @@ def test_create_without_any_permission_bit(d):
 
 
 @clause("S48")
-def test_set_gid_directory_hands_on_its_group(d):
+def test_set_gid_directory_hands_on_its_group(d: Path) -> None:
     (d / "team").mkdir()
     os.chown(d / "team", 0, 777)
     (d / "team").chmod(0o2777)
@@ -148,7 +148,7 @@ def test_set_gid_directory_hands_on_its_group(d):
 
 
 @clause("S48")
-def test_sticky_directory_protects(d):
+def test_sticky_directory_protects(d: Path) -> None:
     (d / "tmp").mkdir()
     (d / "tmp").chmod(0o1777)
     in_child(lambda: write_new(d / "tmp" / "mine"), SOMEBODY, SOMEBODY)
@@ -158,7 +158,7 @@ def test_sticky_directory_protects(d):
 
 
 @clause("S42")
-def test_write_clears_set_uid_and_set_gid(d):
+def test_write_clears_set_uid_and_set_gid(d: Path) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o6777)
     assert errno_as(NOBODY, lambda: (d / "f").open("ab").close()) == 0
@@ -173,7 +173,7 @@ def test_write_clears_set_uid_and_set_gid(d):
 
 
 @clause("S42")
-def test_chown_clears_set_uid_and_set_gid(d):
+def test_chown_clears_set_uid_and_set_gid(d: Path) -> None:
     write_new(d / "f")
     os.chown(d / "f", NOBODY, NOBODY)
     (d / "f").chmod(0o6755)
@@ -182,7 +182,7 @@ def test_chown_clears_set_uid_and_set_gid(d):
 
 
 @clause("S42")
-def test_chmod_by_a_stranger_to_the_group_drops_set_gid(d):
+def test_chmod_by_a_stranger_to_the_group_drops_set_gid(d: Path) -> None:
     write_new(d / "f")
     os.chown(d / "f", NOBODY, 777)
     in_child(lambda: os.chmod(d / "f", 0o2755), NOBODY, NOBODY)
@@ -190,7 +190,7 @@ def test_chmod_by_a_stranger_to_the_group_drops_set_gid(d):
 
 
 @clause("S48")
-def test_access_answers_for_the_real_user(d):
+def test_access_answers_for_the_real_user(d: Path) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o640)
     assert in_child(lambda: (os.access(d / "f", os.R_OK), os.access(d / "f", os.F_OK)), NOBODY, NOBODY) == (False, True)
@@ -199,7 +199,7 @@ def test_access_answers_for_the_real_user(d):
 
 @clause("S42")
 @pytest.mark.parametrize("owner", [(-1, -1), (0, -1), (-1, 0), (NOBODY, NOBODY)])
-def test_every_chown_clears_set_uid_even_one_that_changes_nothing(d, owner):
+def test_every_chown_clears_set_uid_even_one_that_changes_nothing(d: Path, owner: tuple[int, int]) -> None:
     write_new(d / "f")
     (d / "f").chmod(0o4711)
     os.chown(d / "f", *owner)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
+from acpfs.supervisor.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, CommandError
+from tests.rig.mounts import CommandError, MakeMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
-QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
-Make = Callable[..., AcpfsMount]
+SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
+QUICK: dict[str, object] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
 
 
 @dataclass
@@ -48,7 +49,7 @@ TABLE = [
 
 @clause("S23", "S24", "S3", "S7")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_nothing_is_lost_nor_wrongly_persisted(transport, make_mount: Make, fault_fs: FaultFs, row: Row):
+def test_nothing_is_lost_nor_wrongly_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs, row: Row) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "d").mkdir()
     (mount.path / "d" / "old").write_bytes(b"old")
@@ -83,7 +84,7 @@ def test_nothing_is_lost_nor_wrongly_persisted(transport, make_mount: Make, faul
 
 
 @clause("S74")
-def test_a_server_that_dies_and_comes_back(transport, make_mount: Make, fault_fs: FaultFs):
+def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "d").mkdir()
     (mount.path / "d" / "before").write_bytes(b"b")
@@ -108,7 +109,7 @@ def test_a_server_that_dies_and_comes_back(transport, make_mount: Make, fault_fs
 
 
 @clause("S74")
-def test_unmounted_underneath_while_it_is_used(transport, make_mount: Make, tmp_path: Path):
+def test_unmounted_underneath_while_it_is_used(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     """umount -l: the descriptor still leads to the file system, the path to the bare directory."""
     backing = tmp_path / "backing"
     backing.mkdir()
@@ -136,7 +137,7 @@ def test_unmounted_underneath_while_it_is_used(transport, make_mount: Make, tmp_
 
 
 @clause("S74")
-def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(transport, make_mount: Make, tmp_path: Path):
+def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", str(backing)], check=True)
@@ -165,7 +166,7 @@ def test_a_mount_over_the_bare_directory_is_refused_while_something_is_kept(tran
 
 
 @clause("S23")
-def test_a_file_system_that_is_really_full(transport, make_mount: Make, tmp_path: Path):
+def test_a_file_system_that_is_really_full(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4M", "none", str(backing)], check=True)
@@ -187,7 +188,7 @@ def test_a_file_system_that_is_really_full(transport, make_mount: Make, tmp_path
 
 @clause("S26")
 @pytest.mark.parametrize("damage", ["truncated", "removed"])
-def test_damage_behind_our_back_is_found_and_said(transport, make_mount: Make, tmp_path: Path, damage: str):
+def test_damage_behind_our_back_is_found_and_said(transport: str, make_mount: MakeMount, tmp_path: Path, damage: str) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, **QUICK)
@@ -203,7 +204,7 @@ def test_damage_behind_our_back_is_found_and_said(transport, make_mount: Make, t
 
 
 @clause("S23")
-def test_threads_that_hang_are_bounded_and_all_come_back(transport, make_mount: Make, fault_fs: FaultFs):
+def test_threads_that_hang_are_bounded_and_all_come_back(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK, streams=4)
     (mount.path / "warm").write_bytes(b"w")
     mount.flush()

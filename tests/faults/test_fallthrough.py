@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from acpfs.errors import ExitCode
 from acpfs.supervisor import fallthrough
-from tests.rig.mounts import AcpfsMount, CommandError, is_mounted, kinds_at
+from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
-Make = Callable[..., AcpfsMount]
 
 
 @pytest.fixture
@@ -35,7 +33,7 @@ def undrained(mount: AcpfsMount) -> None:
 
 
 @clause("S70")
-def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport, make_mount: Make, backing: Path):
+def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport)
     with open(mount.path / "open", "wb") as file:
         file.write(b"before ")
@@ -59,7 +57,7 @@ def test_bypass_makes_new_opens_native_and_serves_what_is_open(transport, make_m
 
 
 @clause("S70")
-def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(transport, make_mount: Make, backing: Path):
+def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, bandwidth="64K")
     data = os.urandom(1 << 20)
     (mount.path / "kept").write_bytes(data)
@@ -78,7 +76,7 @@ def test_what_a_dead_daemon_left_is_drained_by_the_next_mount(transport, make_mo
 
 
 @clause("S70")
-def test_umount_takes_both_layers_away(transport, make_mount: Make, backing: Path):
+def test_umount_takes_both_layers_away(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport)
     assert len(kinds_at(mount.path)) == 2
     mount.umount()
@@ -92,7 +90,7 @@ def test_umount_takes_both_layers_away(transport, make_mount: Make, backing: Pat
 
 
 @clause("S70")
-def test_with_stop_nothing_lies_beneath(transport, make_mount: Make, backing: Path):
+def test_with_stop_nothing_lies_beneath(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, on_failure="stop")
     assert kinds_at(mount.path) == ["fuse.acpfs"]
     with pytest.raises(CommandError) as refused:
@@ -103,7 +101,9 @@ def test_with_stop_nothing_lies_beneath(transport, make_mount: Make, backing: Pa
 
 
 @clause("S70")
-def test_the_mount_does_not_appear_over_the_backing_directory_where_mounts_are_shared(transport, make_mount: Make, tmp_path: Path):
+def test_the_mount_does_not_appear_over_the_backing_directory_where_mounts_are_shared(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared"
     (shared / "backing").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", str(shared)], check=True)
@@ -123,7 +123,7 @@ def test_the_mount_does_not_appear_over_the_backing_directory_where_mounts_are_s
 
 
 @clause("S71")
-def test_nothing_native_is_overwritten_by_what_was_kept(transport, make_mount: Make, backing: Path):
+def test_nothing_native_is_overwritten_by_what_was_kept(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, **QUICK)
     for name in ("rewritten", "deleted", "renamed", "target", "untouched", "replaced_by_dir", "linked"):
         (mount.path / name).write_bytes(b"old " + name.encode())
@@ -174,7 +174,7 @@ def test_nothing_native_is_overwritten_by_what_was_kept(transport, make_mount: M
 
 
 @clause("S71")
-def test_after_a_conflict_the_name_is_the_native_file(transport, make_mount: Make, backing: Path):
+def test_after_a_conflict_the_name_is_the_native_file(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, **QUICK, bandwidth=1)
     (mount.path / "f").write_bytes(os.urandom(1 << 20))
     undrained(mount)
@@ -192,7 +192,7 @@ def test_after_a_conflict_the_name_is_the_native_file(transport, make_mount: Mak
 
 
 @clause("S71")
-def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(transport, make_mount: Make, backing: Path):
+def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, **QUICK)
     (mount.path / "log").write_bytes(b"1")
     mount.flush()
@@ -208,7 +208,7 @@ def test_what_a_bypassed_mount_still_writes_does_not_overwrite_native_changes(tr
 
 
 @clause("S71")
-def test_a_crash_in_the_middle_of_the_drain_makes_no_conflict_with_itself(transport, make_mount: Make, backing: Path):
+def test_a_crash_in_the_middle_of_the_drain_makes_no_conflict_with_itself(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, **QUICK)
     for round_ in range(3):
         for number in range(60):

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.leftovers import Machine, clear
+from acpfs.backing.leftovers import MIRRORS, WITHDRAWN, Machine, clear
+from acpfs.backing.lower import LowerPath
+from acpfs.backing.nodes import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import ExitCode
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount, CommandError, mounts_below, staging_files
+from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, mounts_below, staging_files
 
 clause = pytest.mark.clause
-Make = Callable[..., AcpfsMount]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
 
 
@@ -34,7 +36,7 @@ def crash_node(mount: AcpfsMount) -> None:
 @pytest.mark.mount
 @pytest.mark.timeout(120)
 @clause("S3", "S86")
-def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mount: Make, fault_fs: FaultFs):
+def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, node_id="n1", **QUICK)
     (mount.path / "latest").write_bytes(b"1")
     (mount.path / "shard-1").write_bytes(b"one")
@@ -70,7 +72,7 @@ def crash_node_frozen(mount: AcpfsMount, fault_fs: FaultFs) -> None:
 
 @pytest.mark.mount
 @clause("S86")
-def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, make_mount: Make, tmp_path: Path):
+def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     first = make_mount(backing, transport, "m1", node_id="n1", **QUICK)
@@ -91,7 +93,7 @@ def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, 
 @pytest.mark.mount
 @pytest.mark.timeout(120)
 @clause("S86")
-def test_a_ram_tier_of_another_backing_directory_is_refused(transport: str, make_mount: Make, tmp_path: Path):
+def test_a_ram_tier_of_another_backing_directory_is_refused(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     """The same tier directory, whose record names another volume: somebody restored or copied a runtime directory."""
     backing = tmp_path / "backing"
     backing.mkdir()
@@ -135,7 +137,7 @@ def left_by(tmp_path: Path, node: str, machine: Machine) -> Path:
 
 
 @clause("S86")
-def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: BackingDirectory, tmp_path: Path):
+def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: BackingDirectory, tmp_path: Path) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     assert clear(directory, HERE) == []
     assert not left.exists()
@@ -153,15 +155,53 @@ def test_what_an_earlier_boot_of_this_machine_left_is_removed(directory: Backing
         ("host1-new", replace(HERE, boot_id="boot-1")),
     ],
 )
-def test_what_may_be_anothers_only_copy_is_left_alone(directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine):
+def test_what_may_be_anothers_only_copy_is_left_alone(directory: BackingDirectory, tmp_path: Path, node: str, machine: Machine) -> None:
     left = left_by(tmp_path, node, machine)
     assert clear(directory, HERE) == []
     assert len(list(left.iterdir())) == 2
 
 
+@clause("S86", "S152")
+def test_staging_files_of_a_node_that_is_mirrored_are_left_alone(directory: BackingDirectory, tmp_path: Path) -> None:
+    """Found by reading: after a reboot, the first of two mounts removed what the mirror of the second counted on."""
+    left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
+    directory.write_own((MIRRORS, b"host1-old"), b'{"token": "1"}')
+    (said,) = clear(directory, HERE)
+    assert "host1-old left a mirror" in said
+    assert len(list(left.iterdir())) == 2
+    directory.write_own((MIRRORS, b"host1-old"), WITHDRAWN)
+    assert clear(directory, HERE) == []
+    assert not left.exists()
+
+
+@clause("S86", "S164")
+@pytest.mark.parametrize("step", ["write_own", "remove_own_directory"])
+def test_other_nodes_learn_of_the_loss_although_the_clearing_is_cut_off(
+    directory: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
+    records = NodeRecords(directory)
+    records.publish(NodeRecord("host1-old", beat=1, clock=100.0, watermark=90.0, host=HERE.host, hardware=HERE.hardware, boot_id="boot-1"))
+
+    def refuse(_names: LowerPath, _content: bytes = b"") -> None:
+        raise OSError(errno.EIO, "cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, step, refuse)
+        for _ in range(2):
+            with pytest.raises(OSError, match="cut off"):
+                clear(directory, HERE)
+    clear(directory, HERE)
+    gone = records.read("host1-old")
+    assert gone is not None
+    assert gone.state is NodeState.GONE
+    assert gone.lost is not None
+    assert gone.lost[0] == 90.0
+
+
 @clause("S86")
 @pytest.mark.parametrize("hardware", ["", "another"])
-def test_without_proof_it_is_named_and_left(directory: BackingDirectory, tmp_path: Path, hardware: str):
+def test_without_proof_it_is_named_and_left(directory: BackingDirectory, tmp_path: Path, hardware: str) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1", hardware=hardware))
     (said,) = clear(directory, replace(HERE, hardware="" if not hardware else HERE.hardware))
     assert "node id host1-old left 2 staging files" in said

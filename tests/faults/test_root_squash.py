@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import MakeMount
 from tests.rig.processes import SOMEBODY, errno_as, in_child
 
 clause = pytest.mark.clause
@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else"),
 ]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
-Make = Callable[..., AcpfsMount]
 
 
 def put(path: Path, mode: int) -> None:
@@ -32,7 +31,9 @@ def put(path: Path, mode: int) -> None:
 
 
 @clause("S88")
-def test_owners_that_cannot_be_set_are_told_and_hold_nothing_up(transport: str, make_mount: Make, fault_fs: FaultFs, tmp_path: Path):
+def test_owners_that_cannot_be_set_are_told_and_hold_nothing_up(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, tmp_path: Path
+) -> None:
     for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
         directory.chmod(0o755)
     fault_fs.set(chown=False)
@@ -40,7 +41,7 @@ def test_owners_that_cannot_be_set_are_told_and_hold_nothing_up(transport: str, 
     mount.path.chmod(0o777)
     in_child(lambda: (mount.path / "d").mkdir(), SOMEBODY, SOMEBODY)
     for name, mode in (("d/private", 0o600), ("d/shared", 0o644)):
-        in_child(lambda name=name, mode=mode: put(mount.path / name, mode), SOMEBODY, SOMEBODY)
+        in_child(partial(put, mount.path / name, mode), SOMEBODY, SOMEBODY)
     os.chown(mount.path / "d" / "shared", 4711, 4711)
     mount.flush()
     status = mount.status()
@@ -58,7 +59,9 @@ def test_owners_that_cannot_be_set_are_told_and_hold_nothing_up(transport: str, 
 
 
 @clause("S24", "S88")
-def test_a_directory_that_squashed_root_may_not_write_to_parks_and_says_so(transport: str, make_mount: Make, fault_fs: FaultFs):
+def test_a_directory_that_squashed_root_may_not_write_to_parks_and_says_so(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     (mount.path / "theirs").mkdir()
     mount.flush()

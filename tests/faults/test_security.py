@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def is_confined(pid: int) -> bool:
 
 
 @clause("S84")
-def test_every_process_keeps_only_the_capabilities_that_it_needs(mount: AcpfsMount):
+def test_every_process_keeps_only_the_capabilities_that_it_needs(mount: AcpfsMount) -> None:
     assert not is_confined(os.getpid())  # the mounting user's shell: nothing is inherited from it
     first = mount.living()
     assert mount.supervisor in first
@@ -65,7 +66,7 @@ def test_every_process_keeps_only_the_capabilities_that_it_needs(mount: AcpfsMou
 
 @clause("S84")
 @pytest.mark.transports("native")
-def test_a_worker_that_took_over_is_confined_too(mount: AcpfsMount):
+def test_a_worker_that_took_over_is_confined_too(mount: AcpfsMount) -> None:
     wait_gone(mount.kill_worker())
     assert is_confined(mount.pid)
     wait_gone_supervisor(mount)
@@ -93,7 +94,7 @@ def tier_of(mount: AcpfsMount) -> Path:
 
 
 @clause("S85")
-def test_nobody_else_reads_what_is_in_ram(mount: AcpfsMount):
+def test_nobody_else_reads_what_is_in_ram(mount: AcpfsMount) -> None:
     secret = mount.path / "secret"
     secret.write_bytes(SECRET)
     secret.chmod(0o600)
@@ -106,7 +107,7 @@ def test_nobody_else_reads_what_is_in_ram(mount: AcpfsMount):
 
 
 @clause("S85")
-def test_nobody_else_reaches_a_process_through_proc(mount: AcpfsMount):
+def test_nobody_else_reaches_a_process_through_proc(mount: AcpfsMount) -> None:
     (mount.path / "secret").write_bytes(SECRET)
     answers: dict[str, int] = {}
     for pid in mount.living():
@@ -119,18 +120,18 @@ def test_nobody_else_reaches_a_process_through_proc(mount: AcpfsMount):
 
 
 @clause("S85")
-def test_nobody_else_orders_the_daemon_about(mount: AcpfsMount):
+def test_nobody_else_orders_the_daemon_about(mount: AcpfsMount) -> None:
     sockets = [path for path in mount.runtime_dir.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
     assert sockets
     assert [stat.S_IMODE(path.stat().st_mode) & 0o077 for path in sockets] == [0] * len(sockets)
     writable = [p for p in [mount.runtime_dir, *mount.runtime_dir.rglob("*")] if not p.is_symlink() and p.stat().st_mode & 0o022]
     assert writable == []
-    signals = [errno_as(NOBODY, lambda pid=pid: os.kill(pid, 15)) for pid in mount.living()]
+    signals = [errno_as(NOBODY, partial(os.kill, pid, 15)) for pid in mount.living()]
     assert set(signals) == {errno.EPERM}
 
 
 @clause("S85")
-def test_nothing_readable_is_left_by_a_crash_nor_by_umount(mount: AcpfsMount):
+def test_nothing_readable_is_left_by_a_crash_nor_by_umount(mount: AcpfsMount) -> None:
     (mount.path / "secret").write_bytes(SECRET)
     tier = tier_of(mount)
     mount.kill()
@@ -143,7 +144,7 @@ def test_nothing_readable_is_left_by_a_crash_nor_by_umount(mount: AcpfsMount):
 
 
 @clause("S85")
-def test_staging_can_be_neither_read_nor_planted_by_others(mount: AcpfsMount):
+def test_staging_can_be_neither_read_nor_planted_by_others(mount: AcpfsMount) -> None:
     mount.backing.chmod(0o777)  # a scratch directory that everybody may write to
     (mount.path / "secret").write_bytes(SECRET)
     own = mount.backing / ".acpfs"
@@ -156,6 +157,6 @@ def test_staging_can_be_neither_read_nor_planted_by_others(mount: AcpfsMount):
 
 
 @clause("S85")
-def test_the_mount_hides_its_own_directory(mount: AcpfsMount):
+def test_the_mount_hides_its_own_directory(mount: AcpfsMount) -> None:
     assert errno_as(0, lists(mount.path / ".acpfs")) == errno.ENOENT
     assert b".acpfs" not in in_child(lambda: os.listdir(os.fsencode(mount.path)), NOBODY, NOBODY)

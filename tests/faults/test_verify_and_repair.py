@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from acpfs.errors import ExitCode
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import MakeMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.2}
-Make = Callable[..., AcpfsMount]
 SIZES = (1, 5000, 3_000_001)
 
 
@@ -32,7 +30,9 @@ def rot(path: Path) -> None:
 
 @clause("S72")
 @pytest.mark.parametrize("size", SIZES)
-def test_a_stream_that_reads_back_differently_is_streamed_again(transport, make_mount: Make, fault_fs: FaultFs, size: int):
+def test_a_stream_that_reads_back_differently_is_streamed_again(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, size: int
+) -> None:
     mount = make_mount(fault_fs.path, transport, verify_after_write=True, **QUICK)
     rule = fault_fs.rule("flip", ops=["write"], glob="*staging*", times=2)
     data = os.urandom(size)
@@ -47,7 +47,7 @@ def test_a_stream_that_reads_back_differently_is_streamed_again(transport, make_
 
 
 @clause("S72")
-def test_storage_that_spoils_everything_is_given_up_loudly(transport, make_mount: Make, fault_fs: FaultFs):
+def test_storage_that_spoils_everything_is_given_up_loudly(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, verify_after_write=True, **QUICK)
     rule = fault_fs.rule("flip", ops=["write"], glob="*staging*")
     (mount.path / "f").write_bytes(b"data" * 1000)
@@ -62,7 +62,7 @@ def test_storage_that_spoils_everything_is_given_up_loudly(transport, make_mount
 
 
 @clause("S73")
-def test_repair_rewrites_what_rotted(transport, make_mount: Make, tmp_path: Path):
+def test_repair_rewrites_what_rotted(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport)
@@ -88,7 +88,7 @@ def test_repair_rewrites_what_rotted(transport, make_mount: Make, tmp_path: Path
 
 
 @clause("S73")
-def test_repair_says_what_it_cannot_do(transport, make_mount: Make, tmp_path: Path):
+def test_repair_says_what_it_cannot_do(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, ram="8M")

@@ -41,6 +41,11 @@ class Place:
         """Where to work."""
         return self._mount.path if self._mount else self.backing
 
+    @property
+    def time_granularity_ns(self) -> int:
+        """How finely the backing file system keeps times."""
+        return int(self._mount.status()["features"]["time_granularity_ns"]) if self._mount else 1
+
     def mount(self) -> None:
         """Begin; does nothing on a plain directory."""
         if os.environ.get("ACPFS_PLACE") != "plain":
@@ -65,6 +70,8 @@ class Place:
         """Drain, then compare mount, backing directory and manifest."""
         if self._mount is None:
             return
+        self._mount.flush(timeout_s=DRAIN_TIMEOUT_S)
+        self._mount.ask("release")  # what the guard holds is to stay longer, and is no difference
         self._mount.flush(timeout_s=DRAIN_TIMEOUT_S)
         run(["diff", "-r", "--no-dereference", "--exclude=.acpfs", str(self.directory), str(self.backing)])
         manifest = Path(".acpfs", "manifest", f"{NODE}.xxh128")
@@ -119,7 +126,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield place
     finally:
         place.unmount()
-        shutil.rmtree(tmp_path)
+        clear(tmp_path)
 
 
 @pytest.fixture
@@ -133,4 +140,9 @@ def faulty_place(tmp_path: Path) -> Iterator[Place]:
         finally:
             faults.clear()
             place.unmount()
-    shutil.rmtree(tmp_path)
+    clear(tmp_path)
+
+
+def clear(base: Path) -> None:
+    """Give the room back; what `--backing` has bound over a directory stays there, empty."""
+    shutil.rmtree(base, ignore_errors=AcpfsMount.lay_backing is not None)

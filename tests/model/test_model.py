@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.model.operations import Generator, Side
+from tests.model.operations import Generator, Operation, Side
 from tests.model.snapshot import differences, snapshot
-from tests.rig.mounts import AcpfsMount
+from tests.rig.mounts import AcpfsMount, MakeMount
 
 OPS = 10_000
 COMPARE_EVERY = 250
@@ -31,7 +32,7 @@ class Pair:
         self._done: deque[str] = deque(maxlen=SHOWN)
         self._seed = seed
 
-    def run(self, operations, number: int = 0) -> None:
+    def run(self, operations: Iterable[Operation], number: int = 0) -> None:
         """Do operations on both sides; stop at the first that ends differently."""
         for operation in operations:
             number += 1
@@ -75,7 +76,7 @@ def run_model(tested: Path, reference: Path, seed: int, count: int, mount: Acpfs
 
 
 @pytest.mark.clause("S31")
-def test_model_agrees_with_a_plain_directory(tmp_path, seed):
+def test_model_agrees_with_a_plain_directory(tmp_path: Path, seed: int) -> None:
     """The model itself: two plain directories never differ."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
@@ -85,7 +86,9 @@ def test_model_agrees_with_a_plain_directory(tmp_path, seed):
 @pytest.mark.mount
 @pytest.mark.timeout(600)
 @pytest.mark.clause("S1", "S13", "S34", "S35", "S36", "S39", "S41")
-def test_mount_agrees_with_a_plain_directory(transport, make_mount, tmp_path, seed, request):
+def test_mount_agrees_with_a_plain_directory(
+    transport: str, make_mount: MakeMount, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+) -> None:
     count = request.config.getoption("--ops") or OPS
     for name in ("backing", "reference"):
         (tmp_path / name).mkdir()
@@ -100,7 +103,7 @@ def test_mount_agrees_with_a_plain_directory(transport, make_mount, tmp_path, se
 @pytest.mark.mount
 @pytest.mark.timeout(600)
 @pytest.mark.clause("S30", "S1", "S22")
-def test_mount_agrees_over_remounts(transport, tmp_path, seed, request):
+def test_mount_agrees_over_remounts(transport: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> None:
     """Everything is read from the backing directory again after each remount, so lower-layer paths are what is tested."""
     count = (request.config.getoption("--ops") or OPS) // 10
     for name in ("backing", "reference"):
@@ -116,7 +119,9 @@ def test_mount_agrees_over_remounts(transport, tmp_path, seed, request):
 @pytest.mark.mount
 @pytest.mark.timeout(600)
 @pytest.mark.clause("S30", "S33")
-def test_mount_agrees_while_clean_files_leave_ram(transport, make_mount, tmp_path, seed, request):
+def test_mount_agrees_while_clean_files_leave_ram(
+    transport: str, make_mount: MakeMount, tmp_path: Path, seed: int, request: pytest.FixtureRequest
+) -> None:
     """A RAM tier that holds less than the test's files: what is clean is evicted, and read from the backing directory again."""
     count = (request.config.getoption("--ops") or OPS) // 5
     for name in ("backing", "reference"):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -16,13 +18,13 @@ import xxhash
 from tests.ordering.history import Application, check
 from tests.ordering.training import TrainingRun
 from tests.rig.faultfs import FaultFs
-from tests.rig.journal import read_journal, replay, tree_of
-from tests.rig.mounts import AcpfsMount
+from tests.rig.journal import Tree, replay, tree_of
+from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 ROUNDS = 25
-QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0}
+QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "no_keep_last_persisted": True}
 STAGING = ".acpfs/*"
 
 
@@ -63,15 +65,17 @@ def nothing(_faults: FaultFs, _chooser: random.Random) -> None:
 FAULTS = [nothing, random_delays, passing_errors, lost_answers, torn_writes, no_space_for_a_while]
 
 
-def journal_of(faults: FaultFs) -> list[dict]:
-    assert faults.record is not None
-    return read_journal(faults.record)
+def training(mount: AcpfsMount, application: Application, seed: int) -> TrainingRun:
+    """Everything that is in order over this backing file system."""
+    exchange: bool = mount.status()["features"]["rename_exchange"]
+    assert exchange or AcpfsMount.lay_backing is not None
+    return TrainingRun(application, seed, exchange=exchange)
 
 
 def finish(mount: AcpfsMount, faults: FaultFs, application: Application) -> None:
     """Drain, and hold everything that was ever visible against the history."""
     mount.flush(timeout_s=90)
-    instants = check(journal_of(faults), application.states)
+    instants = check(faults.journal(), application.states)
     assert tree_of(faults.source) == application.states[-1]
     assert tree_of(mount.path) == application.states[-1]
     assert instants > 0
@@ -79,11 +83,13 @@ def finish(mount: AcpfsMount, faults: FaultFs, application: Application) -> None
 
 @clause("S6", "S7", "S8", "S9", "S11", "S23", "S25")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_every_instant_is_a_state_of_the_application(transport, make_mount, fault_fs, seed, fault):
+def test_every_instant_is_a_state_of_the_application(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int, fault: Callable[[FaultFs, random.Random], None]
+) -> None:
     chooser = random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
-    run = TrainingRun(application, seed)
+    run = training(mount, application, seed)
     fault(fault_fs, chooser)
     for number in range(ROUNDS):
         run.round()
@@ -97,11 +103,32 @@ def test_every_instant_is_a_state_of_the_application(transport, make_mount, faul
     assert mount.leaks() == []
 
 
+@clause("S6", "S140", "S141")
+def test_what_the_guard_holds_is_the_only_exception(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
+    """With the guard on: all but deleted checkpoints is a state of the application, in order, over kill -9; and nothing of them is torn."""
+    options = {name: value for name, value in QUICK.items() if name != "no_keep_last_persisted"}
+    mount = make_mount(fault_fs.path, transport, **options)
+    application = Application(mount.path)
+    run = training(mount, application, seed)
+    random_delays(fault_fs, random.Random(seed))
+    for number in range(ROUNDS // 2):
+        run.round()
+        if number == ROUNDS // 4:
+            mount.kill()
+            mount.start()
+    mount.flush(timeout_s=90)
+    released = mount.status()["counters"]["guard_released_newer"] + mount.ask("release")["checkpoints"]
+    assert released, "nothing was held"
+    mount.flush(timeout_s=90)
+    assert check(fault_fs.journal(), application.states, guarded=lambda path: path.startswith("iter_")) > 0
+    assert tree_of(fault_fs.source) == application.states[-1]
+
+
 @clause("S6", "S3")
-def test_order_holds_when_everything_hangs_in_between(transport, make_mount, fault_fs, seed):
+def test_order_holds_when_everything_hangs_in_between(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
-    run = TrainingRun(application, seed)
+    run = training(mount, application, seed)
     for _ in range(4):
         run.round()
         os.listdir(mount.path)  # what is known of the top directory goes on being known
@@ -114,11 +141,11 @@ def test_order_holds_when_everything_hangs_in_between(transport, make_mount, fau
 
 
 @clause("S6", "S22")
-def test_order_holds_over_kill_9_and_remount(transport, make_mount, fault_fs, seed):
+def test_order_holds_over_kill_9_and_remount(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
     chooser = random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
-    run = TrainingRun(application, seed)
+    run = training(mount, application, seed)
     fault_fs.slow(0.0, ["write", "fsync", "rename"], jitter_s=0.02)
     for _ in range(4):
         for _ in range(chooser.randrange(1, 5)):
@@ -131,32 +158,32 @@ def test_order_holds_over_kill_9_and_remount(transport, make_mount, fault_fs, se
 
 
 @clause("S6")
-def test_several_applications_each_in_order(transport, make_mount, fault_fs, seed):
+def test_several_applications_each_in_order(transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     random_delays(fault_fs, random.Random(seed))
     applications = []
     for name in ("job_a", "job_b", "job_c"):
         (mount.path / name).mkdir()
         applications.append(Application(mount.path / name))
-    threads = [threading.Thread(target=_train, args=(app, seed + number)) for number, app in enumerate(applications)]
+    runs = [training(mount, application, seed + number) for number, application in enumerate(applications)]
+    threads = [threading.Thread(target=_train, args=(run,)) for run in runs]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     mount.flush(timeout_s=90)
     for application in applications:
-        check(journal_of(fault_fs), application.states, below=application.root.name + "/")
+        check(fault_fs.journal(), application.states, below=application.root.name + "/")
         assert tree_of(fault_fs.source / application.root.name) == application.states[-1]
 
 
-def _train(application: Application, seed: int) -> None:
-    run = TrainingRun(application, seed)
+def _train(run: TrainingRun) -> None:
     for _ in range(10):
         run.round()
 
 
 @clause("S6")
-def test_tracker_never_points_at_a_checkpoint_that_is_not_there(transport, make_mount, fault_fs):
+def test_tracker_never_points_at_a_checkpoint_that_is_not_there(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     """The same in the words of a training job, without the history."""
     mount = make_mount(fault_fs.path, transport, **QUICK)
     fault_fs.slow(0.3, ["write"], glob=STAGING, probability=0.3, seed=1)
@@ -169,13 +196,13 @@ def test_tracker_never_points_at_a_checkpoint_that_is_not_there(transport, make_
         (mount.path / "latest_checkpointed_iteration.txt").write_text(str(number))
     mount.flush()
     seen = set()
-    for directory, contents in _trackers(journal_of(fault_fs)):
+    for directory, contents in _trackers(fault_fs.journal()):
         assert len([p for p in contents if p.startswith(directory + "/shard_")]) == shards
         seen.add(directory)
     assert f"iter_{number}" in seen
 
 
-def _trackers(journal: list[dict]):
+def _trackers(journal: list[dict[str, Any]]) -> Iterator[tuple[str, Tree]]:
     digests = {_digest(str(n).encode()): f"iter_{n}" for n in range(10)}
     for _record, tree in replay(journal):
         tracker = tree.get("latest_checkpointed_iteration.txt")
@@ -187,7 +214,7 @@ def _digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def test_the_check_finds_a_wrong_order(tmp_path: Path):
+def test_the_check_finds_a_wrong_order(tmp_path: Path) -> None:
     """The test of the test: a plain directory changed out of order is found out."""
     with FaultFs(tmp_path / "disk", tmp_path / "seen", record=tmp_path / "journal") as faults:
         application = Application(tmp_path)
@@ -197,21 +224,21 @@ def test_the_check_finds_a_wrong_order(tmp_path: Path):
         for name in ("b", "a"):
             (hidden / name).write_bytes(name.upper().encode())
         (hidden / "a").rename(faults.path / "a")
-        assert check(journal_of(faults), application.states) == 1
+        assert check(faults.journal(), application.states) == 1
         (faults.path / "a").unlink()
         (hidden / "b").rename(faults.path / "b")
         with pytest.raises(AssertionError, match="nearest is state"):
-            check(journal_of(faults), application.states)
+            check(faults.journal(), application.states)
 
 
-def test_a_plain_file_system_passes_but_for_half_written_files(tmp_path: Path):
+def test_a_plain_file_system_passes_but_for_half_written_files(tmp_path: Path) -> None:
     """Writing straight to the backing directory shows half-written files, and the check says so."""
     with FaultFs(tmp_path / "disk", tmp_path / "seen", record=tmp_path / "journal") as faults:
         application = Application(faults.path)
         application.mkdir("d")
         application.symlink("d", "s")
         application.rename("d", "e")
-        check(journal_of(faults), application.states)
+        check(faults.journal(), application.states)
         application.save("f", b"whole")
         with pytest.raises(AssertionError, match="visible: f"):
-            check(journal_of(faults), application.states)
+            check(faults.journal(), application.states)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from tests.ordering.history import Application
 
@@ -14,8 +15,9 @@ KEPT = 3
 class TrainingRun:
     """Rounds of saves with trackers, retention, logs and mishaps."""
 
-    def __init__(self, application: Application, seed: int) -> None:
-        self.application = application
+    def __init__(self, application: Application, seed: int, *, exchange: bool = True) -> None:
+        """`exchange`: of two names; where the backing file system cannot it is not one step there (S27)."""
+        self.application, self._exchanges = application, exchange
         self._random = random.Random(seed)
         self._iteration = 0
         self._kept: list[str] = []
@@ -73,14 +75,14 @@ class TrainingRun:
             app.save("latest.tmp", name.encode(), sync=True)
             app.rename("latest.tmp", "latest")
 
-    def _incidents(self) -> list:
+    def _incidents(self) -> list[Callable[[], None]]:
         return [
             self._log,
             self._rewrite,
             self._passing_file,
             self._best,
             self._symlink,
-            self._exchange,
+            *([self._exchange] if self._exchanges else []),
             self._log,
             self._patch,
             self._passing_directory,

@@ -1,7 +1,8 @@
 """A real file system with faults, to be used as a backing directory.
 
-`python -m tests.rig.faultfs SOURCE MOUNTPOINT --control SOCKET` shows SOURCE at MOUNTPOINT and takes orders on a unix socket: one
-JSON object per line, one JSON object back. `FaultFs` is the same from Python: starts the process, gives orders, and always unmounts.
+`python -m tests.rig.faultfs SOURCE MOUNTPOINT --control NAME` shows SOURCE at MOUNTPOINT and takes orders on a unix socket of that name
+in the abstract name space (which knows no long paths and leaves no file): one JSON object per line, one JSON object back. `FaultFs` is
+the same from Python: starts the process, gives orders, and always unmounts.
 
 Orders: `rule` (see `faults.Rule`), `remove` (id or action; none: all), `set` (bandwidth, fsync_s, space_left, features), `state`,
 `reset_counters`, `await` (frozen=n, op+count, or rule+hits).
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +33,8 @@ import trio
 
 from tests.rig.faultfs_ops import FaultyOperations
 from tests.rig.faults import Faults, Features, rule_from
-from tests.rig.journal import Recorder
+from tests.rig.journal import Recorder, read_journal
+from tests.rig.mounts import AcpfsMount
 from tests.rig.power import PowerLog
 from tests.rig.power_ops import LoggedOperations
 
@@ -39,8 +42,8 @@ TASKS_MAX = 2000
 """Calls that may hang at once before further ones wait in the kernel."""
 DESCRIPTORS_MAX = 1 << 19
 WATCHDOG_S = 300.0
-START_TIMEOUT_S = 20.0
-ORDER_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 60.0
+ORDER_TIMEOUT_S = 120.0
 
 
 class FaultFs:
@@ -60,8 +63,8 @@ class FaultFs:
     ) -> None:
         self.source, self.path = source, path
         self.record = record
-        self._socket = path.with_name(path.name + ".faults")
-        self._args = [str(source), str(path), "--control", str(self._socket), "--lifeline"]
+        self._control = f"acpfs-faultfs-{uuid.uuid4().hex}"
+        self._args = [str(source), str(path), "--control", self._control, "--lifeline"]
         self._args += ["--bandwidth", str(bandwidth), "--fsync-s", str(fsync_s)]
         self._args += ["--record", str(record)] if record else []
         self._args += ["--power", str(power)] if power else []
@@ -71,6 +74,8 @@ class FaultFs:
 
     def __enter__(self) -> FaultFs:
         self.source.mkdir(parents=True, exist_ok=True)
+        if AcpfsMount.lay_backing is not None:
+            AcpfsMount.lay_backing(self.source)
         self.path.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         command = [sys.executable, "-m", "tests.rig.faultfs", *self._args]
@@ -114,7 +119,6 @@ class FaultFs:
                     pipe.close()
         if is_mounted(self.path):
             subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=20)
-        self._socket.unlink(missing_ok=True)
 
     # -- orders
 
@@ -127,7 +131,7 @@ class FaultFs:
         """
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(ORDER_TIMEOUT_S)
-            connection.connect(str(self._socket))
+            connection.connect("\0" + self._control)
             connection.sendall(json.dumps(words).encode() + b"\n")
             with connection.makefile("rb") as stream:
                 answer: dict[str, Any] = json.loads(stream.readline())
@@ -138,6 +142,11 @@ class FaultFs:
     def rule(self, action: str, **words: Any) -> int:
         """Add a rule; returns its number. See `faults.Rule` for the words; `errno` is a name such as "EIO"."""
         return int(self.order(order="rule", action=action, **words)["id"])
+
+    def journal(self) -> list[dict[str, Any]]:
+        """What became visible so far."""
+        assert self.record is not None
+        return read_journal(self.record)
 
     def fail(self, error: str, ops: list[str], **words: Any) -> int:
         """Make calls fail; words: glob, nth, probability, seed, times."""
@@ -175,15 +184,15 @@ class FaultFs:
         """Start counting from zero."""
         self.order(order="reset_counters")
 
-    def wait_frozen(self, count: int = 1, timeout_s: float = 30.0) -> None:
+    def wait_frozen(self, count: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until that many calls hang."""
         self.order(order="await", frozen=count, timeout_s=timeout_s)
 
-    def wait_count(self, op: str, count: int, timeout_s: float = 30.0) -> None:
+    def wait_count(self, op: str, count: int, timeout_s: float = 60.0) -> None:
         """Wait until an operation was called that often since the counters were reset."""
         self.order(order="await", op=op, count=count, timeout_s=timeout_s)
 
-    def wait_hits(self, rule: int, hits: int = 1, timeout_s: float = 30.0) -> None:
+    def wait_hits(self, rule: int, hits: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until a rule was met that often."""
         self.order(order="await", rule=rule, hits=hits, timeout_s=timeout_s)
 
@@ -257,7 +266,7 @@ class Control:
 
 async def _serve(args: argparse.Namespace, faults: Faults, announce: Iterator[None]) -> None:
     listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listening.bind(args.control)
+    await listening.bind("\0" + args.control)
     listening.listen(16)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(trio.serve_listeners, Control(faults).serve, [trio.SocketListener(listening)])
@@ -300,7 +309,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="faultfs", description="A passthrough file system with faults.")
     parser.add_argument("source")
     parser.add_argument("mountpoint")
-    parser.add_argument("--control", required=True, help="unix socket that takes orders")
+    parser.add_argument("--control", required=True, help="abstract name of the unix socket that takes orders")
     parser.add_argument("--bandwidth", type=int, default=0, help="bytes per second that all readers and writers share; 0: no limit")
     parser.add_argument("--fsync-s", type=float, default=0.0, help="seconds that each fsync takes, in parallel")
     parser.add_argument("--record", help="journal of all that becomes visible")
@@ -323,7 +332,6 @@ def main(argv: list[str]) -> None:
     _allow_descriptors()
     faults = Faults()
     faults.bandwidth, faults.fsync_s = args.bandwidth, args.fsync_s
-    Path(args.control).unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(open(args.record, "a", encoding="ascii")) if args.record else None
         recorder = Recorder(os.path.realpath(args.source), out) if out else None

@@ -64,7 +64,7 @@ def faulty(op: str) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[An
                     await self.faults.spend(args[2] if op == "read" else len(args[2]))
                 elif op in ("fsync", "fsyncdir") and self.faults.fsync_s:
                     await trio.sleep(self.faults.fsync_s)
-                answer = function(self, *args, todo) if op == "write" else function(self, *args)
+                answer = function(self, *args, todo) if op in ("read", "write") else function(self, *args)
             except OSError as error:
                 raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
             if todo == "lose":
@@ -325,8 +325,10 @@ class FaultyOperations(pyfuse3.Operations):
         return self._opened(fd, entry.st_ino), entry
 
     @faulty("read")
-    def read(self, fh: int, off: int, size: int) -> bytes:  # type: ignore[override]
-        return os.pread(self._files[fh].fd, size, off)
+    def read(self, fh: int, off: int, size: int, todo: str = "") -> bytes:  # type: ignore[override]
+        data = os.pread(self._files[fh].fd, size, off)
+        self.faults.counters["read_bytes"] += len(data)
+        return _flipped(data) if todo == "flip" else data
 
     @faulty("write")
     def write(self, fh: int, off: int, buf: bytes, todo: str = "") -> int:  # type: ignore[override]
@@ -337,8 +339,7 @@ class FaultyOperations(pyfuse3.Operations):
         if todo in ("tear", "short"):
             buf = buf[: max(1, len(buf) // 2)]
         elif todo == "flip":
-            at = len(buf) // 2
-            buf = buf[:at] + bytes([buf[at] ^ 0x10]) + buf[at + 1 :]
+            buf = _flipped(buf)
         count = os.pwrite(file.fd, buf, off)
         self._content_changed(file.ino)
         if todo == "tear":
@@ -439,3 +440,9 @@ def _stat_at(dir_fd: int, name: bytes) -> os.stat_result | None:
         return os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
     except FileNotFoundError:
         return None
+
+
+def _flipped(data: bytes) -> bytes:
+    """One bit is wrong."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :] if data else data

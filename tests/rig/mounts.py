@@ -1,7 +1,8 @@
 """acpfs mounts for tests: started through the command line like a user's, watched, always taken down.
 
 Knows the command line, the control socket's JSON and the kernel's mount table; never touches a mount point from the thread that
-cleans up. A watchdog aborts the kernel's FUSE connection, so that a test that hangs in a system call ends with an error.
+cleans up. A watchdog in a process of its own (`lifeline.py`) aborts the kernel's FUSE connection after a while, so that a test that hangs
+in a system call ends with an error, and takes everything down when the test's own process is killed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from acpfs.control import client, registry
+from tests.rig import lifeline
 
 REPOSITORY = Path(__file__).parents[2]
 MOUNT_TIMEOUT_S = 60.0
@@ -52,6 +54,9 @@ class CommandError(Exception):
 class AcpfsMount:
     """One mount; a context manager. `path` is the mount point, `backing` the backing directory."""
 
+    lay_backing: Callable[[Path], None] | None = None
+    """What is done to a backing directory before a mount; the option --backing sets it for all."""
+
     def __init__(
         self,
         backing: Path,
@@ -70,7 +75,6 @@ class AcpfsMount:
         self.options: dict[str, object] = {"ram": "512M", **options}
         self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
         self._watchdog_s = watchdog_s
-        self._watchdog: threading.Timer | None = None
         self._pids: set[int] = set()
 
     def __enter__(self) -> AcpfsMount:
@@ -97,6 +101,8 @@ class AcpfsMount:
             CommandError: acpfs refused.
         """
         self.options.update(changed)
+        if AcpfsMount.lay_backing is not None:
+            AcpfsMount.lay_backing(self.backing)
         self.path.mkdir(parents=True, exist_ok=True)
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.watch()
@@ -129,7 +135,11 @@ class AcpfsMount:
     def kill(self) -> None:
         """kill -9 of all that serves and keeps the mount, and away with the dead mount; the RAM tier stays."""
         self.kill_processes()
-        self._detach()
+        self.detach()
+
+    def detach(self) -> None:
+        """Away with the dead mount, and no more."""
+        _detach(self.path)
 
     def kill_worker(self) -> int:
         """kill -9 of the worker, and no more: the next one takes over. Returns the process number it had."""
@@ -137,16 +147,9 @@ class AcpfsMount:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def kill_processes(self, timeout_s: float = 20.0) -> None:
-        """A worker whose supervisor dies starts another one, so until nobody is left."""
-        deadline = time.monotonic() + timeout_s
-        while (living := self.living()) and time.monotonic() < deadline:
-            for pid in living:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for pid in living:
-                with contextlib.suppress(TimeoutError):
-                    wait_gone(pid, 5)
+    def kill_processes(self) -> None:
+        """kill -9 of all processes of the mount."""
+        _kill_processes(self.runtime_dir, self._pids)
 
     def terminate(self, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
         """SIGTERM, then wait for the end of the process."""
@@ -154,7 +157,7 @@ class AcpfsMount:
         os.kill(pid, signal.SIGTERM)
         self.wait_ended(pid, timeout_s)
 
-    def wait_unmounted(self, timeout_s: float = 30.0) -> None:
+    def wait_unmounted(self, timeout_s: float = 60.0) -> None:
         """Wait until the kernel's table does not have the mount any more."""
         with open("/proc/self/mounts", "rb") as table:
             deadline = time.monotonic() + timeout_s
@@ -172,13 +175,8 @@ class AcpfsMount:
 
     def abort(self) -> None:
         """End everything that this mount started, whatever its state, and remove the RAM tier."""
+        take_down(self.path, self.runtime_dir, self._pids)
         self._unwatch()
-        self._abort_connection()
-        self.kill_processes()
-        self._detach()
-        for mounted in mounts_below(self.runtime_dir):
-            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
-        shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
     def leaks(self) -> list[str]:
         """What an unmounted acpfs has left behind that it should not have."""
@@ -191,36 +189,16 @@ class AcpfsMount:
         found += [f"staging file {path}" for path in staging_files(self.backing)]
         return found
 
-    def _detach(self) -> None:
-        while is_mounted(self.path):
-            subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=20)
-
     def living(self) -> list[int]:
-        """Processes that this mount started: they carry its runtime directory in their environment."""
-        marker = f"ACPFS_RUNTIME_DIR={self.runtime_dir}".encode()
-        found = {pid for pid in self._pids if _alive(pid)}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if marker in (entry / "environ").read_bytes().split(b"\0"):
-                        found.add(int(entry.name))
-        return sorted(found)
+        """Processes that this mount started."""
+        return _living(self.runtime_dir, self._pids)
 
     def watch(self) -> None:
-        self._unwatch()
-        self._watchdog = threading.Timer(self._watchdog_s, self.abort)
-        self._watchdog.daemon = True
-        self._watchdog.start()
+        """From now on it may stay for as long as the watchdog allows, and no longer than this process."""
+        lifeline.arm(self.path, self.runtime_dir, self._watchdog_s)
 
     def _unwatch(self) -> None:
-        if self._watchdog is not None:
-            self._watchdog.cancel()
-            self._watchdog = None
-
-    def _abort_connection(self) -> None:
-        for number in connections_at(self.path):
-            with contextlib.suppress(OSError):
-                Path(f"/sys/fs/fuse/connections/{number}/abort").write_text("1")
+        lifeline.disarm(self.path)
 
     # -- commands
 
@@ -267,7 +245,7 @@ class AcpfsMount:
         """Wait for the end of what is queued; unlike `flush` this fixes the content of no open file."""
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
-    def wait_status(self, condition: Any, timeout_s: float = 30.0) -> dict[str, Any]:
+    def wait_status(self, condition: Any, timeout_s: float = 60.0) -> dict[str, Any]:
         """Ask for the status until `condition(status)` holds;"""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -281,6 +259,55 @@ class AcpfsMount:
     def _pause(self) -> None:
         """Between two looks at something that nobody announces."""
         threading.Event().wait(LOOK_AGAIN_S)
+
+
+MakeMount = Callable[..., AcpfsMount]
+"""What the fixture `make_mount` is."""
+
+
+# -- taking it down
+
+
+def take_down(path: Path, runtime_dir: Path, pids: Iterable[int] = ()) -> None:
+    """End all that belongs to the acpfs at `path`, whatever its state, and remove its RAM tier; `pids` are known to belong to it."""
+    for number in connections_at(path):
+        with contextlib.suppress(OSError):
+            Path(f"/sys/fs/fuse/connections/{number}/abort").write_text("1")
+    for _ in range(2):  # one that was stuck in the mount may have started another before its end
+        _kill_processes(runtime_dir, pids)
+        _detach(path)
+    for mounted in mounts_below(runtime_dir):
+        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+    shutil.rmtree(runtime_dir, ignore_errors=True)
+
+
+def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 20.0) -> None:
+    """A worker whose supervisor dies starts another one, so until nobody is left."""
+    deadline = time.monotonic() + timeout_s
+    while (living := _living(runtime_dir, pids)) and time.monotonic() < deadline:
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in living:
+            with contextlib.suppress(TimeoutError):
+                wait_gone(pid, 5)
+
+
+def _living(runtime_dir: Path, pids: Iterable[int]) -> list[int]:
+    """Processes that carry a runtime directory in their environment, and those of `pids`."""
+    marker = f"ACPFS_RUNTIME_DIR={runtime_dir}".encode()
+    found = {pid for pid in pids if _alive(pid)}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
+    return sorted(found)
+
+
+def _detach(path: Path) -> None:
+    while is_mounted(path):
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
 
 
 # -- the kernel's view

@@ -18,7 +18,7 @@ from tests.rig.mounts import ENVIRONMENTS, AcpfsMount
 
 TRANSPORTS = tuple(ENVIRONMENTS)
 CANNOT = {
-    "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots", "100k"}),
+    "faultfs": frozenset({"tmpfile", "fallocate", "seek_hole", "dots"}),
     "libfuse": frozenset({"tmpfile", "fallocate", "seek_hole", "whiteout", "chattr", "acl", "dots"}),
     **{name: frozenset({"whiteout", "chattr", "acl"}) for name in ENVIRONMENTS if name.startswith("native")},
 }
@@ -57,7 +57,7 @@ def open_target(name: str, base: Path) -> Iterator[Target]:
         backing = base / "backing"
         backing.mkdir()
         # A suite, not a single test, runs on this mount: its watchdog is the suite's.
-        with AcpfsMount(backing, base / "mnt", name, ram="2G", watchdog_s=1800.0) as mount:
+        with AcpfsMount(backing, base / "mnt", name, ram="2G", watchdog_s=2700.0) as mount:
             yield Target(name, mount.path, mount)
     else:
         root = Path(tempfile.mkdtemp(dir=name, prefix="suite-"))

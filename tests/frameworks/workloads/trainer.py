@@ -16,7 +16,7 @@ from transformers.trainer_utils import get_last_checkpoint
 STEPS = 12
 
 
-class Tokens(Dataset[dict[str, torch.Tensor]]):
+class Tokens(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc]  # torch is not installed where types are checked
     """Sixty-four fixed sequences."""
 
     def __len__(self) -> int:

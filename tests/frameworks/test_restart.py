@@ -1,0 +1,44 @@
+"""A training loop that is killed goes on bit-identical: from RAM, and from the backing directory when the RAM tier was lost."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.conftest import WORKLOADS, run
+from tests.rig.faultfs import FaultFs
+from tests.rig.mounts import AcpfsMount
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.mount, pytest.mark.timeout(300)]
+STEPS, DIE_AT, SAVED = 10, 8, 6
+
+
+@pytest.fixture(scope="module")
+def expected(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the loop ends with when nothing interrupts it."""
+    return run([torch_python, str(WORKLOADS / "training_loop.py"), str(tmp_path_factory.mktemp("plain")), str(STEPS)]).splitlines()[1]
+
+
+@pytest.mark.clause("S105")
+@pytest.mark.transports("native", "libfuse")
+def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str, expected: str) -> None:
+    loop = [torch_python, str(WORKLOADS / "training_loop.py")]
+    with FaultFs(tmp_path / "source", tmp_path / "backing") as faults:
+        mount = AcpfsMount(faults.path, tmp_path / "mount", transport, ram="256M", node_id="restart")
+        with mount:
+            for lost in (False, True):
+                top = mount.path / f"lost-{lost}"
+                top.mkdir()
+                died = subprocess.run([*loop, str(top), str(STEPS), str(DIE_AT)], timeout=120, check=False, capture_output=True)
+                assert died.returncode < 0, died
+                mount.flush()
+                if lost:
+                    mount.abort()  # every process, the tmpfs and what lay in it
+                    mount.start(preload="latest")
+                    mount.wait_status(lambda status: status["counters"]["warmed_verified"] >= 3)
+                faults.reset_counters()
+                printed = run([*loop, str(top), str(STEPS)]).splitlines()
+                assert printed == [f"from {SAVED}", expected]
+                assert faults.counters().get("read", 0) == 0, "it was not loaded from RAM"
