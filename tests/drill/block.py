@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.drill import faults, power, server
+from tests.drill import faults, guarded, power, server, spill
 from tests.drill.faults import Outcome
 from tests.drill.stand import Stand
 
@@ -46,6 +46,12 @@ class Kind:
     faults: dict[str, tuple[Callable[[Stand], Outcome], float]]
 
 
+_OVER_STORAGE: dict[str, tuple[Callable[[Stand], Outcome], float]] = {
+    "kill storage": (server.kill_storage, 2),
+    "storage hangs": (server.storage_hangs, 1),
+    "kill worker": (faults.kill_worker, 1),
+    "kill daemon": (faults.kill_daemon, 1),
+}
 KINDS = {
     "disk": Kind(
         Stand,
@@ -58,7 +64,20 @@ KINDS = {
     ),
     "power": Kind(power.PowerStand, {"power loss": (power.lose_power, 1)}),
     "server": Kind(server.ServerStand, {"server fails": (server.server_fails, 1), "server hangs": (server.server_hangs, 1)}),
-    "gluster": Kind(server.GlusterStand, {"kill bricks": (server.kill_bricks, 1)}),
+    "gluster": Kind(server.GlusterStand, _OVER_STORAGE),
+    "moosefs": Kind(server.MooseStand, _OVER_STORAGE),
+}
+KINDS |= {
+    "guard": Kind(guarded.GuardStand, KINDS["disk"].faults),
+    "move": Kind(spill.MoveStand, KINDS["disk"].faults),
+    "spill fails": Kind(
+        spill.FailingStand,
+        {"spill disk fails": (spill.spill_fails, 2), "kill worker": (faults.kill_worker, 1), "kill daemon": (faults.kill_daemon, 1)},
+    ),
+    "mirror": Kind(
+        spill.MirrorStand,
+        {"reboot": (spill.reboot, 5), "kill daemon": (faults.kill_daemon, 2), "kill worker": (faults.kill_worker, 2)},
+    ),
 }
 NEED_SUPERVISOR = frozenset({"kill worker", "kill supervisor"})
 

@@ -36,8 +36,8 @@ class Calls:
         self._journal.begin(*words)
         try:
             answer = function()
-        except OSError as error:
-            self._journal.end(error.errno or -1)
+        except (OSError, RuntimeError) as error:  # what torch's own writer raises knows no errno
+            self._journal.end(getattr(error, "errno", None) or -1)
             raise CallError(f"{words[:3]}: {error}") from error
         self._journal.end()
         return answer

@@ -86,6 +86,8 @@ class History:
         self.seen_at = 0
         self.promised: list[tuple[float, int]] = []
         """(when a promise of persistence was given, which state it covers)."""
+        self.moments: list[tuple[float, int]] = []
+        """(when a call was answered, which state it made)."""
         self.durable_fsync = False
         self.doubt: Call | None = None
 
@@ -107,6 +109,7 @@ class History:
 
     def _carry_out(self, call: Call) -> None:
         self._apply(call.words)
+        self.moments.append((call.ended_s, len(self.states) - 1))
         if call.words[0] == "flush" or (call.words[0] == "fsync" and self.durable_fsync):
             self.promised.append((call.ended_s, len(self.states) - 1))
 
@@ -263,6 +266,10 @@ class History:
     def promised_until(self, moment_s: float) -> int:
         """The state that must be persisted by what was promised until then."""
         return max((index for when_s, index in self.promised if when_s <= moment_s), default=0)
+
+    def state_at(self, moment_s: float) -> int:
+        """The state that the calls made which had been answered by then."""
+        return max((index for when_s, index in self.moments if when_s <= moment_s), default=0)
 
 
 def overwritten(old: bytes | bytearray, offset: int, data: bytes) -> bytearray:

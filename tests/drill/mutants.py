@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.writeback.guard import Guard
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.order import Order
 
@@ -72,6 +73,11 @@ def _amnesia() -> None:
     OperationLog._load = lambda _self: None  # type: ignore[method-assign, assignment]
 
 
+def _unguarded() -> None:
+    """Deletions of checkpoints are carried out in their turn."""
+    Guard.concerns = lambda _self, _op: False  # type: ignore[method-assign, assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "unordered": _unordered,
     "torn": _torn,
@@ -80,6 +86,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "forgets": _forgets,
     "leaks": _leaks,
     "amnesia": _amnesia,
+    "unguarded": _unguarded,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import json
 import os
 import signal
@@ -34,6 +35,10 @@ class Step:
 
 _LOWER = ("acpfs.backing.directory", "BackingDirectory")
 _LOG = ("acpfs.writeback.log", "OperationLog")
+_SPILLED = ("acpfs.ram.spill", "SpillDirectory")
+_SPILL = ("acpfs.writeback.spill", "Spill")
+_MIRROR = ("acpfs.writeback.mirror", "Mirror")
+_SALVAGE = ("acpfs.filesystem.salvage", "_Salvage")
 STEPS = (
     Step("staging: create", *_LOWER, "create_staging"),
     Step("staging: write", *_LOWER, "write"),
@@ -68,8 +73,41 @@ STEPS = (
     Step("tier: remove", "acpfs.ram.tier", "Tier", "remove"),
     Step("manifest: entry", "acpfs.writeback.manifest", "Manifest", "put"),
     Step("tier: unlink", "acpfs.ram.tier", "Tier", "_unlink"),
+    Step("spill: create", *_SPILLED, "create"),
+    Step("spill: copy", *_SPILL, "_fill"),
+    Step("spill: flush", *_SPILLED, "sync_names"),
+    Step("spill: row", *_SPILL, "_keep"),
+    Step("spill: RAM freed", "acpfs.filesystem.spilling", "Spilling", "_leave_ram"),
+    Step("spill: back to RAM", *_SPILL, "_copy_back"),
+    Step("spill: copy forgotten", *_SPILL, "forget"),
+    Step("spill: remove", *_SPILLED, "remove"),
+    Step("mirror: journal begun", *_MIRROR, "_seed"),
+    Step("mirror: journal commit", *_MIRROR, "_apply"),
+    Step("mirror: mark", *_MIRROR, "_set_mark"),
+    Step("mirror: mark withdrawn", *_MIRROR, "_remove_mark"),
+    Step("mirror: ahead of a commit", *_MIRROR, "_ahead_of"),
+    Step("salvage: log cut", *_SALVAGE, "_cut"),
+    Step("salvage: tree made", *_SALVAGE, "_name"),
+    Step("salvage: whole", *_SALVAGE, "run"),
+    Step("recover: state opened", "acpfs.ram.state", "StateDatabase", "__init__"),
+    Step("guard: deletion set aside", *_LOG, "set_aside"),
+    Step("guard: deletion let go", *_LOG, "let_go"),
+    Step("guard: directory moved aside", *_LOG, "turn_into_rename"),
+    Step("guard: deletion back in the order", *_LOG, "bring_back"),
 )
 POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
+
+
+def numbers(*families: str) -> list[int]:
+    """Points of the families of steps, by what their names begin with: those of the spill tier are passed only where there is one."""
+    return [number for number, (step, _side) in enumerate(POINTS) if step.name.partition(":")[0] in families]
+
+
+SPILL_POINTS = numbers("spill")
+MIRROR_POINTS = numbers("mirror")
+SALVAGE_POINTS = numbers("salvage", "recover")
+GUARD_POINTS = numbers("guard")
+PLAIN_POINTS = sorted({*range(len(POINTS))} - {*SPILL_POINTS, *MIRROR_POINTS, *SALVAGE_POINTS, *GUARD_POINTS})
 
 
 def label(number: int) -> str:
@@ -130,4 +168,6 @@ def install() -> None:
     charges = Charges(Path(os.environ[VARIABLE]))
     for number, step in enumerate(STEPS):
         owner = getattr(importlib.import_module(step.module), step.owner)
-        setattr(owner, step.method, _wrapped(getattr(owner, step.method), 2 * number, charges))
+        wrapped: Any = _wrapped(getattr(owner, step.method), 2 * number, charges)
+        is_static = isinstance(inspect.getattr_static(owner, step.method), staticmethod)
+        setattr(owner, step.method, staticmethod(wrapped) if is_static else wrapped)

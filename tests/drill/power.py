@@ -71,7 +71,7 @@ class PowerStand(Stand):
         """Everything dies and RAM is empty; returns the log of the storage."""
         self.kill_all()  # first: the end of an application closes its files
         self.kill_application()
-        self.mount._detach()
+        self.mount.detach()
         self.storage.abort()
         for mounted in mounts_below(self.mount.runtime_dir):
             subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)

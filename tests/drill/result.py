@@ -22,7 +22,9 @@ class Result:
         self.lost: Counter[tuple[str, str]] = Counter()
         self.points: Counter[str] = Counter()
         self.losses: list[dict[str, Any]] = []
-        self.pauses_s: list[float] = []
+        self.transports: Counter[str] = Counter()
+        self.remarks: list[str] = []
+        """What else is worth keeping, a sentence each."""
         self._lock = threading.Lock()
         self._began = time.monotonic()
 
@@ -37,10 +39,22 @@ class Result:
         with self._lock:
             self.tried[fault, workload] += times
             self.lost[fault, workload] += len(losses)
+            if "transport" in where:
+                self.transports[str(where["transport"])] += times
             if point:
                 self.points[point] += 1
             for loss in losses:
                 self.losses.append({"fault": fault, "workload": workload, "point": point, "loss": loss, "seed": self.seed, **where})
+
+    def add(self, kept: dict[str, Any]) -> None:
+        """Count what another run brought, as `to_json` has it, to this one."""
+        for row in kept["rows"]:
+            self.tried[row["fault"], row["workload"]] += row["tried"]
+            self.lost[row["fault"], row["workload"]] += row["losses"]
+        self.points.update(kept["points"])
+        self.transports.update(kept.get("transports", {}))
+        self.losses += kept["losses"]
+        self.remarks += [*kept.get("remarks", []), f"seed {kept['seed']}: {kept['kills']} kills in {kept['seconds']:.0f} s"]
 
     def to_json(self) -> dict[str, Any]:
         """Everything."""
@@ -54,7 +68,8 @@ class Result:
             "losses": self.losses,
             "rows": rows,
             "points": dict(sorted(self.points.items())),
-            "pauses_s": sorted(round(pause, 3) for pause in self.pauses_s),
+            "transports": dict(sorted(self.transports.items())),
+            "remarks": self.remarks,
         }
 
     def table(self) -> Table:
@@ -81,6 +96,12 @@ class Result:
             "|---|---|---|---|",
             *(f"| {row['fault']} | {row['workload']} | {row['tried']} | {row['losses']} |" for row in found["rows"]),
             "",
+            *(
+                [f"By transport: {', '.join(f'{name} {count}' for name, count in sorted(self.transports.items()))}.", ""]
+                if self.transports
+                else []
+            ),
+            *(f"* {remark}" for remark in self.remarks),
             *(f"* {entry['fault']}, {entry['workload']}, {entry['point']}: {entry['loss']}" for entry in self.losses[:20]),
         ]
         base.with_suffix(".md").write_text("\n".join(lines).rstrip() + "\n")

@@ -6,6 +6,7 @@ ended and is a loss: something hangs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.drill.block import Block
 from tests.drill.result import Result
@@ -29,7 +31,8 @@ from tests.drill.workloads import WORKLOADS
 from tests.rig.mounts import REPOSITORY, mounts_below
 
 SILENCE_S_MAX = 240.0
-CYCLES = {"disk": 12, "power": 6, "server": 8, "gluster": 8}
+CLEAN_ROUNDS_MAX = 100
+CYCLES = {"disk": 12, "power": 6, "server": 8, "gluster": 8, "moosefs": 8, "move": 12, "spill fails": 8, "mirror": 10, "guard": 10}
 
 
 @dataclass
@@ -48,6 +51,8 @@ class Plan:
     torch: bool = False
     cycles: int = 0
     """Per block; 0: as many as is usual for its kind."""
+    silence_s: float = SILENCE_S_MAX
+    """A block that says nothing for so long hangs, and that is a loss."""
 
     def blocks(self) -> Iterator[Block]:
         """For ever; each kind over each workload, then again with other seeds and transports."""
@@ -89,6 +94,8 @@ class Drill:
         self._deadline = time.monotonic() + plan.minutes * 60
         self._base = Path(tempfile.mkdtemp(prefix="drill-"))
         self._number = 0
+        self.copies = 0
+        """Files that lay in spill directories when something died, as seen from outside."""
 
     def run(self) -> Result:
         """Until done."""
@@ -103,6 +110,8 @@ class Drill:
             for thread in threads:
                 thread.join()
             shutil.rmtree(self._base, ignore_errors=True)
+        if self.copies:
+            self.result.remarks.append(f"{self.copies} copies lay in the spill directories when something died.")
         return self.result
 
     @property
@@ -130,7 +139,7 @@ class Drill:
             )
         assert process.stdout is not None
         with process.stdout as lines:
-            while select.select([lines], [], [], SILENCE_S_MAX)[0] and (line := lines.readline()):
+            while select.select([lines], [], [], self.plan.silence_s)[0] and (line := lines.readline()):
                 self._note(block, json.loads(line))
                 if self._done:
                     break
@@ -146,7 +155,8 @@ class Drill:
     def _note(self, block: Block, found: dict[str, object]) -> None:
         fault, killed = str(found["fault"]), list(found["killed"])  # type: ignore[call-overload]
         losses = [nameless(loss) for loss in list(found["losses"])]  # type: ignore[call-overload]
-        where = {"transport": block.transport, "block": {**asdict(block), "base": ""}, "cycle": found["cycle"]}
+        where: dict[str, Any] = {"transport": block.transport, "block": {**asdict(block), "base": ""}, "cycle": found["cycle"]}
+        self.copies += int(str(found["copies"]))
         for number, point in enumerate(killed):
             self.result.note(fault, block.workload, losses if number == 0 else [], point=point, **where)
         if found["instants"]:
@@ -169,14 +179,22 @@ def line_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def clean_up(base: Path) -> None:
     """Whatever a block that was ended has left: processes that it started, mounts below its directory."""
-    marker = f"ACPFS_STARTED_BELOW={base}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if marker in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except OSError:
-                continue
+    for _round in range(CLEAN_ROUNDS_MAX):  # a worker that has lost its supervisor starts another one
+        if not end_processes(f"ACPFS_STARTED_BELOW={base}".encode()):
+            break
+        select.select([], [], [], 0.05)
     for mounted in mounts_below(base):
         subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
     shutil.rmtree(base, ignore_errors=True)
+
+
+def end_processes(marker: bytes) -> int:
+    """Kill those that have it in their environment; how many there were."""
+    ended = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if marker in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    ended += 1
+    return ended

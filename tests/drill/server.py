@@ -1,21 +1,21 @@
 """The backing server fails, hangs, loses answers, or is killed and comes back: the application notices nothing, and nothing is lost.
 
-Two kinds of stand: over the tests' faulty file system, whose faults are orders, and over a GlusterFS volume, whose bricks are real
-processes (only by hand: one glusterd per machine).
+Two kinds of stand: over the tests' faulty file system, whose faults are orders, and over distributed file systems whose servers are real
+processes (`tests/rig/storage`; only by hand).
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import signal
 from pathlib import Path
 
-from bench import gluster
 from tests.drill import verdict
 from tests.drill.faults import Outcome, let_work, nothing_noticed
 from tests.drill.stand import Stand
 from tests.rig.faultfs import FaultFs
+from tests.rig.storage import open_storage
+from tests.rig.storage.servers import Storage, kill, stopped, until
 
 AWAY_S_MAX = 0.8
 CHANGES = ["write", "fsync", "create", "rename", "unlink", "mkdir", "rmdir", "link", "symlink", "fsyncdir", "setattr", "setxattr"]
@@ -73,40 +73,78 @@ def server_hangs(stand: Stand) -> Outcome:
     return Outcome(nothing_noticed(stand), ["all calls for a while"])
 
 
-class GlusterStand(Stand):
-    """A stand over a replicated GlusterFS volume of this machine."""
+class StorageStand(Stand):
+    """A stand over a distributed file system of this machine; which, the kinds below say."""
+
+    kind: str
+    storage: Storage
 
     def make_backing(self) -> Path:
-        self._closing = contextlib.ExitStack()
-        return self._closing.enter_context(gluster.volume(self.base / "gluster"))
+        self.storage = open_storage(self.kind, self.base / "storage").__enter__()
+        return self.storage.client("client")
 
     def __exit__(self, *error: object) -> None:
         if self.application is not None:
             self.application.kill()
             self.application = None
         self.mount.abort()
-        self._closing.close()
+        self.storage.__exit__()
         super().__exit__(*error)
-
-    def bricks(self) -> list[int]:
-        """Process numbers of the brick servers."""
-        files = Path("/var/run/gluster/vols").glob(f"{gluster.name()}/*.pid")
-        return [int(file.read_text()) for file in files if file.read_text().strip()]
 
     def check_checksums(self) -> list[str]:
         return verdict.check_checksums(self.shown)
 
 
-def kill_bricks(stand: Stand) -> Outcome:
+class GlusterStand(StorageStand):
+    """Three bricks with the same bytes."""
+
+    kind = "glusterfs"
+
+
+class MooseStand(StorageStand):
+    """Two chunk servers with the same bytes."""
+
+    kind = "moosefs"
+
+
+def kill_storage(stand: Stand) -> Outcome:
     """kill -9 of one server process, or of all; they are started again."""
-    assert isinstance(stand, GlusterStand)
+    assert isinstance(stand, StorageStand)
     stand.go()
     let_work(stand.random.random() * AWAY_S_MAX)
-    bricks = stand.bricks()
-    victims = bricks if stand.random.random() < 0.5 else bricks[:1]
-    for pid in victims:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    victims = _victims(stand)
+    kill(victims)
     let_work(0.3 + stand.random.random())
-    gluster.restart_bricks()
-    return Outcome(nothing_noticed(stand), [f"{len(victims)} of {len(bricks)} bricks"] * len(victims))
+    stand.storage.restart()
+    until(lambda: _answers(stand.shown), "the client has found its servers again")  # the checker reads through the same one
+    return Outcome(nothing_noticed(stand), _told(stand, victims))
+
+
+def storage_hangs(stand: Stand) -> Outcome:
+    """SIGSTOP of one server process, or of all; they go on later."""
+    assert isinstance(stand, StorageStand)
+    stand.go()
+    let_work(stand.random.random() * AWAY_S_MAX)
+    victims = _victims(stand)
+    with stopped(victims):
+        let_work(0.3 + stand.random.random())
+    return Outcome(nothing_noticed(stand), _told(stand, victims))
+
+
+def _answers(volume: Path) -> bool:
+    try:
+        os.listdir(volume)
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise
+        return False
+    return True
+
+
+def _victims(stand: StorageStand) -> list[int]:
+    pids = stand.storage.servers_of_data()
+    return pids if stand.random.random() < 0.5 else pids[:1]
+
+
+def _told(stand: StorageStand, victims: list[int]) -> list[str]:
+    return [f"{len(victims)} of {stand.storage.data_servers} servers"] * len(victims)

@@ -16,11 +16,11 @@ from pathlib import Path
 from tests.drill import faults, server
 from tests.drill.block import one_cycle
 from tests.drill.result import Result
-from tests.drill.stand import Stand
+from tests.drill.stand import THREADS_MORE_MAX, WATCHDOG_S, Stand
 from tests.drill.workloads import WORKLOADS
 
-RSS_SLACK_BYTES = 24 << 20
-COUNT_SLACK = 12
+SLACKS = {"rss_bytes": 24 << 20, "descriptors": 12, "threads": THREADS_MORE_MAX}
+"""Threads: pools grow while the storage hangs, and are small again in the next worker."""
 SAMPLES_MIN = 8
 FAULTS: dict[str, Callable[[Stand], faults.Outcome]] = {
     "server fails": server.server_fails,
@@ -52,29 +52,32 @@ def sample(stand: server.ServerStand) -> Sample:
     return Sample(time.monotonic(), rss, descriptors, threads)
 
 
+def medians(samples: list[Sample]) -> dict[str, tuple[float, float]]:
+    """Of the second and of the last quarter, by what was counted."""
+    quarter = len(samples) // 4
+    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    return {
+        name: (statistics.median(getattr(s, name) for s in early), statistics.median(getattr(s, name) for s in late)) for name in SLACKS
+    }
+
+
 def growth(samples: list[Sample]) -> list[str]:
     """What has grown since the warm-up."""
-    quarter = len(samples) // 4
     if len(samples) < SAMPLES_MIN:
         return []
-    grown = []
-    for name, slack in (("rss_bytes", RSS_SLACK_BYTES), ("descriptors", COUNT_SLACK), ("threads", COUNT_SLACK)):
-        early = statistics.median(getattr(s, name) for s in samples[quarter : 2 * quarter])
-        late = statistics.median(getattr(s, name) for s in samples[-quarter:])
-        if late > early + slack:
-            grown.append(f"{name} grew from {early:.0f} to {late:.0f}")
-    return grown
+    found = medians(samples).items()
+    return [f"{name} grew from {early:.0f} to {late:.0f}" for name, (early, late) in found if late > early + SLACKS[name]]
 
 
 def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None]) -> tuple[Result, list[Sample]]:
     """Run it."""
     chooser, result, samples = random.Random(seed), Result(seed, soak_minutes=minutes, transport=transport), list[Sample]()
-    deadline = time.monotonic() + minutes * 60
     with tempfile.TemporaryDirectory(prefix="drill-") as base:
-        stand = server.ServerStand(Path(base) / "soak", "rename", transport, seed)
+        stand = server.ServerStand(Path(base) / "soak", "rename", transport, seed, watchdog_s=minutes * 60 + WATCHDOG_S)
         with stand:
+            deadline = time.monotonic() + minutes * 60
             names = [name for name in FAULTS if name != "kill worker" or stand.supervisors()]
-            while time.monotonic() < deadline and not result.losses:
+            while (time.monotonic() < deadline or not samples) and not result.losses:
                 if stand.application is None:
                     stand.workload = chooser.choice(list(WORKLOADS))
                 name = chooser.choice(names)
@@ -84,4 +87,8 @@ def soak(seed: int, minutes: float, transport: str, tell: Callable[[str], None])
                 last = samples[-1]
                 tell(f"{name} × {stand.workload}: {last.rss_bytes >> 20} MiB, {last.descriptors} descriptors, {last.threads} threads")
     result.note("soak", transport, growth(samples), times=0)
+    if len(samples) >= SAMPLES_MIN:
+        result.remarks += [
+            f"{name}: {early:.0f} in the second quarter, {late:.0f} in the last" for name, (early, late) in medians(samples).items()
+        ]
     return result, samples

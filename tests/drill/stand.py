@@ -17,22 +17,37 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from acpfs.errors import AcpfsError
-from tests.drill import points, verdict
+from tests.drill import clock, points, verdict
 from tests.drill.history import History
 from tests.drill.spec import JournalReader, Tree, tree_of
 from tests.rig.mounts import REPOSITORY, AcpfsMount, staging_files
 
 ANSWER_TIMEOUT_S = 90.0
-GAUGES_TIMEOUT_S = 10.0
-DESCRIPTORS_MORE_MAX = 40
-"""A worker keeps some descriptors and threads for later; more than so many beyond its first drain are a leak."""
+GAUGES_TIMEOUT_S = 40.0
+DESCRIPTORS_MORE_MAX = 24
+"""A worker keeps some for later; more than so many beyond its first drain are a leak."""
+THREADS_MORE_MAX = 72
+"""Pools grow to their sizes: requests 32, streams 16, syncs 16, commits and copies 4 each."""
+WATCHDOG_S = 900.0
+DRAIN_S_MAX = 90.0
+"""A stand that lasts longer hangs, and its mount is aborted."""
+READS = 3
+"""Looks at the mount between two questions whether it still drains; a listing that was wrong once in 3,000 reads was found this way."""
 INJECT = REPOSITORY / "tests" / "drill" / "inject"
-QUICK: dict[str, object] = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "ram": "256M"}
+QUICK: dict[str, object] = {
+    "retry_delay_min": 0.02,
+    "retry_delay_max": 0.2,
+    "attr_timeout": 0.1,
+    "max_dirty_age": 0,
+    "ram": "256M",
+    "no_keep_last_persisted": True,
+}
 
 
 def nameless(text: str) -> str:
@@ -108,22 +123,47 @@ class Application:
 class Stand:
     """See above; a context manager."""
 
+    death_points: ClassVar[list[int]] = points.PLAIN_POINTS
+    """Where its workers may die by charge."""
+
     def __init__(
-        self, base: Path, workload: str, transport: str, seed: int, *, mutant: str = "", torch: bool = False, **options: object
+        self,
+        base: Path,
+        workload: str,
+        transport: str,
+        seed: int,
+        *,
+        mutant: str = "",
+        torch: bool = False,
+        steps_clock: bool = False,
+        watchdog_s: float = WATCHDOG_S,
+        drain_s: float = DRAIN_S_MAX,
+        **options: Any,
     ) -> None:
+        """`drain_s`: what takes longer to be persisted counts as lost. `options` are those of the mount.
+
+        `steps_clock`: acpfs' wall clock is what `self.clock` says (`tests.drill.clock`).
+        """
         self.base, self.workload, self.torch = base, workload, torch
         self.random = random.Random(seed)
         self.charges = base / "charges"
         self.charges.mkdir(parents=True)
         self.backing = self.make_backing()
         environment = {points.VARIABLE: str(self.charges), "PYTHONPATH": f"{INJECT}:{REPOSITORY}", "ACPFS_EARLY_DEATHS_MAX": "1000000"}
+        self.clock = base / "clock"
+        if steps_clock:
+            clock.step(self.clock, 0.0)
+            environment[clock.VARIABLE] = str(self.clock)
         if mutant:
             environment["ACPFS_MUTANT"] = mutant
-        self.mount = AcpfsMount(self.backing, base / "mnt", transport, environment=environment, watchdog_s=900.0, **{**QUICK, **options})
+        self.mount = AcpfsMount(
+            self.backing, base / "mnt", transport, environment=environment, watchdog_s=watchdog_s, **{**QUICK, **options}
+        )
+        self.drain_s = drain_s
         self.history = History()
         self.application: Application | None = None
         self.round = 0
-        self._footprints: dict[int, int] = {}
+        self._footprints: dict[int, dict[str, int]] = {}
 
     def make_backing(self) -> Path:
         """The backing directory; others than a plain one override this."""
@@ -211,7 +251,7 @@ class Stand:
                 raise TimeoutError("no worker answers")
             select.select([], [], [], 0.02)
 
-    def wait_adopted(self, before: int, timeout_s: float = 30.0) -> None:
+    def wait_adopted(self, before: int, timeout_s: float = 60.0) -> None:
         """Wait until another supervisor than `before` has the session: with worker and supervisor dead at once, nobody has."""
         deadline = time.monotonic() + timeout_s
         while self.mount.supervisor == before:
@@ -235,7 +275,7 @@ class Stand:
         (self.charges / "next.new").write_text(json.dumps([point, passes]))
         (self.charges / "next.new").rename(self.charges / "next")
 
-    def wait_fired(self, timeout_s: float = 20.0) -> None:
+    def wait_fired(self, timeout_s: float = 60.0) -> None:
         """Wait until the worker has died by charge."""
         deadline = time.monotonic() + timeout_s
         while not (self.charges / "fired").exists():
@@ -247,6 +287,18 @@ class Stand:
         """No more dying by charge; whether it has happened."""
         (self.charges / "next").unlink(missing_ok=True)
         return (self.charges / "fired").exists()
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """The worker is stopped, every thread of it: SIGSTOP returns before the system calls that are under way have."""
+        pid = self.mount.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            _wait_stopped(pid)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     # -- judging
 
@@ -268,11 +320,21 @@ class Stand:
         moment = time.monotonic()
         return verdict.check_published(self.history, tree_of(self.shown), moment, f"backing directory {when}")
 
+    def check_reads(self) -> list[str]:
+        """The mount shows the latest state at every moment of the drain."""
+        losses: list[str] = []
+        draining = True
+        while draining and not losses:
+            draining = self.mount.status()["queue_length"] > 0
+            for _ in range(READS):
+                losses += verdict.check_equal(self.read_mount()[0], self.history.now(), "mount while it drains")
+        return losses
+
     def check_drained(self) -> list[str]:
         """Flush, then: backing directory and mount are the application's last state, checksums agree, nothing is left over."""
-        self.mount.flush(timeout_s=60)
+        self.mount.flush(timeout_s=self.drain_s)
         expected = self.history.now()
-        losses = verdict.check_equal(tree_of(self.shown), expected, "backing directory after the drain")
+        losses = self.check_below(expected)
         losses += verdict.check_equal(self.read_mount()[0], expected, "mount after the drain")
         losses += self.check_checksums()
         losses += self._check_left()
@@ -282,27 +344,32 @@ class Stand:
             )
         return losses
 
+    def check_below(self, expected: Tree) -> list[str]:
+        """What the backing directory has after a flush."""
+        return verdict.check_equal(tree_of(self.shown), expected, "backing directory after the drain")
+
     def check_checksums(self) -> list[str]:
         """Manifest and notes."""
         return verdict.check_checksums(self.shown)
+
+    def left_over(self, status: dict[str, Any]) -> list[str]:
+        """What should not be there any more after a drain."""
+        return verdict.check_gauges(status) + [f"left: {path}" for path in staging_files(self.shown)]
 
     def _check_left(self) -> list[str]:
         deadline = time.monotonic() + GAUGES_TIMEOUT_S
         while True:
             status = self.mount.status()
-            left = verdict.check_gauges(status) + [f"left: {path}" for path in staging_files(self.shown)]
+            left = self.left_over(status)
             if not left or time.monotonic() > deadline:
                 return left + self._check_footprint(status["worker"]["pid"])
             select.select([], [], [], 0.05)
 
-    def footprint(self, pid: int) -> int:
-        """Descriptors and threads of a process."""
-        return len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir(f"/proc/{pid}/task"))
-
     def _check_footprint(self, pid: int) -> list[str]:
-        now = self.footprint(pid)
+        now = {kind: len(os.listdir(f"/proc/{pid}/{where}")) for kind, where in (("descriptors", "fd"), ("threads", "task"))}
         first = self._footprints.setdefault(pid, now)
-        return [f"worker has {now} descriptors and threads, {first} at first"] if now > first + DESCRIPTORS_MORE_MAX else []
+        more = {"descriptors": DESCRIPTORS_MORE_MAX, "threads": THREADS_MORE_MAX}
+        return [f"worker has {now[kind]} {kind}, {first[kind]} at first" for kind in now if now[kind] > first[kind] + more[kind]]
 
 
 def _words(pid: int) -> list[bytes]:
@@ -310,6 +377,23 @@ def _words(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _wait_stopped(pid: int, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(state not in "tTZX" for state in _states(pid)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} does not stop")
+        select.select([], [], [], 0.002)
+
+
+def _states(pid: int) -> list[str]:
+    """One letter per thread."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def _wait_dead(pid: int) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -23,7 +26,7 @@ def write(fd: int) -> None:
 
 
 @pytest.mark.clause("S1")
-def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_path: Path):
+def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_path: Path) -> None:
     with Stand(tmp_path / "s", "overwrite", "native-direct", 1) as stand:
         file = stand.mount.path / "f"
         file.write_bytes(b"x" * 5000)
@@ -41,9 +44,66 @@ def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_p
         writer.join(20)
         with contextlib.suppress(OSError):
             os.close(fd)
-        stand.mount._detach()
+        stand.mount.detach()
         stand.mount.start()
         stand.mount.ask("retry", paths=[""])
         stand.mount.flush()
         assert file.read_bytes() == (stand.shown / "f").read_bytes()
         assert file.stat().st_size == len(file.read_bytes())
+
+
+@pytest.mark.clause("S22")
+def test_a_write_that_no_daemon_saw_makes_the_file_dirty(tmp_path: Path) -> None:
+    """In passthrough the kernel writes to the tier file; when everything dies before the daemon looks, size and row are as they were."""
+    with Stand(tmp_path / "s", "overwrite", "native-passthrough", 1) as stand:
+        file = stand.mount.path / "f"
+        file.write_bytes(b"x" * 5000)
+        stand.mount.flush()
+        with open(file, "r+b", buffering=0):
+            pass  # another lane, nothing written
+        fd = os.open(file, os.O_WRONLY)
+        os.pwrite(fd, b"y" * 700, 100)
+        stand.kill_all()
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        stand.mount.detach()
+        stand.mount.start()
+        assert file.read_bytes() == b"x" * 100 + b"y" * 700 + b"x" * 4200
+        assert stand.mount.status()["interrupted"] == 1
+        stand.mount.ask("retry", paths=[""])
+        stand.mount.flush()
+        assert file.read_bytes() == (stand.shown / "f").read_bytes()
+
+
+@pytest.mark.clause("S22")
+def test_a_file_that_was_open_and_not_written_to_is_not_dirty(tmp_path: Path) -> None:
+    with Stand(tmp_path / "s", "overwrite", "native-passthrough", 1) as stand:
+        file = stand.mount.path / "f"
+        file.write_bytes(b"x" * 5000)
+        stand.mount.flush()
+        fd = os.open(file, os.O_WRONLY)
+        stand.kill_all()
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        stand.mount.detach()
+        stand.mount.start()
+        assert stand.mount.status()["interrupted"] == 0
+        assert stand.mount.status()["ram"]["dirty_bytes"] == 0
+
+
+def test_what_a_killed_process_asked_for_is_not_carried_out_after_its_death(tmp_path: Path) -> None:
+    """The kernel takes back a request that nobody has read: so the checker may look at the mount as soon as the application is dead."""
+    with Stand(tmp_path / "s", "rename", "native", 1) as stand:
+        (stand.mount.path / "old").mkdir()
+        with stand.standing_still():
+            words = [sys.executable, "-c", f"import os; print(flush=True); os.rename('{stand.mount.path}/old', '{stand.mount.path}/new')"]
+            asking = subprocess.Popen(words, stdout=subprocess.PIPE)
+            assert asking.stdout is not None
+            asking.stdout.readline()
+            while not Path(f"/proc/{asking.pid}/wchan").read_text().startswith(("request_wait", "fuse_", "__fuse")):
+                assert asking.poll() is None
+                select.select([], [], [], 0.01)
+            asking.kill()
+            asking.wait(20)
+            asking.stdout.close()
+        assert [entry.name for entry in stand.mount.path.iterdir()] == ["old"]

@@ -223,3 +223,63 @@ WORKLOADS: dict[str, Callable[[Calls, int], Workload]] = {
     "append log": AppendLog,
     "rsync": Rsync,
 }
+
+
+GUARDED_FILES = ("model.safetensors", "optimizer.pt", "rng.pth")
+GUARDED_BYTES = 30_000
+"""Of each file: all checkpoints are as whole as each other for the guard, whatever it makes of sizes."""
+
+
+def is_guarded(top: str) -> bool:
+    """Whether an entry of the mount's top directory is a checkpoint of the workloads below."""
+    return top.startswith("checkpoint") or (top.startswith("net-") and top.endswith(".ckpt"))
+
+
+class DeletesFirst(Workload):
+    """accelerate with total_limit=1: mkdir, rm -r of all old ones, and only then the files."""
+
+    def round(self) -> None:
+        name = f"checkpoint_{self.number:07d}"
+        self.calls.mkdir(name)
+        for old in sorted(path for path, is_dir in self.calls.paths.items() if is_dir and is_guarded(path) and path != name):
+            self.calls.remove_tree(old)
+        self._fill(name)
+
+    def _fill(self, name: str) -> None:
+        for file in GUARDED_FILES:
+            self.calls.save(f"{name}/{file}", self.random.randrange(1 << 48), GUARDED_BYTES, pieces=self.random.randrange(1, 4))
+        if self.random.random() < 0.2:
+            self.calls.flush()
+        self.tracker(f"{name} {self.number}")
+
+
+class SameName(DeletesFirst):
+    """The newest checkpoint is always called the same, removed and made anew."""
+
+    def round(self) -> None:
+        if "checkpoint-1" in self.calls.paths:
+            self.calls.remove_tree("checkpoint-1")
+        self.calls.mkdir("checkpoint-1")
+        self._fill("checkpoint-1")
+
+
+class UnlinksFirst(Workload):
+    """MindSpore with keep_checkpoint_max=1: the old file goes, then the new one is written under a temporary name."""
+
+    def round(self) -> None:
+        for old in sorted(path for path in self.calls.paths if path.startswith("net-")):
+            self.calls.unlink(old)
+        name, size = f"net-1_{self.number}.ckpt", len(GUARDED_FILES) * GUARDED_BYTES
+        self.calls.save(name + ".tmp", self.random.randrange(1 << 48), size, pieces=self.random.randrange(1, 5))
+        self.calls.rename(name + ".tmp", name)
+        if self.random.random() < 0.2:
+            self.calls.flush()
+        self.tracker(name)
+
+
+GUARDED: dict[str, Callable[[Calls, int], Workload]] = {
+    "deletes first": DeletesFirst,
+    "same name": SameName,
+    "unlinks first": UnlinksFirst,
+}
+"""Applications that have no checkpoint for a moment; for mounts with the guard."""
