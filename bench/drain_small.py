@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from bench import gluster, places
+from bench import places
 from bench.record import Report, median, spread
+from tests.rig.storage import open_storage
 
 FILES = 2000
 BYTES = 16 * 1024
@@ -49,8 +50,8 @@ def ext4(scratch: Path) -> Iterator[Path]:
 def backing_of(kind: str, scratch: Path) -> Iterator[tuple[Path, str]]:
     """Where the backing directory lies, and what it is in words."""
     if kind == "gluster":
-        with gluster.volume(scratch / "gluster") as path:
-            yield path, "GlusterFS, replica 3, on this machine"
+        with open_storage("glusterfs", scratch / "gluster") as storage:
+            yield storage.client("client"), "GlusterFS, replica 3, on this machine"
     elif kind == "ext4":
         with ext4(scratch) as path:
             yield path, f"ext4 on a loop device whose flush takes {FSYNC_S * 1000:g} ms"

@@ -46,6 +46,8 @@ class Report:
     bars: list[Bar] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Every single measurement, in the unit that its name ends with."""
+    program: str = ""
+    """What made it, where that has another name."""
 
     def row(self, *cells: object) -> None:
         self.rows.append([str(cell) for cell in cells])
@@ -53,10 +55,12 @@ class Report:
     def bar(self, promise: str, found: str, *, met: bool) -> None:
         self.bars.append(Bar(promise, found, met))
 
-    def finish(self) -> int:
-        """Print, save; the exit code says whether all bars were met."""
-        where, command = machine(), f"python -m bench.{self.name} {' '.join(sys.argv[1:])}".strip()
+    def finish(self, *, keep: bool = True) -> int:
+        """Print, save (a quick look is not to be kept); the exit code says whether all bars were met."""
+        where, command = machine(), f"python -m bench.{self.program or self.name} {' '.join(sys.argv[1:])}".strip()
         self._print(Console(width=140 if not sys.stdout.isatty() else None))
+        if not keep:
+            return 0 if all(bar.met for bar in self.bars) else 1
         RESULTS.mkdir(exist_ok=True)
         known = {"command": command, "machine": where, **asdict(self)}
         (RESULTS / f"{self.name}.json").write_text(json.dumps(known, indent=1) + "\n")
