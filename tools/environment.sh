@@ -103,15 +103,16 @@ need_venv() {
     printf '%s\n' "$want" >"$stamp"
 }
 
-# end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY in its environment and takes away the mounts below
-# DIRECTORY; says what it found. Nothing else on the machine is touched.
+# end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY, or something below it, in its environment and takes
+# away the mounts below DIRECTORY; says what it found. Nothing else on the machine is touched.
 end_leftovers() {
     local pid mount left=()
     for mount in $(awk -v top="$1/" 'index($5, top) == 1 {print $5}' /proc/self/mountinfo | sort -r); do
         echo "left mounted: $mount"
         umount -l "$(printf '%b' "$mount")" || true
     done
-    for pid in $(grep -lszxF "ACPFS_STARTED_BELOW=$1" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
+    for pid in $( (grep -lszxF "ACPFS_STARTED_BELOW=$1" /proc/[0-9]*/environ
+        grep -lszF "ACPFS_STARTED_BELOW=$1/" /proc/[0-9]*/environ) 2>/dev/null | cut -d/ -f3 | sort -u); do
         [ "$pid" = "$$" ] || ! kill -0 "$pid" 2>/dev/null || left+=("$pid")
     done
     for pid in ${left[@]+"${left[@]}"}; do
