@@ -17,11 +17,15 @@ ROOM_BYTES = 256 << 20
 """For the file system's own structures, its journal first of all."""
 
 
+class NoThrottleError(Exception):
+    """No control group of this machine limits block devices, or none that this process may write to."""
+
+
 def _limit(device: str, bytes_per_s: int) -> tuple[Path, str]:
     """Where a limit for this process' control group is written, and what; the same for what it starts.
 
     Raises:
-        RuntimeError: no control group of this machine limits block devices.
+        NoThrottleError: no control group of this machine limits block devices.
     """
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _number, controllers, group = line.split(":", 2)
@@ -31,7 +35,7 @@ def _limit(device: str, bytes_per_s: int) -> tuple[Path, str]:
                 return file, f"{device} {bytes_per_s}"
             if not controllers and (file := below / "io.max").exists():
                 return file, f"{device} rbps={bytes_per_s or 'max'}"
-    raise RuntimeError("no control group limits block devices here (blkio.throttle of version 1, io.max of version 2)")
+    raise NoThrottleError("no control group limits block devices here (blkio.throttle of version 1, io.max of version 2)")
 
 
 def _run(*words: str) -> str:
@@ -40,7 +44,11 @@ def _run(*words: str) -> str:
 
 @contextlib.contextmanager
 def throttled_disk(scratch: Path, size: int, bytes_per_s: int) -> Iterator[tuple[Path, Callable[[], int]]]:
-    """Yields a directory with room for `size` bytes, and what tells how many bytes were ever read from its device."""
+    """Yields a directory with room for `size` bytes, and what tells how many bytes were ever read from its device.
+
+    Raises:
+        NoThrottleError: this machine has no such limit.
+    """
     image, path = scratch / "throttled.img", scratch / "throttled"
     path.mkdir()
     with open(image, "wb") as file:
@@ -54,7 +62,10 @@ def throttled_disk(scratch: Path, size: int, bytes_per_s: int) -> Iterator[tuple
         number = os.stat(device).st_rdev
         name = f"{os.major(number)}:{os.minor(number)}"
         limit, words = _limit(name, bytes_per_s)
-        limit.write_text(words)
+        try:
+            limit.write_text(words)
+        except OSError as error:
+            raise NoThrottleError(f"{limit}: {error.strerror}") from error
         stack.callback(lambda: limit.write_text(_limit(name, 0)[1]))
         statistics = Path("/sys/dev/block") / name / "stat"
         yield path, lambda: int(statistics.read_text().split()[2]) * SECTOR_BYTES

@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import places
 from bench.clock import together
 from bench.record import GIB, MB, MIB, Report, median
-from bench.throttled import throttled_disk
+from bench.throttled import NoThrottleError, throttled_disk
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
@@ -145,11 +145,14 @@ def measure(size: int, rounds: int, transport: str) -> Report:
             restart(report, limited, mount, size, rounds)
             many_readers(report, mount, size, rounds, LIMITED, lambda: limited.counters()["read_bytes"])
             preload(report, mount, size, rounds, LIMITED)
-        with (
-            throttled_disk(scratch, size, BANDWIDTH) as (disk, read_bytes),
-            AcpfsMount(disk, scratch / "over", transport, ram=ram, watchdog_s=3000.0) as mount,
-        ):
-            many_readers(report, mount, size, rounds, THROTTLED, read_bytes)
+        with contextlib.ExitStack() as throttled:
+            try:
+                disk, read_bytes = throttled.enter_context(throttled_disk(scratch, size, BANDWIDTH))
+            except NoThrottleError as why:
+                report.row(f"{READERS} readers of one cold file, {THROTTLED}", "not measured", str(why))
+            else:
+                mount = throttled.enter_context(AcpfsMount(disk, scratch / "over", transport, ram=ram, watchdog_s=3000.0))
+                many_readers(report, mount, size, rounds, THROTTLED, read_bytes)
         with AcpfsMount(scratch / "disk", scratch / "local", transport, ram=ram, keep_checkpoints=RETAINED, watchdog_s=3000.0) as mount:
             preload(report, mount, size, rounds, LOCAL)
             retained(report, mount, size)

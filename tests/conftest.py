@@ -36,7 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to")
+    config.addinivalue_line("markers", "random: has a seed; set by itself")
     config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "seed" in getattr(item, "fixturenames", ()):
+            item.add_marker("random")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """`tools/test` tries again, alone, what failed beside other jobs; but what a random test has found stays found."""
+    for outcome in ("failed", "error"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            if "random" in report.keywords:
+                terminalreporter.write_line(f"no second try: {report.nodeid}")
 
 
 def _usable(target: str) -> str | None:
