@@ -17,6 +17,7 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, VersionState
 from acpfs.writeback.retry import RetryPolicy
 from acpfs.writeback.stream_queue import StreamQueue
+from acpfs.writeback.verify import OnlyCopyError
 
 _log = structlog.get_logger(__name__)
 
@@ -29,8 +30,10 @@ class Failures:
         self._ops, self._queue, self._retry, self._due, self._listener = log, queue, retry, due, listener
 
     def failed(self, op: Op, error: OSError) -> None:
-        """Try again later, or park."""
+        """Try again later, or park: at once where another try would succeed without bringing the bytes back."""
         delay_s = self._retry.failed(op, error)
+        if isinstance(error, OnlyCopyError):
+            delay_s, op.next_attempt_at = None, 0.0
         if op.version is not None and op.version.state is VersionState.STREAMING:
             op.version.state = VersionState.COMPLETE
         if delay_s is None:

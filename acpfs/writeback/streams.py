@@ -29,7 +29,7 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, Version, VersionState
 from acpfs.writeback.source import AbandonedError, Source
 from acpfs.writeback.spill import Spill
-from acpfs.writeback.verify import MisreadError, digest_of
+from acpfs.writeback.verify import MisreadError, OnlyCopyError, digest_of
 
 SMALL_BYTES_MAX = 1 << 20
 """Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
@@ -172,7 +172,7 @@ class Streamer:
         try:
             fd = self._lower.open_staging(name)
             try:
-                self._lower.sync(fd)
+                self._sync_only_copy(fd)
                 digest = self._hash(stream, fd)
                 staging_ino, applied = self._finish(stream, fd, digest)
             except BaseException:
@@ -184,6 +184,12 @@ class Streamer:
         except AbandonedError:
             self._discard(name)
             raise
+
+    def _sync_only_copy(self, fd: int) -> None:
+        try:
+            self._lower.sync(fd)
+        except OSError as error:
+            raise OnlyCopyError(error.errno, error.strerror) from error
 
     def _hash(self, stream: Stream, fd: int) -> str:
         hasher, position = xxhash.xxh3_128(), 0

@@ -39,6 +39,10 @@ class MisreadError(OSError):
     """What was written reads back differently."""
 
 
+class OnlyCopyError(OSError):
+    """fsync of bytes that are nowhere else failed: Linux forgets such pages, and says it once (https://lwn.net/Articles/752063/)."""
+
+
 def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None) -> tuple[str, int]:
     """xxh3-128 and size of what the backing file system has, not of what is cached of it."""
     hasher, position = xxhash.xxh3_128(), 0

@@ -83,6 +83,29 @@ def test_nothing_is_lost_nor_wrongly_persisted(transport: str, make_mount: MakeM
     assert mount.leaks() == []
 
 
+@clause("S25", "S53")
+def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs
+) -> None:
+    """The kernel takes the pages that it could not write for written, and says so the second time."""
+    mount = make_mount(fault_fs.path, transport, ram="64M", **QUICK)
+    fault_fs.fail("EIO", ["fsync"], glob=".acpfs/staging/*", times=1)
+    data = os.urandom(1 << 20) * 96
+    (mount.path / "big").write_bytes(data)  # more than RAM takes: its bytes are in the staging file alone
+    status = mount.wait_status(lambda s: s["parked"])
+    assert [(entry["name"], entry["last_error"]) for entry in status["queue"]] == [("big", "EIO")]
+    mount.kill_worker()  # the next one must know as well
+    assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    assert not (fault_fs.source / "big").exists()
+    assert (mount.path / "big").stat().st_size == len(data)
+    with pytest.raises(OSError, match="Input/output error"):  # close tells of what is parked there
+        (mount.path / "big").write_bytes(b"written anew")
+    mount.flush()
+    assert (fault_fs.source / "big").read_bytes() == b"written anew"
+    mount.umount()
+    assert mount.leaks() == []
+
+
 @clause("S74")
 def test_a_server_that_dies_and_comes_back(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
