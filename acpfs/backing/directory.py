@@ -16,11 +16,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import xxhash
+
 from acpfs.backing import filling
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
 from acpfs.backing.entries import OWN, Entries
 from acpfs.backing.health import current_call
-from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.lower import ASIDE_PREFIX, Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
 from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
@@ -218,7 +220,8 @@ class BackingDirectory:
 
     def _exchange_by_renames(self, a: LowerPath, b: LowerPath) -> None:
         """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows by what lies aside."""
-        aside = self.staging_path("exchange")
+        pair = xxhash.xxh3_64_hexdigest(b"\0".join((*a, b"", *b)))  # another pair must not take up what this one has left
+        aside = self.staging_path(ASIDE_PREFIX + pair)
         if not self._exists(aside):
             self.rename(a, aside)
         if not self._exists(a):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import ASIDE_PREFIX
 from acpfs.backing.nodes import NodeRecords, NodeState
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
@@ -72,6 +73,11 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
             continue  # its RAM tier is not lost, and what was staged has no other copy there
         files = directory.list_own((b"staging", encoded))
         said += _kept(directory, encoded)
+        said += [
+            f"an exchange of two names was cut off: {directory.path}/.acpfs/staging/{node}/{name.decode()} is one of the two: move it back"
+            for name in files
+            if _is_aside(name)
+        ]
         if machine.hardware and record.get("hardware") == machine.hardware:
             _remove(directory, encoded, files)
         elif files:
@@ -104,14 +110,20 @@ def _kept(directory: BackingDirectory, node: bytes) -> list[str]:
     ]
 
 
+def _is_aside(name: bytes) -> bool:
+    return name.startswith(ASIDE_PREFIX.encode())
+
+
 def _remove(directory: BackingDirectory, node: bytes, files: list[bytes]) -> None:
     """The directory of staging files last: by it the next mount finds what is left to do where this one was cut off."""
     for name in files:
-        directory.remove_own((b"staging", node, name))
+        if not _is_aside(name):
+            directory.remove_own((b"staging", node, name))
     with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
         directory.remove_own_directory((b"kept", node))
     _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"))
-    directory.remove_own_directory((b"staging", node))
+    if not any(map(_is_aside, files)):
+        directory.remove_own_directory((b"staging", node))
 
 
 def _mark_gone(records: NodeRecords, node: str) -> None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LowerPath = tuple[bytes, ...]
+ASIDE_PREFIX = "exchange-"
+"""Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
 
 
 @dataclass(frozen=True, slots=True)

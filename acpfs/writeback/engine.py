@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from acpfs.backing.calls import CallPools
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import ASIDE_PREFIX, Lower
 from acpfs.config import Settings
 from acpfs.errors import errno_name
 from acpfs.ram.state import StateDatabase
@@ -53,8 +53,6 @@ from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
 
-_EXCHANGE_ASIDE = "exchange"
-"""Staging name of a half-done exchange in three renames: taken up again by the operation itself, never cleaned up."""
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
 SHORT_SHARE = 4
@@ -203,7 +201,7 @@ class Engine:
             needed |= {op.version.staging_name for op in self._ops if op.version is not None and not op.version.tier_id}
             needed |= self._listener.staging_in_use()
         for name in found:
-            if name not in needed and name != _EXCHANGE_ASIDE:
+            if name not in needed and not name.startswith(ASIDE_PREFIX):
                 self._lower.remove_staging(name)
 
     @contextmanager

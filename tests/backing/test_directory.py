@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
@@ -162,11 +163,15 @@ def test_an_exchange_cut_off_goes_on(directory: BackingDirectory, done: int) -> 
     directory.adapt(Features(rename_exchange=False))
     put(directory, (b"a",), b"1")
     put(directory, (b"b",), b"2")
-    directory.rename((b"a",), directory.staging_path("exchange"))
+    put(directory, (b"x",), b"3")
+    put(directory, (b"y",), b"4")
+    directory.rename((b"a",), directory.staging_path(f"exchange-{xxhash.xxh3_64_hexdigest(b'a' + bytes(2) + b'b')}"))
+    directory.exchange((b"x",), (b"y",))
     if done == 2:
         directory.rename((b"b",), (b"a",))
     directory.exchange((b"a",), (b"b",))
     assert (content(directory, (b"a",)), content(directory, (b"b",))) == (b"2", b"1")
+    assert (content(directory, (b"x",)), content(directory, (b"y",))) == (b"4", b"3"), "what another exchange had put aside"
 
 
 def test_links_become_copies_where_there_are_none(directory: BackingDirectory) -> None:

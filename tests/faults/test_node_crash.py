@@ -200,6 +200,15 @@ def test_other_nodes_learn_of_the_loss_although_the_clearing_is_cut_off(
 
 
 @clause("S86")
+def test_half_of_an_exchange_is_named_and_left(directory: BackingDirectory, tmp_path: Path) -> None:
+    left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
+    (left / "exchange-0123456789abcdef").write_bytes(b"the only copy")
+    (said,) = clear(directory, HERE)
+    assert "exchange-0123456789abcdef is one of the two" in said
+    assert [p.name for p in left.iterdir()] == ["exchange-0123456789abcdef"]
+
+
+@clause("S86")
 @pytest.mark.parametrize("hardware", ["", "another"])
 def test_without_proof_it_is_named_and_left(directory: BackingDirectory, tmp_path: Path, hardware: str) -> None:
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1", hardware=hardware))
