@@ -8,12 +8,13 @@ Called in the commit thread; may be done again at any point.
 
 from __future__ import annotations
 
+import errno
 import stat
 from threading import RLock
 
 import structlog
 
-from acpfs.backing.lower import Lower, LowerPath
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.types import Ino
 from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.lower_tree import LowerTree
@@ -22,6 +23,7 @@ from acpfs.writeback.ops import Metadata
 MODE = 0o755
 """Of a directory that is made here ahead of its MKDIR, which gives it its own."""
 
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 _log = structlog.get_logger(__name__)
 
 
@@ -42,7 +44,7 @@ class GivenBack:
             source, target, place = (*kept, entry.name), (*to, entry.name), (directory, entry.name)
             st = self._lower.lstat(source)
             if self._conflicts.is_foreign(place, st):
-                moved = self._move(source, target) or moved
+                moved = self._move(source, target, st) or moved
             elif stat.S_ISDIR(st.mode):
                 with self._lock:
                     below = self._tree.node_at(*place)
@@ -52,24 +54,32 @@ class GivenBack:
             self._lower.sync_directory(to)
             self._lower.sync_directory(kept)
 
-    def _move(self, source: LowerPath, target: LowerPath) -> bool:
+    def _move(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
         try:
-            self._lower.lstat(target)
-        except FileNotFoundError:
-            self._rename(source, target)
-            _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=_shown(target))
-            return True
-        except NotADirectoryError:
-            pass
-        _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=_shown(source))
-        return False
+            try:
+                self._put(source, target, st)
+            except FileNotFoundError:
+                self._make(target[:-1])
+                self._put(source, target, st)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=_shown(source))
+            return False
+        _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=_shown(target))
+        return True
 
-    def _rename(self, source: LowerPath, target: LowerPath) -> None:
+    def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
+        """Never over what another node puts there at this moment: a link replaces nothing, nor does a directory what is not empty."""
+        if stat.S_ISDIR(st.mode):
+            self._lower.rename(source, target)
+            return
         try:
-            self._lower.rename(source, target)
-        except FileNotFoundError:
-            self._make(target[:-1])
-            self._lower.rename(source, target)
+            self._lower.link(source, target)
+        except FileExistsError:
+            if self._lower.lstat(target).ino != st.ino:  # linked before an earlier attempt was cut off
+                raise
+        self._lower.unlink(source)
 
     def _make(self, path: LowerPath) -> None:
         for depth in range(1, len(path) + 1):
