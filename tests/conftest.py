@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -25,6 +26,7 @@ from tests.rig.storage.below import Below
 from tests.rig.targets import TRANSPORTS, Target, open_target
 
 DEFAULT_TARGETS = "plain,tmpfs,libfuse"
+_TIME_IS_UP = re.compile(r"TimeoutError|subprocess\.TimeoutExpired|trio\.TooSlowError|Failed: Timeout")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,10 +49,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """`tools/test` tries again, alone, what failed beside other jobs; but what a random test has found stays found."""
+    """`tools/test` tries again, alone, what failed beside other jobs; but what a random test has found stays, unless time was up."""
     for outcome in ("failed", "error"):
         for report in terminalreporter.stats.get(outcome, ()):
-            if "random" in report.keywords:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            if "random" in report.keywords and not (crash and _TIME_IS_UP.match(crash.message)):
                 terminalreporter.write_line(f"no second try: {report.nodeid}")
 
 
