@@ -50,11 +50,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """`tools/test` tries again, alone, what failed beside other jobs; but what a random test has found stays, unless time was up."""
-    for outcome in ("failed", "error"):
-        for report in terminalreporter.stats.get(outcome, ()):
-            crash = getattr(report.longrepr, "reprcrash", None)
-            if "random" in report.keywords and not (crash and _TIME_IS_UP.match(crash.message)):
-                terminalreporter.write_line(f"no second try: {report.nodeid}")
+    failures = [report for outcome in ("failed", "error") for report in terminalreporter.stats.get(outcome, ())]
+    late = {report.nodeid for report in failures if _TIME_IS_UP.match(_reason(report))}  # what then fails in its teardown is an echo
+    for report in failures:
+        if "random" in report.keywords and report.nodeid not in late:
+            terminalreporter.write_line(f"no second try: {report.nodeid}")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message) if crash else ""
 
 
 def _usable(target: str) -> str | None:
