@@ -281,8 +281,8 @@ def test_a_client_whose_descriptors_break_for_ever(transport: str, make_mount: M
 @contextlib.contextmanager
 def little_room(site: Site, leave: int) -> Iterator[None]:
     """Somebody else's file takes the rest, random bytes because chunk servers drop zeros; Ceph gets a quota, which it notices late."""
-    ceph, space, ballast = site.storage, os.statvfs(site.observer), site.observer / "ballast"
-    size = 8 << 20 if isinstance(ceph, CephFs) else space.f_bavail * space.f_frsize - leave
+    ceph, ballast = site.storage, site.observer / "ballast"
+    size = 8 << 20 if isinstance(ceph, CephFs) else ceph.free_bytes(site.observer) - leave
     try:
         with open(ballast, "wb") as file:
             file.writelines(os.urandom(1 << 20) for _ in range(size >> 20))

@@ -59,12 +59,13 @@ class MooseFs(Storage):
         self.servers.start(f"chunks{number}", "mfschunkserver", "-f", "-c", f"{self.base}/cfg/chunks{number}.cfg", "start")
 
     def _first_client(self) -> None:
-        """Goal 2 for all that will be there, and wait until both servers have told the master how much room they have."""
+        """Goal 2 and no trash (a day by default) for all that will be there, and wait until both servers have told their room."""
         root = self.base / "root"
         root.mkdir()
         until(lambda: self._try_mount(root) == 0, "the master answers")
         try:
             self.servers.run("mfssetgoal", "-r", str(self.data_servers), str(root), hosts_mounts=True)
+            self.servers.run("mfssettrashtime", "-r", "0", str(root), hosts_mounts=True)
             until(lambda: self._chunk_servers(root) == self.data_servers, "the chunk servers are known")
         finally:
             self.unmount(root)
@@ -82,6 +83,10 @@ class MooseFs(Storage):
     def _try_mount(self, path: Path, *options: str) -> int:
         words = ",".join([f"mfsmaster={ADDRESS}", "mfsallowoomkiller", "mfsnice=0", *options])
         return self.servers.run("mfsmount", str(path), "-o", words, check=False, hosts_mounts=True).returncode
+
+    def free_bytes(self, client: Path) -> int:
+        """It tells the room for copies."""
+        return super().free_bytes(client) // self.data_servers
 
     def servers_of_data(self) -> list[int]:
         return self.servers.pids("mfschunkserver")

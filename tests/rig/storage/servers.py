@@ -206,6 +206,11 @@ class Storage(abc.ABC):
         """The process behind a client mount."""
         return self.servers.pids(str(path))
 
+    def free_bytes(self, client: Path) -> int:
+        """How much content there is room for."""
+        space = os.statvfs(client)
+        return space.f_bavail * space.f_frsize
+
     # -- what each kind is
 
     @abc.abstractmethod
