@@ -62,7 +62,9 @@ class Failures:
         if parked or op.tries & (op.tries - 1) == 0:
             path = self._listener.display_path(op).decode("utf-8", "backslashreplace")
             level = _log.error if parked else _log.warning
-            event = (
-                "backing directory refuses for good; kept until retry or discard" if parked else "backing directory failed; will be retried"
-            )
+            event = "backing directory failed; will be retried"
+            if isinstance(error, OnlyCopyError):
+                event = "fsync failed for bytes that are nowhere else: retry stores what is left of them, discard drops them"
+            elif parked:
+                event = "backing directory refuses for good; kept until retry or discard"
             level(event, path=path, kind=op.kind.value, error=errno_name(op.last_error), detail=error.strerror, tries=op.tries)

@@ -94,6 +94,7 @@ def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
     (mount.path / "big").write_bytes(data)  # more than RAM takes: its bytes are in the staging file alone
     status = mount.wait_status(lambda s: s["parked"])
     assert [(entry["name"], entry["last_error"]) for entry in status["queue"]] == [("big", "EIO")]
+    assert any("bytes that are nowhere else" in log.read_text() for log in (mount.log, *(mount.runtime_dir / "logs").glob("*.log")))
     mount.kill_worker()  # the next one must know as well
     assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
     assert not (fault_fs.source / "big").exists()
