@@ -84,13 +84,6 @@ class MemoryLower:
     def inode(self, path: str) -> Inode:
         return self._find(tuple(path.encode().split(b"/")))
 
-    def put(self, path: str, data: bytes) -> None:
-        """What another node has stored here."""
-        with self._lock:
-            inode = self._inode(stat.S_IFREG | 0o644)
-            inode.content = bytearray(data)
-            self._place(tuple(path.encode().split(b"/")), inode)
-
     def own_files(self) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         self._collect(self.root.children[OWN], b"", found)
