@@ -73,11 +73,9 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
             continue  # its RAM tier is not lost, and what was staged has no other copy there
         files = directory.list_own((b"staging", encoded))
         said += _kept(directory, encoded)
-        said += [
-            f"an exchange of two names was cut off: {directory.path}/.acpfs/staging/{node}/{name.decode()} is one of the two: move it back"
-            for name in files
-            if _is_aside(name)
-        ]
+        for aside in (name.decode("utf-8", "backslashreplace") for name in files if _is_aside(name)):
+            place = f"{directory.path}/.acpfs/staging/{node}/{aside}"
+            said.append(f"an exchange of two names was cut off: {place} is one of the two, move it back")
         if machine.hardware and record.get("hardware") == machine.hardware:
             _remove(directory, encoded, files)
         elif files:

@@ -9,6 +9,7 @@ Called in the commit thread; may be done again at any point.
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from threading import RLock
 
@@ -24,6 +25,7 @@ MODE = 0o755
 """Of a directory that is made here ahead of its MKDIR, which gives it its own."""
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
+_NO_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
 _log = structlog.get_logger(__name__)
 
 
@@ -70,16 +72,34 @@ class GivenBack:
         return True
 
     def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
-        """Never over what another node puts there at this moment: a link replaces nothing, nor does a directory what is not empty."""
-        if stat.S_ISDIR(st.mode):
+        """Never over what another node puts there at this moment: a link replaces nothing. Where there are none, a look has to do."""
+        if stat.S_ISDIR(st.mode) or not self._link(source, target, st):
+            self._expect_nothing_at(target)
             self._lower.rename(source, target)
-            return
+        else:
+            self._lower.unlink(source)
+
+    def _link(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
+        """Whether both names are the file's now; False where it may not be linked (another user's, without privilege; no hard links)."""
+        if not self._lower.features.hard_links:
+            return False
         try:
             self._lower.link(source, target)
         except FileExistsError:
             if self._lower.lstat(target).ino != st.ino:  # linked before an earlier attempt was cut off
                 raise
-        self._lower.unlink(source)
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return False
+        return True
+
+    def _expect_nothing_at(self, path: LowerPath) -> None:
+        try:
+            self._lower.lstat(path)
+        except FileNotFoundError:
+            return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     def _make(self, path: LowerPath) -> None:
         for depth in range(1, len(path) + 1):

@@ -204,7 +204,7 @@ def test_half_of_an_exchange_is_named_and_left(directory: BackingDirectory, tmp_
     left = left_by(tmp_path, "host1-old", replace(HERE, boot_id="boot-1"))
     (left / "exchange-0123456789abcdef").write_bytes(b"the only copy")
     (said,) = clear(directory, HERE)
-    assert "exchange-0123456789abcdef is one of the two" in said
+    assert "exchange-0123456789abcdef is one of the two, move it back" in said
     assert [p.name for p in left.iterdir()] == ["exchange-0123456789abcdef"]
 
 

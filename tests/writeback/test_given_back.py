@@ -125,3 +125,42 @@ def test_cut_off_between_link_and_unlink_it_is_there_once(written_by_others: Wor
     assert cut_off
     assert written_by_others.lower.visible()[THEIRS.encode()] == b"theirs"
     assert not [path for path in kept(written_by_others) if path.endswith("rank-7.pt")]
+
+
+@pytest.mark.clause("S144")
+@pytest.mark.parametrize("refused", [errno.EPERM, errno.EOPNOTSUPP])
+def test_where_it_may_not_be_linked_it_is_renamed(written_by_others: World, run: Run, refused: int) -> None:
+    """Linux lets a user link only what is his (`fs.protected_hardlinks`)."""
+
+    def fault(label: str, path: tuple[bytes, ...]) -> None:
+        if label == "link" and path[-1] == b"rank-7.pt":
+            raise OSError(refused, "no link")
+
+    written_by_others.lower.fault = fault
+    save(written_by_others, "run/checkpoint-1")
+    run(written_by_others.drain)
+    assert written_by_others.lower.visible()[THEIRS.encode()] == b"theirs"
+    assert written_by_others.engine.statistics().parked == ()
+
+
+@pytest.mark.clause("S144")
+def test_a_directory_whose_name_is_taken_stays_aside(world: World, run: Run) -> None:
+    """Also an empty one: it is another node's, and may have been made a moment ago."""
+    save(world, "run/checkpoint-1")
+    run(world.drain)
+    remove(world, "run/checkpoint-1")
+    run(world.drain)
+    world.lower.mkdir((b"run", b"checkpoint-1", b"rank-7"))
+    write_as_others(world, "run/checkpoint-1/rank-7/old")
+
+    def fault(label: str, path: tuple[bytes, ...]) -> None:
+        if label == "lstat" and path == (b"run", b"checkpoint-1", b"rank-7") and b"run/checkpoint-1/" in world.lower.visible():
+            world.lower.fault = lambda _label, _path: None
+            world.lower.mkdir(path)
+
+    world.lower.fault = fault
+    save(world, "run/checkpoint-1")
+    run(world.drain)
+    assert b"run/checkpoint-1/rank-7/" in world.lower.visible()
+    assert b"run/checkpoint-1/rank-7/old" not in world.lower.visible()
+    assert any(path.endswith("rank-7/old") for path in kept(world))
