@@ -1,14 +1,14 @@
 """Options, markers and fixtures that all tests share.
 
 `--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native`, `native-direct`,
-`native-passthrough` (acpfs by transport and lane), or a path. `--backing` (glusterfs, moosefs, cephfs) says what lies below every acpfs.
+`native-passthrough` (acpfs by transport and lane), or a path. Without it each directory of tests has targets of its own.
+`--backing` (glusterfs, moosefs, cephfs) says what lies below every acpfs.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -25,15 +25,21 @@ from tests.rig.mounts import AcpfsMount, MakeMount, mounts_below
 from tests.rig.storage.below import Below
 from tests.rig.targets import TRANSPORTS, Target, open_target
 
-DEFAULT_TARGETS = "plain,tmpfs,libfuse"
-_TIME_IS_UP = re.compile(r"TimeoutError|subprocess\.TimeoutExpired|trio\.TooSlowError|Failed: Timeout")
+SUITES = ("conformance", "model", "ordering")
+TARGETS = {
+    **dict.fromkeys(SUITES, "plain,tmpfs,libfuse,native-direct,native-passthrough"),
+    "frameworks": "libfuse,native",
+}
+"""What a directory of tests runs on where `--targets` does not say; the subject of the others lies below the transports."""
+OTHER_TARGETS = "libfuse"
+TRANSPORT_NAMES = frozenset(TRANSPORTS)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS", DEFAULT_TARGETS), help="see above")
+    parser.addoption("--targets", default=os.environ.get("ACPFS_TEST_TARGETS"), help="see above")
     parser.addoption("--backing", default=os.environ.get("ACPFS_TEST_BACKING"), help="below all mounts of acpfs; default: the disk")
     parser.addoption("--seed", type=int, default=os.environ.get("ACPFS_TEST_SEED"), help="seed of the random tests; printed when they fail")
-    parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests")
+    parser.addoption("--ops", type=int, default=None, help="operations per run of the random tests; each has its own default")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,20 +52,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "seed" in getattr(item, "fixturenames", ()):
             item.add_marker("random")
+        if _makes_a_mount(item):
+            item.add_marker("mount")
+    items.sort(key=lambda item: item.get_closest_marker("check") is None)  # mypy takes longest: whoever begins with it is not last
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """`tools/test` tries again, alone, what failed beside other jobs; but what a random test has found stays, unless time was up."""
-    failures = [report for outcome in ("failed", "error") for report in terminalreporter.stats.get(outcome, ())]
-    late = {report.nodeid for report in failures if _TIME_IS_UP.match(_reason(report))}  # what then fails in its teardown is an echo
-    for report in failures:
-        if "random" in report.keywords and report.nodeid not in late:
-            terminalreporter.write_line(f"no second try: {report.nodeid}")
-
-
-def _reason(report: pytest.TestReport) -> str:
-    crash = getattr(report.longrepr, "reprcrash", None)
-    return str(crash.message) if crash else ""
+def _makes_a_mount(item: pytest.Item) -> bool:
+    """Whether a test says so by its fixtures or by what it is run on."""
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return "make_mount" in getattr(item, "fixturenames", ()) or not TRANSPORT_NAMES.isdisjoint(map(str, parameters.values()))
 
 
 def _usable(target: str) -> str | None:
@@ -76,13 +77,20 @@ def _usable(target: str) -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    targets = metafunc.config.getoption("--targets").split(",")
+    targets = _targets(metafunc)
     if "target" in metafunc.fixturenames:
         metafunc.parametrize("target", [_parameter(t) for t in targets], indirect=True, scope="session")
     if "transport" in metafunc.fixturenames:
         named = metafunc.definition.get_closest_marker("transports")
         transports = [t for t in (named.args if named is not None else targets) if t in TRANSPORTS] or ["libfuse"]
         metafunc.parametrize("transport", [_parameter(t) for t in transports], scope="session")
+
+
+def _targets(metafunc: pytest.Metafunc) -> list[str]:
+    given = metafunc.config.getoption("--targets")
+    directory = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
+    chosen: str = given or TARGETS.get(directory, OTHER_TARGETS)
+    return chosen.split(",")
 
 
 def _parameter(target: str) -> object:

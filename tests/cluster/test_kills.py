@@ -1,4 +1,4 @@
-"""Small runs of kills on four nodes; large ones by hand: `tools/cluster-drill --kills 200`."""
+"""Small runs of kills on four nodes, by `tools/test cluster`; large ones: `tools/cluster-drill --kills 200`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.cluster import ranks
 from tests.cluster.kills import Ground, run
 
-pytestmark = [pytest.mark.mount, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.mount, pytest.mark.long, pytest.mark.timeout(400)]
 KILLS = 20
 FRAMEWORK_KILLS = 2
 NODES = 4

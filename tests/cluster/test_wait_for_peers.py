@@ -164,6 +164,7 @@ def test_a_program_that_waits_can_be_killed(transport: str, tmp_path: Path) -> N
 
 
 @clause("S172")
+@pytest.mark.long
 @pytest.mark.frameworks
 @pytest.mark.skipif(ranks.torch_python() is None, reason=f"{ranks.PYTHON_VARIABLE} names no interpreter that has torch; tools/test sets it")
 def test_stock_dcp_loads_what_all_nodes_still_drain(transport: str, tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 @mount
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_fault_put_into_acpfs_is_found(mutant: str) -> None:
     kind, workload, fault, options = FOUND_BY[mutant]

@@ -1,4 +1,7 @@
-"""A small drill: a few dozen kills of all kinds, and a soak of seconds. Large ones by hand: `tools/drill`; ACPFS_SOAK_MINUTES=5 here."""
+"""A small drill, by `tools/test drill`: a few dozen kills of all kinds, and a soak of seconds.
+
+Large ones: `tools/drill`, and ACPFS_SOAK_MINUTES=5 here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.drill.run import Drill, Plan
 from tests.drill.soak import Sample, growth, soak
 from tests.drill.workloads import GUARDED
 
-pytestmark = [pytest.mark.mount, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 MINUTES_MAX = 12.0
 """Twenty kills take a minute where nothing else runs."""
 KILLS = 20
@@ -20,6 +23,8 @@ clause = pytest.mark.clause
 
 
 @clause("S6", "S7", "S16", "S19", "S22", "S25", "S26")
+@pytest.mark.mount
+@pytest.mark.long
 def test_nothing_is_lost_whatever_dies(seed: int) -> None:
     result = Drill(Plan(seed, kills=KILLS, minutes=MINUTES_MAX, parallel=2, cycles=3), print).run()
     assert result.losses == []
@@ -27,6 +32,8 @@ def test_nothing_is_lost_whatever_dies(seed: int) -> None:
 
 
 @clause("S140", "S141", "S144")
+@pytest.mark.mount
+@pytest.mark.long
 def test_a_whole_checkpoint_is_always_there_whatever_dies(seed: int) -> None:
     plan = Plan(seed, kills=KILLS // 2, minutes=MINUTES_MAX, parallel=2, cycles=3, kinds=["guard"], workloads=list(GUARDED))
     result = Drill(plan, print).run()
@@ -34,6 +41,8 @@ def test_a_whole_checkpoint_is_always_there_whatever_dies(seed: int) -> None:
     assert result.kills >= KILLS // 2
 
 
+@pytest.mark.mount
+@pytest.mark.long
 @pytest.mark.timeout(SOAK_MINUTES * 60 + 300)
 def test_what_acpfs_holds_stays_flat(seed: int) -> None:
     result, samples = soak(seed, SOAK_MINUTES, "native", print)

@@ -23,14 +23,14 @@ WORKLOADS = Path(__file__).parent / "workloads"
 WORKLOAD_TIMEOUT_S = 150
 DRAIN_TIMEOUT_S = 120
 NODE = "test-node"
-TRANSPORT = os.environ.get("ACPFS_TRANSPORT", "auto")
 
 
 class Place:
     """A directory to work in, and how to check what arrived in the backing directory."""
 
-    def __init__(self, base: Path, faults: FaultFs | None = None) -> None:
+    def __init__(self, base: Path, transport: str, faults: FaultFs | None = None) -> None:
         self.faults = faults
+        self._transport = transport
         self.backing = (faults.path if faults else base) / "backing"
         self.backing.mkdir()
         self._mount: AcpfsMount | None = None
@@ -49,7 +49,7 @@ class Place:
     def mount(self) -> None:
         """Begin; does nothing on a plain directory."""
         if os.environ.get("ACPFS_PLACE") != "plain":
-            self._mount = AcpfsMount(self.backing, self._mountpoint, TRANSPORT, ram="2G", node_id=NODE)
+            self._mount = AcpfsMount(self.backing, self._mountpoint, self._transport, ram="2G", node_id=NODE)
             self._mount.start()
 
     def unmount(self) -> None:
@@ -118,9 +118,9 @@ def mindspore_python() -> str:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, transport: str) -> Iterator[Place]:
     """A mount over a directory on this machine's disk."""
-    place = Place(tmp_path)
+    place = Place(tmp_path, transport)
     try:
         place.mount()
         yield place
@@ -130,10 +130,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 @pytest.fixture
-def faulty_place(tmp_path: Path) -> Iterator[Place]:
+def faulty_place(tmp_path: Path, transport: str) -> Iterator[Place]:
     """A mount over a backing directory that can be frozen."""
     with FaultFs(tmp_path / "source", tmp_path / "faulty") as faults:
-        place = Place(tmp_path, faults)
+        place = Place(tmp_path, transport, faults)
         try:
             place.mount()
             yield place

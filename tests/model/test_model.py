@@ -18,7 +18,7 @@ from tests.model.operations import Generator, Operation, Side
 from tests.model.snapshot import differences, snapshot
 from tests.rig.mounts import AcpfsMount, MakeMount
 
-OPS = 10_000
+OPS = 2_000
 COMPARE_EVERY = 250
 DRAIN_EVERY = 1_000
 SHOWN = 25
