@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.config import Settings, Transport
-from acpfs.supervisor import daemon
+from acpfs.supervisor import daemon, starting
 from acpfs.supervisor.link import alone
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
@@ -121,7 +121,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     )
     link = alone()
     link.on_serving = lambda: print("ready", flush=True)
-    daemon.run(daemon.prepare(settings), link)
+    daemon.run(starting.prepare(settings), link)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 
 

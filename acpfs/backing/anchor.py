@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 
-import structlog
-
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.entries import OWN
+from acpfs.logger import get_logger
 
 VOLUME_BYTES_MAX = 64
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Anchor:

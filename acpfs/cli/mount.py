@@ -56,12 +56,12 @@ def _metavar(name: str, field: FieldInfo) -> str:
 def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> int:
     """Mount with these settings; the exit code."""
     settings = load_settings(values, config)
-    from acpfs.supervisor import daemon
+    from acpfs.supervisor import starting
 
-    prepared = daemon.prepare(settings)
+    prepared = starting.prepare(settings)
     if foreground:
-        daemon.run_foreground(prepared)
-    daemon.start(prepared)
+        starting.run_foreground(prepared)
+    starting.start(prepared)
     return 0
 
 

@@ -1,33 +1,39 @@
 """Prometheus metrics, made from one `Status` per scrape: the same numbers as `acpfs-ctl status`, so they cannot disagree.
 
 Every metric is named acpfs_… with its unit last and carries the labels mount and node. `start_http` serves them on localhost from a
-thread of its own; the status function must therefore be thread-safe.
+thread of its own; the status function must therefore be thread-safe. prometheus_client, which brings an HTTP server along, is imported
+when metrics are first asked for: most mounts never are.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
-
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server, write_to_textfile
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING, cast
 
 from acpfs.control.reports import MirrorReport, Status
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import Collector
 
 HEALTH_STATES = ("ok", "slow", "refusing", "stuck")
 LABELS = ("mount", "node")
 HTTP_ADDRESS = "127.0.0.1"
 
 
-class _FromStatus(Collector):
-    """Turns a status into metric families."""
+class _FromStatus:
+    """Turns a status into metric families; a `Collector` by its shape."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         status = self._status()
         where = (status.mount, status.node)
         for name, (text, value) in _gauges(status).items():
@@ -48,15 +54,26 @@ class Metrics:
     """A registry of its own, so that several in one process (tests) do not meet."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_FromStatus(status))
+        self._status = status
+
+    @cached_property
+    def _registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(cast("Collector", _FromStatus(self._status)))
+        return registry
 
     def text(self) -> str:
         """Prometheus text format."""
+        from prometheus_client import generate_latest
+
         return generate_latest(self._registry).decode()
 
     def write(self, file: Path) -> None:
         """Replace a file for a textfile collector, atomically."""
+        from prometheus_client import write_to_textfile
+
         write_to_textfile(str(file), self._registry)
 
     def start_http(self, port: int) -> Callable[[], None]:
@@ -65,6 +82,8 @@ class Metrics:
         Raises:
             OSError: the port is taken.
         """
+        from prometheus_client import start_http_server
+
         server, thread = start_http_server(port, addr=HTTP_ADDRESS, registry=self._registry)
 
         def stop() -> None:

@@ -13,13 +13,13 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
 import trio
 
 from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
 from acpfs.control.subject import Subject
 from acpfs.control.verbs import HANDLERS
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
+from acpfs.logger import get_logger
 
 CLIENTS_MAX = 64
 REQUEST_WAIT_S = 10.0
@@ -32,7 +32,7 @@ _SO_PEERGROUPS = 59
 _GROUPS_BYTES_MAX = 1024
 """Most that Python's getsockopt takes: 256 groups; a peer with more must have the control group as its primary one."""
 
-log = structlog.get_logger("acpfs.control")
+log = get_logger("acpfs.control")
 
 
 class ControlServer:

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-import structlog
-
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower
 from acpfs.filesystem.admission import Admission
@@ -28,6 +26,7 @@ from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.hold import Held, Hold
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
+from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, fallocate
 from acpfs.types import NO_TIER
@@ -42,7 +41,7 @@ RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
 RELEASE_WAIT_S = 5.0
 STEADY_WAIT_S, STEADY_LOOK_S = 5.0, 0.005
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 _ZERO_TO_ONE = bytes([1]) + bytes(255)
 _NONZERO_TO_ONE = bytes(1) + b"\1" * 255
 

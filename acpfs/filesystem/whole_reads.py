@@ -10,19 +10,19 @@ import errno
 import os
 import time
 
-import structlog
 import xxhash
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
 from acpfs.backing.progress import Progress
 from acpfs.backing.read_rate import ReadRate
+from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
 
 CHUNK_BYTES = 8 << 20
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class DamagedError(OSError):

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import structlog
-
 from acpfs import __version__
 from acpfs.backing import leftovers
 from acpfs.backing.anchor import Anchor
@@ -30,6 +28,7 @@ from acpfs.config import Settings, share_of
 from acpfs.errors import MachineError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.logger import get_logger
 from acpfs.ram import mounts
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
@@ -58,7 +57,7 @@ STATE_FILE = "state.sqlite"
 UNKNOWN_VARIABLE = "ACPFS_EXPECTED_BYTES"
 """For tests: the size to expect of files like which none was seen, so that their writers get the passthrough lane too."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from acpfs.backing.anchor import volume_at
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
 from acpfs.errors import MachineError, RefusedError
@@ -84,6 +83,8 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
                 kept[owner["volume_id"]] = meta.parent
     if not kept:
         return
+    from acpfs.backing.anchor import volume_at  # most mounts have no need of it
+
     fd = os.open(backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = volume_at(fd)

@@ -16,17 +16,15 @@ import errno
 import itertools
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
 
-import structlog
-
 from acpfs.control import registry
 from acpfs.control.runtime import places_to_look
+from acpfs.logger import get_logger
 from acpfs.ram.mounts import attach, bind, clone, mount_of, mount_table, mounted_at, number_of, unmount
 
 KIND = "fuse.acpfs"
@@ -40,7 +38,7 @@ LOOK_S = 5.0
 _LASTING = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs"})
 """File systems whose directory entries nobody changes but this machine's kernel."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +254,8 @@ def count_kept(tier: Path | None) -> tuple[int, int]:
     """(operations, bytes) in the log of a RAM tier that no worker has; (0, 0) where it cannot be read."""
     if tier is None:
         return 0, 0
+    import sqlite3  # whoever mounts, unmounts or asks for the status needs this module, but seldom this function
+
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{tier}/state.sqlite?mode=ro", uri=True)) as db:
         (operations,) = db.execute("SELECT count(*) FROM op").fetchone()
         (size,) = db.execute("SELECT coalesce(sum(version.size), 0) FROM op JOIN version ON version.vid = op.vid").fetchone()

@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import structlog
-
+from acpfs.logger import get_logger
 from acpfs.supervisor import channel
 
 BEAT_INTERVAL_S = 1.0
@@ -26,7 +25,7 @@ SUPERVISOR_AGAIN_S = 1.0
 HANDED_OVER = 75
 """Exit status of a worker that made room for the next one."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Link:

@@ -1,31 +1,27 @@
 """Where log lines go and how they look: key=value to stderr, JSON to a rotating file; level and file changeable at run time.
 
-Everything logs through structlog (or logging) by name and knows nothing of this. State of the process: configured once, in the daemon.
+Everything logs through `acpfs.logger` (libraries through logging) by name and knows nothing of this.
+State of the process: configured once, in the daemon.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import logging
 import logging.handlers
 import os
 import sys
+import traceback
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import structlog
+from acpfs.logger import FIELDS
 
 FILE_BYTES_MAX = 10_000_000
 FILES_KEPT = 5
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
-_SHARED: list[structlog.typing.Processor] = [
-    structlog.contextvars.merge_contextvars,
-    structlog.stdlib.add_log_level,
-    structlog.stdlib.add_logger_name,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-    structlog.processors.StackInfoRenderer(),
-    structlog.processors.format_exc_info,
-]
 
 
 class RotatingFile(logging.handlers.RotatingFileHandler):
@@ -66,19 +62,13 @@ def configure(level: str, file: Path | None, *, detached: bool = False) -> None:
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = RotatingFile(file, with_stderr=detached)
-    handler.setFormatter(_formatter(as_json=file is not None))
+    handler.setFormatter(_JsonLines() if file is not None else _KeyValueLines(for_journal=bool(os.environ.get("JOURNAL_STREAM"))))
     root = logging.getLogger()
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()
     root.addHandler(handler)
     set_level(level)
-    structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=False,
-    )
 
 
 def set_level(level: str) -> None:
@@ -93,27 +83,45 @@ def reopen() -> None:
             handler.reopen()
 
 
-def _formatter(*, as_json: bool) -> logging.Formatter:
-    renderer: structlog.typing.Processor
-    if as_json:
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=True, default=repr)
-    else:
-        renderer = structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "logger", "event"], bool_as_flag=False)
-    final: list[structlog.typing.Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer]
-    if not as_json:
-        final.insert(1, _plain_values)
-        if os.environ.get("JOURNAL_STREAM"):
-            final.append(_journal_priority)
-    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=final)
+class _JsonLines(logging.Formatter):
+    """One object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return json.dumps(_told(record), ensure_ascii=True, default=repr)
 
 
-def _plain_values(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """A traceback keeps its lines; keys that key=value cannot carry are none of ours."""
-    return {key.replace(" ", "_"): value for key, value in event.items()}
+class _KeyValueLines(logging.Formatter):
+    """logfmt. `for_journal`: `<3>` at the start of a line is how the journal learns that it is an error."""
+
+    def __init__(self, *, for_journal: bool) -> None:
+        super().__init__()
+        self._for_journal = for_journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = _told(record)
+        line = " ".join(f"{key.replace(' ', '_')}={_value(value)}" for key, value in told.items())
+        return f"<{_PRIORITY.get(told['level'], 6)}>{line}" if self._for_journal else line
 
 
-def _journal_priority(_logger: Any, _method: str, line: Any) -> Any:
-    """`<3>` at the start of a line is how the journal learns that it is an error."""
-    text = str(line)
-    level = next((word.removeprefix("level=") for word in text.split(" ", 3) if word.startswith("level=")), "info")
-    return f"<{_PRIORITY.get(level, 6)}>{text}"
+def _told(record: logging.LogRecord) -> dict[str, Any]:
+    """What a line says, in its order. A field does not hide what every line has."""
+    told: dict[str, Any] = {
+        "timestamp": datetime.fromtimestamp(record.created, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": record.getMessage(),
+    }
+    told = {**told, **getattr(record, FIELDS, {}), **told}
+    if record.exc_info and record.exc_info[1] is not None:
+        told["exception"] = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+    if record.stack_info:
+        told["stack"] = record.stack_info
+    return told
+
+
+def _value(value: object) -> str:
+    """As logfmt has it."""
+    text = "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if any(sign in text for sign in ' ="'):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return text.replace("\n", "\\n")

@@ -13,13 +13,12 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from acpfs.backing.identity import Identity, has_node_id
 from acpfs.backing.lower import Lower
 from acpfs.config import Settings, SpillMode
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.salvage import Salvaged, salvage
+from acpfs.logger import get_logger
 from acpfs.ram.place import Place
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
@@ -33,7 +32,7 @@ REMOVE_WAIT_S = 20.0
 RECOVER_WAIT_S = 300.0
 """Reading a journal of a million operations takes about half a minute."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def _is_mirror(settings: Settings) -> bool:

@@ -11,13 +11,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import structlog
 import trio
 
 from acpfs.control.reports import PreloadedFile
 from acpfs.errors import AcpfsError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.preloading import Found
+from acpfs.logger import get_logger
 from acpfs.types import Ino
 from acpfs.writeback.manifest import Manifest
 
@@ -26,7 +26,7 @@ AT_A_TIME = 4
 """Files on their way; each large one has four readers of its own."""
 GOOD = ("verified", "unknown", "in RAM")
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)

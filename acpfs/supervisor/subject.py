@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import structlog
 import trio
 import xxhash
 
@@ -52,6 +51,7 @@ from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport, WaitingWriter
 from acpfs.filesystem.spilling import Unmirrored
 from acpfs.filesystem.steps import settled
+from acpfs.logger import get_logger
 from acpfs.ram import place as places
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import logs
@@ -89,7 +89,7 @@ RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
 UNPERSISTED = ("writing", "complete", "interrupted")
 
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Life(Protocol):

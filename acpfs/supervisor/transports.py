@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import structlog
-
 from acpfs.config import Settings, Transport
 from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane
+from acpfs.logger import get_logger
 
 DEV_FUSE = Path("/dev/fuse")
 OWN_STATUS = Path("/proc/self/status")
@@ -28,7 +27,7 @@ KERNEL_MIN = (5, 4)
 """FUSE 7.31."""
 HELPER = "fusermount3"
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Serve(Protocol):

@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import astuple, replace
 from functools import partial
 
-import structlog
 import trio
 
 from acpfs import __version__
@@ -31,6 +30,7 @@ from acpfs.control.server import ControlServer
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
+from acpfs.logger import get_logger
 from acpfs.ram import place as places
 from acpfs.ram.mounts import holders, mounted_at
 from acpfs.supervisor import fallthrough, logs, mountpoint, transports
@@ -61,7 +61,7 @@ LEFT_LOGGED_MAX = 20
 DELETED = "deleted-"
 """Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is still open."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Worker:

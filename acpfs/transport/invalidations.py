@@ -11,15 +11,14 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-import structlog
-
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.logger import get_logger
 from acpfs.types import Ino
 
 PENDING_MAX = 10_000
 """A whole tree that was exchanged underneath comes here entry by entry; beyond this, the timeouts have to do."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Invalidations:

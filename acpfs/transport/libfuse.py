@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pyfuse3
-import structlog
 import trio
 
 from acpfs.config import Settings
@@ -22,6 +21,7 @@ from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, OpenFile
 from acpfs.filesystem.steps import Call
+from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
 from acpfs.transport.invalidations import Invalidations
 from acpfs.types import HandleId, Ino
@@ -32,7 +32,7 @@ BLOCK_BYTES = 4096
 KIND = "fuse.acpfs"
 """What the mount table calls it: fuse and the subtype below."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 T = TypeVar("T")
 
 

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
-import structlog
 import trio
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.config import Settings
+from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.gate import Gate, Gated
@@ -38,7 +38,7 @@ BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
 LEAVE_WAIT_S = 10.0
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 T = TypeVar("T")
 

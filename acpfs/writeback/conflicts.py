@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from threading import RLock
 
-import structlog
-
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq
 from acpfs.writeback import absence
@@ -37,7 +36,7 @@ CREATE TABLE IF NOT EXISTS aside (parent INTEGER, name BLOB, aside BLOB, PRIMARY
 CREATE TABLE IF NOT EXISTS conflict (number INTEGER PRIMARY KEY, path BLOB, kind TEXT, kept_as BLOB, at REAL);
 """
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 Guarding = tuple[Seq, frozenset[Ino]]
 Look = tuple[int, int, int]
 """(type, size, mtime_ns): not inode and ctime, because our own renames and links change the ctime, and some file systems the inode."""

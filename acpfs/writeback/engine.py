@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import RLock
 
-import structlog
 import trio
 
 from acpfs.backing.calls import CallPools
 from acpfs.backing.lower import ASIDE_PREFIX, Lower
 from acpfs.config import Settings
 from acpfs.errors import errno_name
+from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
@@ -59,7 +59,7 @@ SHORT_SHARE = 4
 """RAM is short when all but a quarter of the budget is dirty."""
 _STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Engine:

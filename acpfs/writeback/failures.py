@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import errno
 
-import structlog
 import trio
 
 from acpfs.errors import errno_name
+from acpfs.logger import get_logger
 from acpfs.types import Seq
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
@@ -19,7 +19,7 @@ from acpfs.writeback.retry import RetryPolicy
 from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.verify import OnlyCopyError
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Failures:

@@ -13,9 +13,8 @@ import os
 import stat
 from threading import RLock
 
-import structlog
-
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.logger import get_logger
 from acpfs.types import Ino
 from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.lower_tree import LowerTree
@@ -26,7 +25,7 @@ MODE = 0o755
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 _NO_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class GivenBack:

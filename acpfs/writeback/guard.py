@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import partial
 
-import structlog
 import trio
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checkpoints import Checkpoints
 from acpfs.config import Settings
+from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
@@ -53,7 +53,7 @@ NAME_BYTES_MAX = 255
 
 _MAKING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD, OpKind.LINK})
 _MOVING = frozenset({OpKind.RENAME, OpKind.EXCHANGE})
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Guard:

@@ -19,10 +19,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import structlog
-
 from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
 from acpfs.backing.lower import Lower, LowerPath
+from acpfs.logger import get_logger
 from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.writeback.ops import Op, OpKind
@@ -37,7 +36,7 @@ UNKNOWN_OPS_MAX = 1024
 REPEATABLE = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 """Operations that can be carried out again in a row, as long as no two of them have to do with the same name or node."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

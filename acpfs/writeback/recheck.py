@@ -17,10 +17,9 @@ from dataclasses import replace
 from functools import partial
 from threading import RLock
 
-import structlog
-
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
+from acpfs.logger import get_logger
 from acpfs.types import Ino
 from acpfs.writeback.commit import Committer, GroupOutcome
 from acpfs.writeback.lower_tree import LowerTree, Place
@@ -29,7 +28,7 @@ from acpfs.writeback.ops import Op, OpKind
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Recheck:

@@ -21,7 +21,6 @@ from pathlib import Path
 from threading import RLock
 from typing import TypeVar
 
-import structlog
 import xxhash
 
 from acpfs.backing.calls import CallPool
@@ -30,6 +29,7 @@ from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.progress import Progress
 from acpfs.config import SpillMode, share_of
 from acpfs.errors import errno_name
+from acpfs.logger import get_logger
 from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory, version_of
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -56,7 +56,7 @@ CREATE TABLE IF NOT EXISTS spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL,
 CREATE TABLE IF NOT EXISTS spill_place (path TEXT NOT NULL);
 """
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def recorded_place(state: StateDatabase) -> Path | None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
+from acpfs.logger import get_logger
 from acpfs.supervisor import logs
 
 
@@ -24,7 +24,6 @@ def restored() -> Iterator[None]:
         handler.close()
     root.handlers = handlers
     root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def lines(file: Path) -> list[dict[str, object]]:
@@ -34,7 +33,7 @@ def lines(file: Path) -> list[dict[str, object]]:
 def test_a_file_holds_one_json_object_per_line(tmp_path: Path) -> None:
     file = tmp_path / "log" / "x.log"
     logs.configure("info", file)
-    structlog.get_logger("acpfs.test").info("mounted", mount="/mnt/\udcff")
+    get_logger("acpfs.test").info("mounted", mount="/mnt/\udcff")
     logging.getLogger("elsewhere").warning("plain %s", "text")
     first, second = lines(file)
     assert (first["event"], first["level"], first["logger"], first["mount"]) == ("mounted", "info", "acpfs.test", "/mnt/\udcff")
@@ -46,14 +45,14 @@ def test_a_stack_stays_in_its_line(tmp_path: Path) -> None:
     try:
         raise ValueError("boom")
     except ValueError:
-        structlog.get_logger("a").exception("failed")
+        get_logger("a").exception("failed")
     (line,) = lines(tmp_path / "x.log")
     assert "ValueError: boom" in str(line["exception"])
 
 
 def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", None)
-    structlog.get_logger("a").info("mounted", mount="/mnt/x y", n=3)
+    get_logger("a").info("mounted", mount="/mnt/x y", n=3)
     line = capsys.readouterr().err
     assert "level=info logger=a event=mounted" in line
     assert 'mount="/mnt/x y" n=3' in line
@@ -62,14 +61,14 @@ def test_stderr_has_key_value_lines(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_journal_gets_priorities(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     logs.configure("info", None)
-    structlog.get_logger("a").error("bad")
+    get_logger("a").error("bad")
     assert capsys.readouterr().err.startswith("<3>timestamp=")
 
 
 def test_the_level_changes_at_run_time(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     logs.configure("warning", file)
-    log = structlog.get_logger("a")
+    log = get_logger("a")
     log.info("unseen")
     logs.set_level("info")
     log.info("seen")
@@ -79,18 +78,19 @@ def test_the_level_changes_at_run_time(tmp_path: Path) -> None:
 def test_a_file_that_was_moved_away_is_opened_anew(tmp_path: Path) -> None:
     file = tmp_path / "x.log"
     logs.configure("info", file)
-    structlog.get_logger("a").info("one")
+    get_logger("a").info("one")
     file.rename(tmp_path / "moved")
     logs.reopen()
-    structlog.get_logger("a").info("two")
+    get_logger("a").info("two")
     assert [line["event"] for line in lines(file)] == ["two"]
     assert [line["event"] for line in lines(tmp_path / "moved")] == ["one"]
 
 
 def test_files_rotate_and_stderr_follows(tmp_path: Path) -> None:
     code = (
-        "import os,sys,structlog\nfrom pathlib import Path\nfrom acpfs.supervisor import logs\nlogs.FILE_BYTES_MAX=2000\n"
-        "logs.configure('info', Path(sys.argv[1]), detached=True)\nlog=structlog.get_logger('a')\n"
+        "import os,sys\nfrom pathlib import Path\nfrom acpfs.logger import get_logger\n"
+        "from acpfs.supervisor import logs\nlogs.FILE_BYTES_MAX=2000\n"
+        "logs.configure('info', Path(sys.argv[1]), detached=True)\nlog=get_logger('a')\n"
         "[log.info('filler', n=n, text='x'*100) for n in range(200)]\nos.write(2, b'from a C library\\n')"
     )
     subprocess.run(

@@ -20,7 +20,7 @@ import pytest
 
 from acpfs.config import Settings
 from acpfs.errors import DeadlineError, ExitCode
-from acpfs.supervisor import channel, daemon
+from acpfs.supervisor import channel, starting
 from acpfs.supervisor.checks import within
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
@@ -111,12 +111,12 @@ def test_a_worker_that_has_come_and_gone_before_the_supervisor_looks_is_heard() 
 def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells one step of the start, so it has its time again, and then nothing more."""
     program = 'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); os.kill(os.getpid(), 19)'
-    monkeypatch.setattr(daemon, "SUPERVISOR", (sys.executable, "-c", program))
-    monkeypatch.setattr(daemon, "SUPERVISOR_LATE_S", 0.0)
+    monkeypatch.setattr(starting, "SUPERVISOR", (sys.executable, "-c", program))
+    monkeypatch.setattr(starting, "SUPERVISOR_LATE_S", 0.0)
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
     settings = Settings(backing=tmp_path, mountpoint=tmp_path / "mnt", log_file=tmp_path / "log")
     with pytest.raises(DeadlineError, match="hangs, or was stopped") as caught:
-        within(WAIT_S, "does not return", lambda: daemon.start(settings))
+        within(WAIT_S, "does not return", lambda: starting.start(settings))
     pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
     os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
@@ -132,7 +132,7 @@ def test_the_steps_of_a_start_are_told_to_whoever_mounts() -> None:
             channel.send(worker, {"step": "opening the log file"})
             assert json.loads(answers.readline()) == {"step": "opening the log file"}
             channel.send(worker, {"serving": "/mnt"})
-            assert json.loads(answers.readline()) == daemon.READY
+            assert json.loads(answers.readline()) == starting.READY
             assert answers.readline() == b""
     finally:
         supervisor.put_away()

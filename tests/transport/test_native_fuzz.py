@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import select
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
@@ -74,13 +74,13 @@ class Wire:
 
 @pytest.fixture
 def wired(tmp_path: Path) -> Iterator[Wire]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
+    logging.disable(logging.ERROR)
     for name in ("backing", "tier"):
         (tmp_path / name).mkdir()
     connected = Wire(file_system(tmp_path / "backing", tmp_path / "tier", tmp_path, budget_bytes=1 << 20))
     yield connected
     connected.close()
-    structlog.reset_defaults()
+    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("opcode", [*Opcode, 0, 7, 19, 54, 4096, 0xFFFFFFFF], ids=str)

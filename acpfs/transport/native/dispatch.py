@@ -11,9 +11,8 @@ import errno
 from collections.abc import Callable
 from typing import Any
 
-import structlog
-
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.logger import get_logger
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
@@ -25,7 +24,7 @@ from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.undo import Undo
 from acpfs.transport.native.wire import INTERRUPT_IN
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ECONNABORTED})
 """Answers of the kernel to a reply that nobody waits for any more."""

@@ -16,15 +16,14 @@ import threading
 from collections import deque
 from pathlib import Path
 
-import structlog
-
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.logger import get_logger
 from acpfs.transport.native import hold_process
 from acpfs.types import Ino
 
 END_WAIT_S = 2.0
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Holding:

@@ -12,10 +12,9 @@ import errno
 import os
 import threading
 
-import structlog
-
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.logger import get_logger
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import InitFlag, OpenFlag
@@ -25,7 +24,7 @@ _KEEP_CACHE = int(OpenFlag.KEEP_CACHE)
 _DIRECT = int(OpenFlag.DIRECT_IO | OpenFlag.PARALLEL_DIRECT_WRITES)
 _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class Backing:

@@ -16,8 +16,7 @@ import select
 import threading
 from collections.abc import Callable
 
-import structlog
-
+from acpfs.logger import get_logger
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import RequestBuffers
@@ -34,7 +33,7 @@ An application that creates, writes and closes sends it that soon, and waking a 
 BULK_BYTES_MIN = 32 << 10
 """From here on bytes are worth another thread: copying them takes as long as waking it, about 10 us."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 _READ = int(Opcode.READ)
 _AGAIN = frozenset({errno.EINTR, errno.EAGAIN, errno.ENOENT})

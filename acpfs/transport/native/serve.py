@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import structlog
 import trio
 
 from acpfs.config import Settings
 from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
+from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
 from acpfs.transport.native.device import clones
 from acpfs.transport.native.mount import FSTYPE, MountOptions, mount, unmount
@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S = 5.0
 MASK_VARIABLE = "ACPFS_FUSE_FEATURE_MASK"
 """For tests and for diagnosis: what an older kernel, or one without passthrough, would be like."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 async def serve(

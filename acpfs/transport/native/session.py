@@ -13,9 +13,8 @@ import struct
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-import structlog
-
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.logger import get_logger
 from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
@@ -38,7 +37,7 @@ from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.undo import Undo
 from acpfs.types import Ino
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:

@@ -1,0 +1,34 @@
+"""What a mount costs before it does anything: each process imports what it needs, and nothing else.
+
+Every mount pays for each of these, and a test run makes a thousand mounts. Modules are looked at instead of seconds, which depend on what
+else the machine does.
+"""
+
+import subprocess
+import sys
+
+import pytest
+
+FOR_PEOPLE = frozenset({"click", "rich", "pygments", "asyncio", "http.server", "prometheus_client", "structlog", "pyfuse3"})
+OF_WORKERS = frozenset({"trio", "sqlite3", "xxhash", "prometheus_client", "structlog", "rich", "asyncio", "ssl", "pyfuse3"})
+
+
+def imported_by(code: str) -> set[str]:
+    code += "\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("code", "too_much"),
+    [
+        ("from acpfs.supervisor import template\ntemplate.import_all()", FOR_PEOPLE),
+        ("import acpfs.cli.main, acpfs.cli.mount\nfrom acpfs.supervisor import starting", OF_WORKERS),
+        ("import acpfs.cli.main, acpfs.cli.umount", OF_WORKERS | {"pydantic"}),
+        ("import acpfs.cli.ctl, acpfs.cli.verbs.status", OF_WORKERS | {"pydantic"}),
+        ("import acpfs.supervisor.supervisor", OF_WORKERS | FOR_PEOPLE | {"pydantic", "typing_extensions"}),
+    ],
+    ids=["template", "mount", "umount", "status", "supervisor"],
+)
+def test_a_process_imports_what_it_needs_and_no_more(code: str, too_much: frozenset[str]) -> None:
+    assert imported_by(code) & too_much == set()
