@@ -104,6 +104,11 @@ def median(samples: list[float]) -> float:
     return statistics.median(samples)
 
 
+def lower_quartile(samples: list[float]) -> float:
+    """A quarter of the samples are not above it: for times that others can only lengthen."""
+    return statistics.quantiles(samples, n=4, method="inclusive")[0] if len(samples) > 1 else samples[0]
+
+
 def spread(samples: list[float], unit: str) -> str:
     """Median and range for a cell."""
     return f"{median(samples):.3g} {unit} ({min(samples):.3g}–{max(samples):.3g})"
