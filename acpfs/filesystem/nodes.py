@@ -409,7 +409,8 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
         modified,
         overflow,
     ) = row
-    node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks, atime, mtime, ctime)  # type: ignore[arg-type]
+    node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks)  # type: ignore[arg-type]
+    node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)  # type: ignore[call-overload]
     node.lower_ino = int(lower_ino)  # type: ignore[call-overload]
     node.identity = tuple(json.loads(str(identity))) if identity else None
     node.unlogged = bool(unlogged)

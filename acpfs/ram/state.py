@@ -24,6 +24,18 @@ Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any], bool]
 """A change: SQL, values, and whether these are those of many rows."""
 
+INTEGER_MAX = (1 << 63) - 1
+"""Largest number that SQLite takes."""
+
+
+def storable(values: Sequence[Any]) -> Sequence[Any]:
+    """The same values, numbers beyond 64 bits as their decimal digits in bytes; `int` reads both.
+
+    A time after 2262 in nanoseconds is such a number, and so are inode numbers of some network file systems: nothing that the backing
+    directory can say may be refused here. Bytes, because a column of integers turns digits in text into a rounded number.
+    """
+    return [b"%d" % value if isinstance(value, int) and not -INTEGER_MAX <= value <= INTEGER_MAX else value for value in values]
+
 
 class StateDatabase:
     """Owner of the connection and of the transaction."""
@@ -85,7 +97,11 @@ class StateDatabase:
         if not self._open:
             self._db.execute("BEGIN")
             self._open = True
-        self._db.execute(sql, values)
+        try:
+            self._db.execute(sql, values)
+        except OverflowError:  # asked for only here: the look at each value costs as much as the statement
+            values = storable(values)
+            self._db.execute(sql, values)
         if self._follower is not None:
             self._statements.append((sql, values, False))
 
@@ -94,8 +110,8 @@ class StateDatabase:
         if not self._open:
             self._db.execute("BEGIN")
             self._open = True
+        rows = [storable(row) for row in rows]
         if self._follower is not None:
-            rows = list(rows)
             self._statements.append((sql, rows, True))
         self._db.executemany(sql, rows)
 

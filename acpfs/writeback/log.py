@@ -549,7 +549,7 @@ class OperationLog:
         for vid, ino, tier_id, size, state, staging_name, staging_ino, digest in self._state.rows("SELECT * FROM version"):
             known = VersionState(state)
             known = VersionState.COMPLETE if known is VersionState.STREAMING else known
-            versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, staging_ino, digest)
+            versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, int(staging_ino), digest)
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
             self._index(*op_from_row(row, versions))
             self.clock.not_before(next(reversed(self._ops.values())).logged_at)

@@ -257,3 +257,32 @@ def test_what_a_call_asked_for_itself_is_young_enough_for_it(tmp_path: Path) -> 
         await w.do(w.fs.lookup(ROOT, b"none"))
 
     run(tmp_path, scenario, attr_timeout_s=0)
+
+
+@pytest.mark.clause("S200")
+def test_a_file_with_a_time_that_64_bits_cannot_hold_is_like_any_other(tmp_path: Path) -> None:
+    """The worker died of it at every look, and at the fourth acpfs gave up."""
+    (tmp_path / "backing").mkdir()
+    far, far_ns = tmp_path / "backing/far", 10_413_792_000_123_456_789
+    far.write_text("data")
+    os.utime(far, ns=(far_ns, far_ns))
+    if far.stat().st_mtime_ns != far_ns:
+        pytest.skip("the file system here has no such times")
+
+    async def scenario(w: World) -> None:
+        found = await w.do(w.fs.lookup(ROOT, b"far"))
+        assert found.mtime_ns == far.stat().st_mtime_ns > 1 << 63
+        assert await w.read(found.ino) == b"data"
+        await w.write(b"near", b"x")
+        await w.do(w.fs.rename(ROOT, b"far", ROOT, b"further", 0))
+
+    async def after_a_kill(w: World) -> None:
+        found = await w.do(w.fs.lookup(ROOT, b"further"))
+        assert found.mtime_ns > 1 << 63, "as the last worker had it, to the nanosecond"
+        assert found.mtime_ns == far_ns
+        await w.drained()
+        assert (w.backing / "further").stat().st_mtime_ns == far_ns
+        assert (w.backing / "near").read_bytes() == b"x"
+
+    run(tmp_path, scenario)
+    run(tmp_path, after_a_kill)

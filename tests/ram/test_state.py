@@ -23,3 +23,17 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     again = StateDatabase(tmp_path / "state")
     assert (again.rows("SELECT value FROM first"), again.rows("SELECT value FROM second")) == ([(1,)], [(2,)])
     again.close()
+
+
+@pytest.mark.clause("S200")
+def test_numbers_beyond_64_bits_come_back_as_they_were(tmp_path: Path) -> None:
+    numbers = [(1 << 64) - 1, 10_413_792_000_123_456_789, -(1 << 63), 1 << 63, 5]
+    state = StateDatabase(tmp_path / "state")
+    state.create("CREATE TABLE IF NOT EXISTS some (at INTEGER PRIMARY KEY, value INTEGER);")
+    state.change_many("INSERT INTO some VALUES (?, ?)", [(n, value) for n, value in enumerate(numbers)])
+    for n, value in enumerate(numbers):
+        state.change("INSERT INTO some VALUES (?, ?)", (100 + n, value))
+    state.close()
+    again = StateDatabase(tmp_path / "state")
+    assert [int(value) for (value,) in again.rows("SELECT value FROM some ORDER BY at")] == 2 * numbers
+    again.close()
