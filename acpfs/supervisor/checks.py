@@ -79,7 +79,7 @@ def check_not_bare(backing: Path, tiers: Path) -> None:
     for meta in sorted(tiers.glob("*/meta.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             owner = json.loads(meta.read_text())
-            if owner["backing"] == os.fspath(backing) and fallthrough.count_kept(meta.parent)[0]:
+            if owner["backing"] == os.fspath(backing) and fallthrough.count_kept(meta.parent)[0] != 0:
                 kept[owner["volume_id"]] = meta.parent
     if not kept:
         return

@@ -38,6 +38,9 @@ LOOK_S = 5.0
 _LASTING = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs", "tmpfs", "ramfs"})
 """File systems whose directory entries nobody changes but this machine's kernel."""
 
+Kept = tuple[int | None, int | None]
+"""Operations and bytes; None: not known."""
+
 log = get_logger(__name__)
 
 
@@ -52,9 +55,9 @@ class Beneath:
     since: float = 0.0
     """Wall clock, seconds: when the mount was bypassed; 0: it is not."""
     reason: str = ""
-    kept_operations: int = 0
-    """What the RAM tier held then and the backing directory did not."""
-    kept_bytes: int = 0
+    kept_operations: int | None = 0
+    """What the RAM tier held then and the backing directory did not; None: its state could not be read."""
+    kept_bytes: int | None = 0
     aside: str = ""
     """Where it is bound until it is needed; "": at the mount point."""
     coming: int = 0
@@ -113,7 +116,7 @@ def _number(path: str) -> int:
     return entry.number
 
 
-def fall(runtime: Path, mountpoint: str, reason: str, *, kept: tuple[int, int] | None = None, tier: Path | None = None) -> bool:
+def fall(runtime: Path, mountpoint: str, reason: str, *, kept: Kept | None = None, tier: Path | None = None) -> bool:
     """Take the FUSE mount away from over the backing directory, so that new opens are native; False: nothing lies beneath.
 
     What is open in the old mount goes on as long as somebody serves it. `kept`: (operations, bytes) in the RAM tier; without a worker
@@ -250,17 +253,24 @@ def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, Bene
     return found
 
 
-def count_kept(tier: Path | None) -> tuple[int, int]:
-    """(operations, bytes) in the log of a RAM tier that no worker has; (0, 0) where it cannot be read."""
+def count_kept(tier: Path | None) -> Kept:
+    """(operations, bytes) in the log of a RAM tier that no worker has; (None, None) where that cannot be told, which is not nothing.
+
+    Without SQLite's locks and shared index, like the worker: on a tmpfs that is full the index cannot be made.
+    """
     if tier is None:
-        return 0, 0
+        return None, None
     import sqlite3  # whoever mounts, unmounts or asks for the status needs this module, but seldom this function
 
-    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{tier}/state.sqlite?mode=ro", uri=True)) as db:
+    place = f"{(tier / 'state.sqlite').absolute().as_uri()}?mode=ro&vfs=unix-none"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(place, uri=True)) as db:
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'op'").fetchone():
+            return 0, 0  # its maker died before there was a log
         (operations,) = db.execute("SELECT count(*) FROM op").fetchone()
         (size,) = db.execute("SELECT coalesce(sum(version.size), 0) FROM op JOIN version ON version.vid = op.vid").fetchone()
         return int(operations), int(size)
-    return 0, 0
+    return None, None
 
 
 def _file(runtime: Path, mountpoint: str) -> Path:

@@ -75,10 +75,18 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
             }
         )
         return
-    age, kept = show.duration(time.time() - beneath.since), f"{beneath.kept_operations} operations ({show.size(beneath.kept_bytes)})"
+    age = show.duration(time.time() - beneath.since)
     line = f"BYPASSED for {age} ({show.printable(beneath.reason)}), without a daemon: {show.printable(beneath.mountpoint)} is native"
     show.console().print(line, style="bold red", markup=False)
-    show.console().print(f"{kept} were in the RAM tier then; `acpfs mount` drains what is left of them", style="bold yellow", markup=False)
+    show.console().print(_kept(beneath.kept_operations, beneath.kept_bytes), style="bold yellow", markup=False)
+
+
+def _kept(operations: int | None, size: int | None) -> str:
+    if operations is None or size is None:
+        return (
+            "the state of the RAM tier cannot be read: it may hold files that the backing directory has not got; `acpfs mount` looks again"
+        )
+    return f"{operations} operations ({show.size(size)}) were in the RAM tier then; `acpfs mount` drains what is left of them"
 
 
 def tell(status: show.Json) -> None:
