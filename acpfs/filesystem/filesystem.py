@@ -130,7 +130,7 @@ class FileSystem:
         """
         self.settings = settings
         self.lock = RLock()
-        self.steps = Steps(self.lock, state.commit)
+        self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept
         """What the next worker of the session will need; transports keep theirs here too."""

@@ -27,7 +27,7 @@ from acpfs.filesystem.hold import Held, Hold
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
 from acpfs.logger import get_logger
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, fallocate
 from acpfs.types import NO_TIER
 from acpfs.writeback.log import OperationLog
@@ -174,9 +174,16 @@ class OutgrownFiles:
         assert content.outgrown is not None
         before = os.fstat(fd)
         self._contents.kernel.look(node)
-        content.outgrown.gone.add(piece)
+        gone = content.outgrown.gone
+        is_new = piece not in gone
+        gone.add(piece)
         self._table.changed(node)
-        self._state.commit()
+        try:
+            self._state.must_commit()
+        except LateError:
+            if is_new:
+                gone.discard(piece)  # its bytes stay in RAM, and may change there
+            raise
         fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
         if _has_data(fd, piece):
             _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import trio
 
+from acpfs.ram.state import StateDatabase
+
 T = TypeVar("T")
 Call = Coroutine["Future[Any] | Unlocked", Any, T]
 """A file system call under way: yields futures to wait for, returns T or raises OSError."""
@@ -51,30 +53,44 @@ def unlocked(function: Callable[..., T], *arguments: Any) -> Generator[Unlocked,
 class Steps:
     """Runs calls step by step: each step under the lock, each step one transaction."""
 
-    def __init__(self, lock: RLock, commit: Callable[[], None]) -> None:
-        """`commit` ends the state database's transaction and is called at the end of every step, before the lock is free."""
+    def __init__(self, lock: RLock, state: StateDatabase) -> None:
+        """The database's transaction ends at the end of every step, before the lock is free."""
         self.lock = lock
-        self._commit = commit
+        self._state = state
+        self._withheld: dict[Call[Any], Future[Any] | BaseException] = {}
+        """What a step came to whose changes are late, until they are recorded."""
         self.last_at = 0.0
         """Monotonic time, seconds, of the last step."""
 
     def step(self, call: Call[T], done: Future[Any] | None) -> Future[Any]:
         """Run one step; `done` is the future that the call waited for (None at the start).
 
-        Returns the next future to wait for. Raises StopIteration with the call's value, or what the call raised.
+        Returns the next future to wait for. Raises StopIteration with the call's value, or what the call raised. Where the step's
+        changes are late that comes after one more future: an answer that the next worker knows nothing of would be a lie. A caller that
+        is killed meanwhile is let go.
         """
+        withheld = self._withheld.pop(call, None)
+        if isinstance(withheld, BaseException):
+            raise withheld
+        if withheld is not None:
+            return withheld
         error: BaseException | None = None
         value: Any = None
         self.last_at = time.monotonic()
         if done is not None:
             error = InterruptedError() if done.cancelled() else done.exception()
             value = None if error is not None else done.result()
+        changes = self._state.changes
         while True:
             with self.lock:
                 try:
                     request = call.send(value) if error is None else call.throw(error)
-                finally:
-                    self._commit()
+                except BaseException as outcome:
+                    if self._state.commit() or self._state.changes == changes:
+                        raise
+                    return self._withhold(call, outcome)
+                if not self._state.commit() and self._state.changes != changes and not isinstance(request, Unlocked):
+                    return self._withhold(call, request)
             if not isinstance(request, Unlocked):
                 return request
             value = error = None
@@ -82,6 +98,10 @@ class Steps:
                 value = request.function(*request.arguments)
             except OSError as failure:
                 error = failure
+
+    def _withhold(self, call: Call[Any], outcome: Future[Any] | BaseException) -> Future[None]:
+        self._withheld[call] = outcome
+        return self._state.when_recorded()
 
     def run(self, call: Call[T], timeout_s: float | None = None) -> T:
         """Run a call to its end in this thread."""
@@ -104,6 +124,7 @@ class Steps:
                     return stop.value  # type: ignore[no-any-return]
                 await settled(done)
         finally:
+            self._withheld.pop(call, None)
             call.close()
 
     def start(self, call: Call[T], reply: Callable[[T | None, BaseException | None], None]) -> None:

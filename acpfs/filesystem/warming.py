@@ -83,7 +83,7 @@ class Warming:
         requests: CallPool,
         ahead: CallPool,
         lock: RLock,
-        commit: Callable[[], None],
+        commit: Callable[[], object],
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them; `commit` ends a step."""
         self._settings, self._table, self._contents, self._view, self._tier = settings, table, contents, view, tier

@@ -4,16 +4,29 @@ The tmpfs outlives processes and not nodes, exactly like the bytes that the data
 flush (synchronous=off). A transaction is opened by the first change of a step and committed by `commit`, before the step's
 result leaves the file system's lock; one step costs about 13 µs for three changes (measured, Linux 6.18, 2 cores).
 
+SQLite may fail: the tmpfs is full, or its pages cannot be read. That never ends a worker, and never leaves half a step. The transaction
+is rolled back as a whole, its changes are kept in memory in their order, and every later `commit` tries them all again, until
+one transaction has them. Meanwhile the database is `LATE`: it shows an earlier moment, as a whole, which is what a next worker would
+find. So nothing may leave the worker, and nothing may be done that cannot be undone, on the strength of a change that is late:
+`Steps` withholds the answers to applications, and `must_commit` stops whoever is about to act.
+
 Each layer creates and reads its own tables. Not thread-safe: used under the file system's lock.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from acpfs.errors import RefusedError
 
@@ -24,8 +37,30 @@ Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any], bool]
 """A change: SQL, values, and whether these are those of many rows."""
 
+RETRY_S = 0.1
+"""How long after a failure the late changes are tried again, at the earliest: each try makes all of them."""
 INTEGER_MAX = (1 << 63) - 1
 """Largest number that SQLite takes."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Recording(Enum):
+    """Whether the database has all that was changed."""
+
+    CURRENT = "current"
+    """Everything up to the open transaction, which has the rest."""
+    LATE = "late"
+    """A transaction failed; its changes, and those since, are only in memory."""
+    REPLAYED = "replayed"
+    """They are in the open transaction, which is still to be committed."""
+
+
+class LateError(OSError):
+    """What was changed is not recorded yet, so it must not be acted upon; passes by itself."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(errno.EAGAIN, f"the state in the RAM tier cannot be written: {problem}")
 
 
 def storable(values: Sequence[Any]) -> Sequence[Any]:
@@ -63,15 +98,25 @@ class StateDatabase:
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
         self._statements: list[Statement] = []
+        """Of the open transaction, and all that are late."""
+        self.changes = 0
+        """How many were ever made."""
+        self.recording = Recording.CURRENT
+        self.problem = ""
+        """Why the database is late."""
+        self.late_since = 0.0
+        """Wall clock, seconds."""
+        self._try_at = 0.0
+        self._recorded: list[Future[None]] = []
         self._check_version()
 
     def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
         """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.
 
-        All tables must have been created. The copy may be used in another thread.
+        All tables must have been created. The copy may be used in another thread. Changes that are late follow it.
         """
         self.commit()
-        self._follower, self._statements = follower, []
+        self._follower = follower
         copy = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.backup(copy)
         return copy
@@ -82,42 +127,58 @@ class StateDatabase:
             raise RefusedError(
                 f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: drain it with the newer acpfs"
             )
-        self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
+        if found != STATE_VERSION:  # a worker that takes over must come to serve where nothing can be written
+            self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
 
     def create(self, ddl: str) -> None:
         """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer.
 
         Ends the transaction, as `executescript` does by itself: an earlier layer may have changed rows as it read them.
         """
+        self._end()
         self._db.executescript(ddl)
-        self._open = False
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
-        if not self._open:
-            self._db.execute("BEGIN")
-            self._open = True
-        try:
-            self._db.execute(sql, values)
-        except OverflowError:  # asked for only here: the look at each value costs as much as the statement
-            values = storable(values)
-            self._db.execute(sql, values)
-        if self._follower is not None:
-            self._statements.append((sql, values, False))
+        if self.recording is not Recording.LATE:
+            try:
+                self._begin()
+                try:
+                    self._db.execute(sql, values)
+                except OverflowError:  # asked for only here: the look at each value costs as much as the statement
+                    values = storable(values)
+                    self._db.execute(sql, values)
+            except sqlite3.Error as error:
+                self._fall_behind(error)
+        self._statements.append((sql, values, False))
+        self.changes += 1
 
     def change_many(self, sql: str, rows: Iterable[Sequence[Any]]) -> None:
         """`change` for many rows."""
-        if not self._open:
-            self._db.execute("BEGIN")
-            self._open = True
         rows = [storable(row) for row in rows]
-        if self._follower is not None:
-            self._statements.append((sql, rows, True))
-        self._db.executemany(sql, rows)
+        if self.recording is not Recording.LATE:
+            try:
+                self._begin()
+                self._db.executemany(sql, rows)
+            except sqlite3.Error as error:
+                self._fall_behind(error)
+        self._statements.append((sql, rows, True))
+        self.changes += 1
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """All rows of a query; sees the step's own changes."""
-        return self._db.execute(sql, values).fetchall()
+        """All rows of a query; sees the step's own changes.
+
+        Raises:
+            LateError: it cannot, because they are late.
+        """
+        if self.recording is Recording.LATE and not self._replay():
+            raise LateError(self.problem)
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            if _is_bug(error):
+                raise
+            raise LateError(str(error)) from error
 
     def before_commit(self, write: Callable[[], None]) -> None:
         """Have `write` called at each commit: it brings the rows of what a layer has changed in memory since the last one."""
@@ -127,22 +188,121 @@ class StateDatabase:
         """Have `action` called once, after the next commit: what takes away something that the state of before it still needs."""
         self._after.append(action)
 
-    def commit(self) -> None:
-        """End the step's transaction, if it changed anything."""
+    def commit(self) -> bool:
+        """End the step's transaction, if it changed anything; whether all that was changed is recorded."""
         for write in self._writers:
             write()
-        if self._open:
-            self._db.execute("COMMIT")
-            self._open = False
-            if self._follower is not None:
-                statements, self._statements = self._statements, []
-                self._follower(statements)
+        if self.recording is Recording.LATE and (time.monotonic() < self._try_at or not self._replay()):
+            return False
+        if not self._end():
+            return False
         if self._after:
             actions, self._after = self._after, []
             for action in actions:
                 action()
+        return True
+
+    def must_commit(self) -> None:
+        """`commit` ahead of something that cannot be undone.
+
+        Raises:
+            LateError: it failed; the changes stay, and are recorded later.
+        """
+        if not self.commit():
+            raise LateError(self.problem)
+
+    @property
+    def unrecorded(self) -> int:
+        """How many changes are not recorded: 0 between steps, unless they are late."""
+        return len(self._statements)
+
+    def when_recorded(self) -> Future[None]:
+        """Done, under the lock, when all that was changed until now is recorded; whoever asked may cancel it."""
+        future: Future[None] = Future()
+        if self.recording is Recording.CURRENT:
+            future.set_result(None)
+        else:
+            self._recorded.append(future)
+        return future
+
+    def warnings(self) -> list[str]:
+        """For `status`."""
+        if self.recording is Recording.CURRENT:
+            return []
+        since = time.strftime("%H:%M:%S", time.localtime(self.late_since))
+        return [f"since {since} the state in the RAM tier cannot be written ({self.problem}): what applications change waits until it can"]
 
     def close(self) -> None:
         """Commit and close."""
-        self.commit()
+        if not self.commit():
+            _log.error("the last changes of the state could not be recorded", changes=self.unrecorded, error=self.problem)
         self._db.close()
+
+    # -- transactions
+
+    def _begin(self) -> None:
+        if not self._open:
+            self._db.execute("BEGIN")
+            self._open = True
+
+    def _end(self) -> bool:
+        """End the transaction, if there is one; False: its changes are late."""
+        if self._open:
+            try:
+                self._db.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._fall_behind(error)
+                return False
+            self._ended()
+        return True
+
+    def _ended(self) -> None:
+        """A transaction has all changes."""
+        self._open = False
+        statements, self._statements = self._statements, []
+        if self._follower is not None:
+            self._follower(statements)
+        if self.recording is not Recording.CURRENT:
+            late_s = round(time.time() - self.late_since, 1)
+            _log.warning("the state in the RAM tier is written again", late_s=late_s, changes=len(statements))
+            self.recording, self.problem = Recording.CURRENT, ""
+            waiting, self._recorded = self._recorded, []
+            for future in waiting:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(None)
+
+    def _roll_back(self) -> None:
+        self._open = False
+        with contextlib.suppress(sqlite3.Error):  # SQLite ends the transaction by itself after some errors
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+
+    def _fall_behind(self, error: sqlite3.Error) -> None:
+        if _is_bug(error):
+            raise error
+        self._roll_back()
+        self.problem, self._try_at = str(error), time.monotonic() + RETRY_S
+        if self.recording is Recording.CURRENT:
+            self.late_since = time.time()
+            _log.error("the state in the RAM tier cannot be written; what applications change waits until it can", error=self.problem)
+        self.recording = Recording.LATE
+
+    def _replay(self) -> bool:
+        """Make all late changes again, in a transaction that the next `commit` ends."""
+        try:
+            self._begin()
+            for sql, values, is_many in self._statements:
+                if is_many:
+                    self._db.executemany(sql, values)
+                else:
+                    self._db.execute(sql, storable(values))
+        except sqlite3.Error as error:
+            self._fall_behind(error)
+            return False
+        self.recording = Recording.REPLAYED
+        return True
+
+
+def _is_bug(error: sqlite3.Error) -> bool:
+    """Whether the statement is wrong, and not the world: it would fail for ever."""
+    return isinstance(error, (sqlite3.ProgrammingError, sqlite3.IntegrityError, sqlite3.InterfaceError, sqlite3.NotSupportedError))

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -89,7 +91,7 @@ class Parts:
 
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
-        return [*self.place.warnings, *self.probed.notes]
+        return [*self.state.warnings(), *self.place.warnings, *self.probed.notes]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
@@ -117,7 +119,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         MachineError: backing directory, memory or tmpfs do not offer what is needed.
         RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
     """
-    with ExitStack() as undo:
+    with ExitStack() as undo, _state_named(runtime):
         directory, identity, probed = _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
         undo.callback(identity.release)
         place = _take_place(settings, runtime, identity, link)
@@ -177,6 +179,17 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         prefault,
         cluster,
     )
+
+
+@contextmanager
+def _state_named(runtime: Path) -> Iterator[None]:
+    """What SQLite refuses is told as what it is: a state that cannot be read or written, in the RAM tier, and nothing of it is lost."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise MachineError(
+            f"the state in the RAM tier (below {runtime / 'tiers'}) cannot be read or written: {error}; what it keeps stays there"
+        ) from error
 
 
 def _cluster(

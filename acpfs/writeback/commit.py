@@ -109,9 +109,9 @@ class Committer:
         self._conflicts.begin_group()
         for op in group:
             doubtful, self._changed = op.begun, False
-            if self.stopped or not self._begin(op):
-                break
             try:
+                if self.stopped or not self._begin(op):
+                    break
                 st = self._again(op) if op.committed else self._carry_out(op)
             except StagingLostError:
                 op.started = False
@@ -160,7 +160,7 @@ class Committer:
             if op.version is not None and op.version.state not in (VersionState.STAGED, VersionState.COMMITTED):
                 return False
             self._log.mark_begun(op)
-            self._state.commit()
+            self._state.must_commit()  # else a next worker would take it for one that nothing was done for
             return True
 
     def _again(self, op: Op) -> LowerStat | None:
@@ -503,7 +503,7 @@ class Committer:
             with self._lock:
                 op.payload = noted
                 self._log.save(op)
-                self._state.commit()
+                self._state.must_commit()
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
             now_a, now_b = self.look(a), self.look(b)

@@ -25,11 +25,21 @@ class RequestDouble:
         self.unique, self.pid = UNIQUE, pid
 
 
+class Recorded:
+    """A state database that nothing is changed in."""
+
+    changes = 0
+
+    def commit(self) -> bool:
+        return True
+
+
 class Under:
     """A call that waits twice, and how it ended."""
 
     def __init__(self) -> None:
-        self.steps = Steps(threading.RLock(), lambda: None)
+        state: Any = Recorded()
+        self.steps = Steps(threading.RLock(), state)
         self.failed: Future[BaseException] = Future()
         self.continuations = Continuations(self.steps, lambda *_: None, lambda _request, error: self.failed.set_result(error))
         self.first: Future[None] = Future()
