@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
@@ -66,8 +67,8 @@ class Content:
     outgrown: Outgrown | None = None
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
-    modified_since: float = 0.0
-    """Monotonic time, seconds, of the first such change."""
+    modified_since: float = field(default_factory=time.monotonic)
+    """Monotonic time, seconds, of the first such change. Of a change that an earlier worker made: when this one learned of it."""
     interrupted: bool = False
     """Its writer was lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone decides."""
     seen: tuple[int, int] = UNSEEN

@@ -22,6 +22,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
+from acpfs.ram.kept import Kept
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -139,12 +140,14 @@ async def world(
     headroom: Callable[[int], int | None] = lambda _pid: None,
     available: Callable[[], int] = lambda: 1 << 62,
     unknown_bytes: int | None = None,
+    session: str = "",
     **changes: Any,
 ) -> AsyncIterator[World]:
-    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base takes over from the first.
+    """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
 
     `headroom`: bytes that a process may still charge to its memory control group; `available`: bytes of memory that the machine has left;
-    `unknown_bytes`: what is expected of a file like which none was seen.
+    `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
+    there the second one is a worker that takes over from the first, and what was open goes on.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -155,6 +158,7 @@ async def world(
     tier = Tier(tier_directory, budget_bytes)
     log, tree = OperationLog(state), LowerTree(state)
     calls = CallPools.make()
+    kept = Kept(tier_directory / "session" if session else None, session)
     fs = FileSystem(
         settings,
         state,
@@ -167,6 +171,7 @@ async def world(
         headroom=headroom,
         unknown_bytes=unknown_bytes,
         available=available,
+        kept=kept,
         make_spill=_spill(settings, state, tier),
     )
     spill = fs.spilling.spill if fs.spilling is not None else None
@@ -196,3 +201,4 @@ async def world(
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
         with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work
             state.close()
+        kept.close()
