@@ -201,7 +201,7 @@ class Settings(BaseModel):
     on_failure: OnFailure = OnFailure.NATIVE
     """What applications meet when acpfs cannot go on: native (the backing directory itself, at the same path) or stop (errors)."""
     max_dirty_age_s: Seconds = 30.0
-    """A file that stays open is committed as of now this often; 0: never."""
+    """A log that stays open (a file that only grows, S12) is committed as of now this often; 0: never."""
     verify_after_write: bool = False
     """Read every stream back and compare checksums before it counts as done."""
     attr_timeout_s: Seconds = 1.0

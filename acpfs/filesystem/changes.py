@@ -104,7 +104,7 @@ class Changes:
         if content is None or not content.modified or content.failed or not node.names:
             return None
         for op in self._log.unsealed_of(node.ino):  # its bytes are those that the staging file will have
-            content.modified = content.interrupted = False
+            content.frozen()
             self._log.fold(node.ino, self.metadata(node, everything=False))
             self._table.changed(node)
             return op

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -51,8 +52,27 @@ class Outgrown:
         return cls(name, {piece for start, end in pairs for piece in range(int(start), int(end))})
 
 
+LOG_PIECE_BYTES_MAX = 64 << 10
+"""More in one write than a log has: a pipe holds no more, and programs that print have smaller buffers."""
+
+
+class Writing(enum.Enum):
+    """What was done to a content since its last version, and so whether it may be published before somebody closes or syncs it."""
+
+    APPENDING = "appending"
+    """It only grew, by pieces of a log: it is good for its readers at any length."""
+    WHOLE = "whole"
+    """Anything else: it is good for something when it is complete, and what it was before is better than a half of it."""
+
+    @classmethod
+    def of(cls, offset: int, size: int, file_size: int, *, by_append: bool = False) -> Writing:
+        """That of one write to a file; `by_append`: through a descriptor with O_APPEND."""
+        return cls.APPENDING if offset == file_size and (by_append or size <= LOG_PIECE_BYTES_MAX) else cls.WHOLE
+
+
+_MODIFIED, _FAILED_SHIFT, _FAILED_MASK, _WHOLE, _WAS_WHOLE = 1, 1, 0xFF, 1 << 10, 1 << 11
 FAILED_AT_SHIFT = 12
-"""An errno is less than 2,048; offsets below 2 PiB then fit into SQLite's 63 bits."""
+"""Bits of `Content.state`: an errno is less than 256; offsets below 2 PiB then fit into SQLite's 63 bits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +89,10 @@ class Content:
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = field(default_factory=time.monotonic)
     """Monotonic time, seconds, of the first such change. Of a change that an earlier worker made: when this one learned of it."""
+    writing: Writing = Writing.APPENDING
+    """How it was changed since then."""
+    last_writing: Writing = Writing.APPENDING
+    """How it had been changed when that version was frozen, should it be withdrawn."""
     interrupted: bool = False
     """Its writer was lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone decides."""
     seen: tuple[int, int] = UNSEEN
@@ -87,13 +111,29 @@ class Content:
     failed_at: int = 0
 
     def state(self) -> int:
-        """For the state database: whether it is modified, and a failed write, in one number."""
-        return self.modified | (self.failed << 1 | self.failed_at << FAILED_AT_SHIFT if self.failed else 0)
+        """For the state database: whether it is modified, and how, and a failed write, in one number."""
+        failed = self.failed << _FAILED_SHIFT | self.failed_at << FAILED_AT_SHIFT if self.failed else 0
+        whole = _WHOLE * (self.writing is Writing.WHOLE) | _WAS_WHOLE * (self.last_writing is Writing.WHOLE)
+        return _MODIFIED * self.modified | failed | whole
 
     def set_state(self, number: int) -> None:
         """Inverse of `state`."""
-        self.modified = bool(number & 1)
-        self.failed, self.failed_at = (number >> 1) % (1 << FAILED_AT_SHIFT - 1), number >> FAILED_AT_SHIFT
+        self.modified = bool(number & _MODIFIED)
+        self.failed, self.failed_at = number >> _FAILED_SHIFT & _FAILED_MASK, number >> FAILED_AT_SHIFT
+        self.writing = Writing.WHOLE if number & _WHOLE else Writing.APPENDING
+        self.last_writing = Writing.WHOLE if number & _WAS_WHOLE else Writing.APPENDING
+
+    def frozen(self) -> None:
+        """All of it is in a version now."""
+        self.modified = self.interrupted = False
+        self.writing, self.last_writing = Writing.APPENDING, self.writing
+
+    def moved_from(self, other: Content) -> Content:
+        """It takes the place of another content, with the same bytes."""
+        self.modified, self.modified_since, self.interrupted = other.modified, other.modified_since, other.interrupted
+        self.writing, self.last_writing = other.writing, other.last_writing
+        self.failed, self.failed_at = other.failed, other.failed_at
+        return self
 
     @property
     def spilled(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
-from acpfs.filesystem.content import UNSEEN, Content, ContentStatistics
+from acpfs.filesystem.content import UNSEEN, Content, ContentStatistics, Writing
 from acpfs.filesystem.copy_aside import CopyAside
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.leaving import LeavingOrder
@@ -110,11 +110,15 @@ class Contents:
     # -- life of a content
 
     def create(self, node: Node) -> Content:
-        """Give a node a new, empty content, modified; open if the node is, to be closed with the node's last handle."""
+        """Give a node a new, empty content, modified; open if the node is, to be closed with the node's last handle.
+
+        In place of other bytes it is not published before it is complete.
+        """
         tier_id, fd = self._tier.create_open()
         if not node.handles:
             os.close(fd)
         content = Content(tier_id, modified=True, modified_since=time.monotonic(), fd=fd if node.handles else -1)
+        content.writing = Writing.WHOLE if node.size or _is_whole(node) else Writing.APPENDING
         self._versions.use(content.tier_id)
         self._let_go(node)
         node.content, node.size, node.blocks = content, 0, 0
@@ -213,9 +217,7 @@ class Contents:
                 await wait(self._copies.submit("let writes finish", time.sleep, 0.001))
             moved = await self._overflow.from_tier(content.tier_id, node.size)
             if node.content is content:
-                moved.modified, moved.modified_since = content.modified, content.modified_since
-                moved.failed, moved.failed_at = content.failed, content.failed_at
-                self.adopt_overflow(node, moved)
+                self.adopt_overflow(node, moved.moved_from(content))
             else:
                 self._overflow.let_go(moved, remove=True)
         finally:
@@ -255,10 +257,10 @@ class Contents:
             return len(data)
         return await self._unlocked(node.content, os.preadv, [buffer], offset)
 
-    async def write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
-        """Write to RAM, or where the file overflowed to; all of it or an error."""
+    async def write(self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False) -> int:
+        """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""
         try:
-            return await self._write(node, offset, data)
+            return await self._write(node, offset, data, Writing.of(offset, len(data), node.size, by_append=by_append))
         except InterruptedError:
             raise  # its caller was killed while it waited, and what it wrote before stays what it is
         except OSError as error:
@@ -277,17 +279,19 @@ class Contents:
             content.failed = content.failed_at = 0
             self._table.changed(node)
 
-    async def _write(self, node: Node, offset: int, data: bytes | memoryview) -> int:
-        done = await self.change(node, offset, len(data), os.pwrite, data, offset)
+    async def _write(self, node: Node, offset: int, data: bytes | memoryview, writing: Writing) -> int:
+        done = await self.change(node, offset, len(data), os.pwrite, data, offset, writing=writing)
         if done is not None:
             return done
         await self._to_overflow(node)
-        content = await self._before_change(node, offset)
-        return await (self._write_overflow(node, content, offset, data) if content.overflow else self._write(node, offset, data))
+        content = await self._before_change(node, offset, writing)
+        return await (self._write_overflow(node, content, offset, data) if content.overflow else self._write(node, offset, data, writing))
 
-    async def change(self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any) -> int | None:
+    async def change(
+        self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any, writing: Writing = Writing.WHOLE
+    ) -> int | None:
         """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file has no (more) room in RAM."""
-        content = await self._before_change(node, offset)
+        content = await self._before_change(node, offset, writing)
         if content.overflow:
             return None
         wanted = _pages_wanted(node, offset, size)
@@ -295,7 +299,7 @@ class Contents:
             return None
         try:
             if wanted:
-                content = await self._before_change(node, offset)  # again: much may have happened meanwhile
+                content = await self._before_change(node, offset, writing)  # again: much may have happened meanwhile
             return None if content.overflow else await self._change(node, content, offset, size, function, *arguments)
         finally:
             if wanted:
@@ -335,7 +339,7 @@ class Contents:
         if size == 0:
             await self.empty(node)
             return
-        content = await self._before_change(node, min(size, node.size))
+        content = await self._before_change(node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE)
         if content.overflow:
             await self._overflow.truncate(content, size)
             self._resized(node, size)
@@ -355,10 +359,13 @@ class Contents:
             await self.empty(node)
             return
         if node.in_kernel:
-            content = await self._before_change(node, 0)  # the kernel's handles stay on this tier file
+            content = await self._before_change(
+                node, 0, Writing.WHOLE if node.size else Writing.APPENDING
+            )  # the kernel's handles stay on this tier file
         if content.overflow or content.spilled or self._versions.frozen_bytes(content.tier_id) > 0:
             self.create(node)
         else:
+            content.writing = Writing.WHOLE if node.size else content.writing
             os.ftruncate(self.opened(content), 0)
             self._settle(node, content)
         assert node.content is not None
@@ -371,8 +378,9 @@ class Contents:
         if wanted and not await self._room.reserve(wanted, node, Purpose.ALLOCATE):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
-            change = self._before_change if mode & ~1 or not keep_size else self._aside.free
-            content = await change(node, offset if mode & ~1 else node.size)
+            start = offset if mode & ~1 else node.size
+            changes = mode & ~1 or not keep_size
+            content = await (self._before_change(node, start, Writing.WHOLE) if changes else self._aside.free(node, start))
             if content.overflow:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             try:
@@ -381,7 +389,7 @@ class Contents:
                 self._settle(node, content)
         finally:
             self._tier.release(wanted)
-        if mode & ~1 or not keep_size:
+        if changes:
             self._modified(node, content)
 
     def _settle(self, node: Node, content: Content) -> None:
@@ -443,7 +451,7 @@ class Contents:
         self._versions.add(version)
         if node.kernel_writers and source == node.content.tier_id:
             self.kernel.guard(version, node)
-        node.content.modified = node.content.interrupted = False
+        node.content.frozen()
         self._table.changed(node)
         self.on_version(version)
         return version
@@ -460,7 +468,8 @@ class Contents:
         return copy
 
     def _freeze_overflow(self, node: Node, content: Content) -> Version:
-        content.modified, content.interrupted, content.sealed = False, False, content.outgrown is None
+        content.frozen()
+        content.sealed = content.outgrown is None
         self._table.changed(node)
         return self._log.new_version(
             node.ino, NO_TIER, node.size, content.outgrown.name if content.outgrown is not None else content.overflow
@@ -474,6 +483,8 @@ class Contents:
         else:
             self.finished(version)
         self.kernel.assume_changed(node)
+        if node.content.last_writing is Writing.WHOLE:
+            node.content.writing = Writing.WHOLE
         self.settled()
 
     def finished(self, version: Version) -> None:
@@ -524,15 +535,19 @@ class Contents:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""
         self.kernel.ended(node, self._versions.on(node.content.tier_id) if node.content is not None else ())
 
-    async def _before_change(self, node: Node, start: int) -> Content:
-        """Make bytes from `start` on free to change, and have that recorded.
+    async def _before_change(self, node: Node, start: int, writing: Writing) -> Content:
+        """Make bytes from `start` on free to change, and have that recorded, and how they are changed.
 
         A kill after the first changed byte must find the content dirty, and versions on their copies.
         """
         while True:
             copied = self._aside.copied_bytes
             content = await self._aside.free(node, start)
-            if content.overflow or (content.modified and not content.interrupted and copied == self._aside.copied_bytes):
+            known = writing is Writing.APPENDING or content.writing is Writing.WHOLE
+            if not known:
+                content.writing = Writing.WHOLE
+                self._table.changed(node)
+            if content.overflow or (content.modified and known and not content.interrupted and copied == self._aside.copied_bytes):
                 return content
             self._modified(node, content)
             await unlocked(int)  # ends the step: its transaction is committed
@@ -549,6 +564,10 @@ class Contents:
             evicted_bytes=clean.evicted_bytes,
             copied_aside_bytes=self._aside.copied_bytes,
         )
+
+
+def _is_whole(node: Node) -> bool:
+    return node.content is not None and node.content.writing is Writing.WHOLE
 
 
 def _pages_wanted(node: Node, offset: int, size: int) -> int:

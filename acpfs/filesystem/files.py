@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterable
 
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attributes import AttributeCalls
@@ -134,7 +135,7 @@ class Files:
         node = handle.node
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
-        done = await self._contents.write(node, offset, data)
+        done = await self._contents.write(node, offset, data, by_append=bool(handle.flags & os.O_APPEND))
         self._open.wrote(handle)
         if handle.synchronous:
             await self.fsync(number)
@@ -184,22 +185,28 @@ class Files:
         """Before `freeze_older_than`: writes that are under way in the passthrough lane get done first, and are waited for elsewhere."""
         due = time.monotonic() - age_s
         for node in self._open.open_nodes():
-            if node.kernel_writers and node.content is not None and node.content.modified_since <= due:
+            if node.kernel_writers and node.content is not None and node.content.modified_since <= due and self._open.is_log(node):
                 await self._contents.mark(node, behind=True)
 
     def freeze_older_than(self, age_s: float) -> int:
-        """Fix the content of open files whose first unfixed change is older; returns how many."""
+        """Fix the content of logs that are open and whose first unfixed change is older; returns how many."""
         due = time.monotonic() - age_s
+        changed = (n for n in self._changed() if n.content is not None and n.content.modified_since <= due)
+        return self._freeze(n for n in changed if self._open.is_log(n))
+
+    def freeze_the_closed(self) -> int:
+        """Nobody can write any more: fix the content of open files, but for one that was never closed and is no log. Returns how many.
+
+        Where the session ended beneath its users, that one is a half, and found as one whose writer was lost.
+        """
+        return self._freeze(n for n in self._changed() if self._open.is_log(n) or self._open.was_closed(n))
+
+    def _freeze(self, nodes: Iterable[Node]) -> int:
+        return sum(self._changes.freeze(node) is not None for node in list(nodes))
+
+    def _changed(self) -> list[Node]:
+        """Open files that hold something unfixed and can be fixed."""
         for node in self._open.open_nodes():
             if node.kernel_writers:
                 self._contents.kernel.look(node)
-        nodes = [
-            n
-            for n in self._open.open_nodes()
-            if n.content is not None
-            and n.content.modified
-            and not n.content.interrupted
-            and n.content.outgrown is None
-            and n.content.modified_since <= due
-        ]
-        return sum(self._changes.freeze(node) is not None for node in nodes)
+        return [n for n in self._open.open_nodes() if n.modified and not n.interrupted and n.content and n.content.outgrown is None]

@@ -462,9 +462,9 @@ class FileSystem:
             self._state.commit()
 
     def freeze_all(self) -> int:
-        """Fix the content of every open file as of now; under the lock; returns how many."""
+        """At the end, under the lock: fix the content of open files that somebody closed, and of logs; returns how many."""
         self._open.confirm_older_than(0.0)
-        frozen = self._files.freeze_older_than(0.0)
+        frozen = self._files.freeze_the_closed()
         self._state.commit()
         return frozen
 
@@ -474,7 +474,7 @@ class FileSystem:
             await self._files.mark_older_than(self.settings.max_dirty_age_s)
 
     def freeze_old(self) -> int:
-        """Commit long-open files as of now (promise 13); under the lock; returns how many."""
+        """Commit long-open logs as of now (S12); under the lock; returns how many."""
         self._open.confirm_older_than(LAST_CLOSE_WAIT_S)
         frozen = self._files.freeze_older_than(self.settings.max_dirty_age_s) if self.settings.max_dirty_age_s else 0
         if self.spilling is not None:

@@ -45,8 +45,8 @@ class Handle:
     """In the daemon's lane, opened while the kernel had a file for the node: mappings through it are of that file."""
     tentative: Op | None = None
     """The STORE of its latest close, as long as it is not known to be the last one."""
-    tentative_since: float = 0.0
-    """Monotonic time, seconds."""
+    closed_at: float = 0.0
+    """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0: this worker has seen none."""
     wrote: bool = False
     """It changed the content since the last FLUSH."""
     unique: int = 0

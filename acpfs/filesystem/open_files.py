@@ -17,6 +17,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.content import Writing
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
@@ -213,8 +214,9 @@ class OpenFiles:
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         op = self.complete(handle)
+        handle.closed_at = time.monotonic()
         if op is not None:
-            op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+            op.tentative, handle.tentative = True, op
             self._kept.changed(handle)
         if handle.writable:
             self.report_refusal(handle.node)
@@ -235,7 +237,7 @@ class OpenFiles:
         """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts."""
         closed_before = time.monotonic() - age_s
         for handle in self._handles.values():
-            if handle.tentative is not None and handle.tentative_since <= closed_before:
+            if handle.tentative is not None and handle.closed_at <= closed_before:
                 self.settle_tentative(handle, written=False)
 
     def wrote(self, handle: Handle) -> None:
@@ -313,12 +315,20 @@ class OpenFiles:
             self._lane_use.restored(handle)
             op = self._log.get(Seq(tentative))
             if op is not None and op is self._log.last_of(node.ino) and not op.started:
-                op.tentative, handle.tentative, handle.tentative_since = True, op, time.monotonic()
+                op.tentative, handle.tentative, handle.closed_at = True, op, time.monotonic()
 
     def appending_only(self, node: Node) -> bool:
         """Whether whoever writes to the file unseen does so behind what it has: then no version of it changes."""
         unseen = (h for h in self._handles.values() if h.node is node and h.writes_unseen)
         return all(h.flags & os.O_APPEND and not h.unseen for h in unseen)
+
+    def is_log(self, node: Node) -> bool:
+        """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
+        return node.content is not None and node.content.writing is Writing.APPENDING and self.appending_only(node)
+
+    def was_closed(self, node: Node) -> bool:
+        """Whether one of those who have the file open for writing, or had, has closed it."""
+        return any(handle.node is node and handle.closed_at > 0 for handle in self._handles.values())
 
     def _created_before(self, unique: int) -> tuple[OpenFile, Node] | None:
         """The answer to a request that made and opened a file, which the last worker carried out and did not give."""

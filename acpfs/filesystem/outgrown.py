@@ -351,8 +351,7 @@ class OutgrownFiles:
             return
         ops = self._log.unsealed_of(node.ino)
         content.outgrown = None
-        moved = Content(NO_TIER, overflow=outgrown.name, modified=content.modified, sealed=bool(ops), fd=outgrown.fd)
-        moved.modified_since, moved.interrupted = content.modified_since, content.interrupted
+        moved = Content(NO_TIER, overflow=outgrown.name, sealed=bool(ops), fd=outgrown.fd).moved_from(content)
         self._contents.adopt_overflow(node, moved)
         for op in ops:
             assert op.version is not None

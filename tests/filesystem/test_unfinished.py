@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import trio
 
+from acpfs.filesystem.content import LOG_PIECE_BYTES_MAX
+from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
+from acpfs.types import Ino
 from tests.filesystem.world import CALLER, World, world
 
 OLD, HALF, REST = b"old and complete", b"half of", b" what is new"
@@ -38,5 +42,214 @@ def test_a_change_of_workers_publishes_nothing_that_is_being_written(tmp_path: P
                 await w.close(opened)
             await w.drained()
             assert (w.backing / "new").read_bytes() == (w.backing / "rewritten").read_bytes() == HALF + REST
+
+    trio.run(main)
+
+
+# -- age
+
+WRITER = CALLER._replace(unique=1)
+"""The next worker would take another request of the same number for the one that opened the file."""
+AGE_S = 1e-9
+"""Everything is older."""
+LARGE = b"l" * (LOG_PIECE_BYTES_MAX + 1)
+Scenario = Callable[[World, Ino], Awaitable[OpenFile]]
+
+
+async def append_lines(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.write(opened.handle, len(OLD), b"line"))
+    await w.do(w.fs.write(opened.handle, len(OLD) + 4, b"line"))
+    return opened
+
+
+async def append_by_flag(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, WRITER))
+    await w.do(w.fs.write(opened.handle, len(OLD), LARGE))
+    return opened
+
+
+async def append_after_a_sync(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, WRITER))
+    await w.do(w.fs.write(opened.handle, 0, OLD))
+    await w.do(w.fs.fsync(opened.handle, False))
+    await w.drained()
+    await w.do(w.fs.write(opened.handle, len(OLD), b"line"))
+    return opened
+
+
+async def hand_on_and_append(w: World, ino: Ino) -> OpenFile:
+    """As `Popen(stdout=open("log", "a"))`, whose parent closes its copy."""
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.write(opened.handle, len(OLD), b"head"))
+    await w.do(w.fs.flush(opened.handle))
+    await w.do(w.fs.write(opened.handle, len(OLD) + 4, b"line"))
+    return opened
+
+
+async def append_in_passthrough(w: World, ino: Ino) -> OpenFile:
+    w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, WRITER))
+    assert opened.lane is Lane.PASSTHROUGH
+    os.pwrite(opened.backing_fd, b"line", len(OLD))
+    return opened
+
+
+async def rewrite(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, WRITER))
+    await w.do(w.fs.write(opened.handle, 0, b"first of many"))
+    return opened
+
+
+async def overwrite(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.write(opened.handle, 0, b"OLD"))
+    return opened
+
+
+async def append_and_go_back(w: World, ino: Ino) -> OpenFile:
+    opened = await append_lines(w, ino)
+    await w.do(w.fs.write(opened.handle, len(OLD), b"L"))
+    return opened
+
+
+async def leave_a_hole(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.write(opened.handle, 4096, b"line"))
+    return opened
+
+
+async def append_much(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.write(opened.handle, len(OLD), LARGE))
+    return opened
+
+
+async def cut(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.setattr(ino, AttributeChange(size=3), opened.handle, WRITER))
+    return opened
+
+
+async def allocate(w: World, ino: Ino) -> OpenFile:
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    await w.do(w.fs.fallocate(opened.handle, 0, 0, 4096))
+    return opened
+
+
+async def hand_on_and_rewrite(w: World, ino: Ino) -> OpenFile:
+    opened = await rewrite(w, ino)
+    await w.do(w.fs.flush(opened.handle))
+    await w.do(w.fs.write(opened.handle, len(b"first of many"), b"line"))
+    return opened
+
+
+async def write_in_passthrough(w: World, ino: Ino) -> OpenFile:
+    w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+    assert opened.lane is Lane.PASSTHROUGH
+    os.pwrite(opened.backing_fd, b"OLD", 0)
+    return opened
+
+
+LOGS = [append_lines, append_by_flag, append_after_a_sync, hand_on_and_append, append_in_passthrough]
+WHOLES = [
+    rewrite,
+    overwrite,
+    append_and_go_back,
+    leave_a_hole,
+    append_much,
+    cut,
+    allocate,
+    hand_on_and_rewrite,
+    write_in_passthrough,
+]
+
+
+def grow_old(base: Path, scenario: Scenario, *, published: bool, session: str = "") -> None:
+    """A file that is stored is changed and stays open until it is old: in this worker's life or, with a session, in the next one's."""
+
+    async def main() -> None:
+        async with world(base, session=session, unknown_bytes=1 << 20, max_dirty_age_s=AGE_S) as w:
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            opened = await scenario(w, ino)
+            if not session:
+                await look(w, opened)
+        if session:
+            async with world(base, session=session, max_dirty_age_s=AGE_S) as w:
+                await look(w, opened)
+
+    async def look(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.mark_old())
+        with w.fs.lock:
+            assert w.fs.freeze_old() == published
+        await w.drained()
+        ino = (await w.do(w.fs.lookup(Ino(1), b"f"))).ino
+        shown = await w.read(ino)
+        assert shown != OLD
+        assert (w.backing / "f").read_bytes() == (shown if published else OLD)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "f").read_bytes() == shown
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S12")
+@pytest.mark.parametrize("scenario", LOGS)
+def test_a_log_that_stays_open_is_published_by_its_age(tmp_path: Path, scenario: Scenario) -> None:
+    grow_old(tmp_path, scenario, published=True)
+
+
+@pytest.mark.clause("S180")
+@pytest.mark.parametrize("scenario", WHOLES)
+def test_what_is_being_rewritten_is_not_published_by_its_age(tmp_path: Path, scenario: Scenario) -> None:
+    grow_old(tmp_path, scenario, published=False)
+
+
+@pytest.mark.clause("S180", "S81")
+@pytest.mark.parametrize("scenario", WHOLES)
+def test_nor_by_its_age_in_the_life_of_the_next_worker(tmp_path: Path, scenario: Scenario) -> None:
+    grow_old(tmp_path, scenario, published=False, session="s")
+
+
+@pytest.mark.clause("S180")
+def test_a_new_file_is_published_by_its_age_if_it_is_a_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, max_dirty_age_s=AGE_S) as w:
+            log, _attributes = await w.create(b"log")
+            shard, _attributes = await w.create(b"shard")
+            await w.do(w.fs.write(log.handle, 0, b"line"))
+            await w.do(w.fs.write(shard.handle, 0, LARGE))
+            with w.fs.lock:
+                assert w.fs.freeze_old() == 1
+            assert stored(w) == [b"log"]
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S180", "S82")
+def test_the_end_of_a_mount_beneath_a_writer_publishes_no_half(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            log, _attributes = await w.create(b"log")
+            await w.do(w.fs.write(log.handle, 0, b"line"))
+            ino = await w.write(b"closed", OLD)
+            half = await w.write(b"half", OLD)
+            await w.drained()
+            w.engine.hold(True)
+            closed = await rewrite(w, ino)
+            await w.do(w.fs.flush(closed.handle))
+            await w.do(w.fs.write(closed.handle, 0, b"the last of a mapping"))
+            await rewrite(w, half)
+            with w.fs.lock:
+                w.fs.freeze_all()
+            assert sorted(stored(w)) == [b"closed", b"log"]
+        async with world(tmp_path) as w:
+            await w.drained()
+            assert w.fs.statistics().interrupted_files == 1
+            assert (w.backing / "half").read_bytes() == OLD
+            assert (w.backing / "closed").read_bytes() == b"the last of a mapping"
 
     trio.run(main)
