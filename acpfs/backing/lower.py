@@ -14,6 +14,10 @@ from typing import Protocol
 LowerPath = tuple[bytes, ...]
 ASIDE_PREFIX = "exchange-"
 """Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
+OVERFLOW_PREFIX = "overflowed-"
+"""Staging names of files that did not fit into RAM. Their length is in the state database.
+
+Names that begin with "overflow-" are of an earlier acpfs, whose workers did not keep it: there the staging file knows better."""
 
 
 @dataclass(frozen=True, slots=True)

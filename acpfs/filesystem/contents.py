@@ -91,6 +91,7 @@ class Contents:
             if node.content is not None and node.content.overflow:
                 pending = (op.version.staging_name for op in self._log.pending_of(node.ino) if op.version is not None)
                 node.content.sealed = node.content.overflow in pending
+                self._overflow.inherit(node.content)
             elif node.content is not None:
                 self._take_over_outgrown(node)
                 self._versions.use(node.content.tier_id)
@@ -241,6 +242,7 @@ class Contents:
         """Bytes from RAM; shorter at the end of the file."""
         assert node.content is not None
         if node.content.overflow:
+            size = min(size, max(0, node.size - offset))  # what lies behind is of a write that was never answered
             return await self._overflow.read(node.content, offset, size)
         if node.content.spilled:
             return await self.read_spilled(node.content, offset, size)
@@ -325,14 +327,15 @@ class Contents:
         return done
 
     async def _write_overflow(self, node: Node, content: Content, offset: int, data: bytes | memoryview) -> int:
-        done = await self._overflow.write(content, offset, data)
+        done = await self._overflow.write(content, node.size, offset, data)
         self._resized(node, max(node.size, offset + done))
         self._modified(node, content)
         return done
 
-    @staticmethod
-    def _resized(node: Node, size: int) -> None:
+    def _resized(self, node: Node, size: int) -> None:
+        """The next worker cannot learn the length of what overflowed from a tier file, and asks the backing directory nothing."""
         node.size, node.blocks = size, -(-size // BLOCK_BYTES)
+        self._table.changed(node)
 
     async def truncate(self, node: Node, size: int) -> None:
         """Change the length of a file whose content is in RAM."""
@@ -341,7 +344,7 @@ class Contents:
             return
         content = await self._before_change(node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE)
         if content.overflow:
-            await self._overflow.truncate(content, size)
+            await self._overflow.truncate(content, node.size, size)
             self._resized(node, size)
         else:
             os.ftruncate(self.opened(content), size)

@@ -27,6 +27,7 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories
+from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
@@ -136,7 +137,8 @@ class FileSystem:
         """What the next worker of the session will need; transports keep theirs here too."""
         tier.when_safe = state.after_commit
         self._table = NodeTable(state)
-        self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s)
+        self.earlier_calls = EarlierCalls()
+        self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
         versions = Versions(tier, log)
         self._room = room = Room(tier, settings.when_full, awaits_drain=versions.await_drain)
         self.catalogue = Catalogue(state, self._table, log, Checkpoints(settings.checkpoint_patterns), verifies=settings.verify_after_write)
@@ -150,7 +152,8 @@ class FileSystem:
         self.lanes = Lanes()
         admission = Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, room, Shortage(available), self._table.path)
-        self._outgrown = OutgrownFiles(lower, calls, tier, self._contents, self._table, log, state, admission, self.hold, self.lock)
+        parts = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
+        self._outgrown = OutgrownFiles(lower, calls, tier, *parts)
         self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
         changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)

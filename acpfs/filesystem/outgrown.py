@@ -19,10 +19,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content import OUTGROWN_PIECE_BYTES, Content, Outgrown
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held, Hold
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
@@ -65,8 +66,10 @@ class OutgrownFiles:
         admission: Admission,
         hold: Hold,
         lock: threading.RLock,
+        earlier: EarlierCalls,
     ) -> None:
-        """Becomes the way in which held files give way."""
+        """Becomes the way in which held files give way. `earlier`: what killed workers may still write to the same staging files."""
+        self._earlier = earlier
         self._lower, self._calls, self._tier = lower, calls, tier
         self._contents, self._table, self._log, self._state = contents, table, operations, state
         self._admission, self._hold, self._lock = admission, hold, lock
@@ -81,7 +84,7 @@ class OutgrownFiles:
     def relieve(self, held: Held) -> bool:
         """Begin to move a held file's bytes out; False when there is nothing to be moved, or it may not be. One file at a time."""
         node, content = held.node, held.node.content
-        if self._running or held.until is None or content is None or time.monotonic() < held.not_before:
+        if self._running or not self._earlier.over.done() or held.until is None or content is None or time.monotonic() < held.not_before:
             return False
         if content.failed and content.outgrown is not None:
             fallocate(self._contents.opened(content), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
@@ -94,7 +97,7 @@ class OutgrownFiles:
         self._running += 1
         if content.outgrown is None:  # from here on nobody opens it any more
             self.files += 1
-            content.outgrown = Outgrown(f"overflow-{secrets.token_hex(8)}")
+            content.outgrown = Outgrown(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}")
             self._table.changed(node)
         self._calls.submit("outgrown", self._run, held, content).add_done_callback(lambda done: self._moved(held, node, content, done))
         return True
@@ -304,6 +307,7 @@ class OutgrownFiles:
             await wait(outgrown.finished)  # one at a time: what is still copied must not go on when the file is stored
             return
         outgrown.released.set()
+        await wait(self._earlier.over)
         while node.content is content and content.outgrown is outgrown and self._needed(node) and not content.failed:
             try:
                 await wait(self._calls.submit("finish outgrown", self._complete, content, node.size))

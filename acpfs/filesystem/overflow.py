@@ -13,14 +13,16 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content import Content
-from acpfs.filesystem.steps import wait
+from acpfs.filesystem.earlier_calls import EarlierCalls
+from acpfs.filesystem.steps import shared, wait
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
 
@@ -31,8 +33,10 @@ T = TypeVar("T")
 class Overflow:
     """Makes and uses contents whose bytes are in a staging file."""
 
-    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, lock: RLock, patience_s: float) -> None:
+    def __init__(self, lower: Lower, calls: CallPool, tier: Tier, lock: RLock, patience_s: float, earlier: EarlierCalls) -> None:
         """`calls`: threads for calls on the backing directory; `lock`: the file system's; `patience_s`: how long a read waits for it.
+
+        `earlier`: what killed workers may still write.
 
         A write waits as long as it takes, as it would without acpfs: one that was given up could still arrive, over newer bytes.
         """
@@ -44,6 +48,9 @@ class Overflow:
         self.being_made: set[str] = set()
         """Staging files that no content names yet."""
         self._writing: Counter[str] = Counter()
+        self._earlier = earlier
+        self._inherited: dict[str, Future[None] | None] = {}
+        """Staging files that an earlier worker wrote, until they are cut to the length that is known of them; the future is of that."""
         self.files = 0
         """How many files have taken this way so far."""
 
@@ -60,7 +67,7 @@ class Overflow:
         return await self._make(fill, progress or Progress(), math.inf if progress is None else self._patience_s)
 
     async def _make(self, fill: Callable[[int], object], progress: Progress, patience_s: float) -> Content:
-        name = f"overflow-{secrets.token_hex(8)}"
+        name = f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"
         self.files += 1
         self.being_made.add(name)
         made = self._calls.submit("overflow", self._create, name, fill)
@@ -148,16 +155,57 @@ class Overflow:
         except TimeoutError:
             raise OSError(errno.EIO, "no answer from the backing directory") from None
 
+    def inherit(self, content: Content) -> None:
+        """An earlier worker wrote it."""
+        if content.overflow.startswith(OVERFLOW_PREFIX):
+            self._inherited[content.overflow] = None
+
+    async def _make_ours(self, content: Content, size: int) -> None:
+        """Before the first change of what an earlier worker wrote: nothing of its calls arrives any more, or lies behind the file's end."""
+        name = content.overflow
+        if name not in self._inherited:
+            return
+        await wait(self._earlier.over)
+        cut = self._inherited.get(name)
+        if cut is None and name in self._inherited:
+            cut = self._inherited[name] = shared()
+            call = self._calls.submit("cut overflow", self._cut, name, size)
+            call.add_done_callback(partial(self._was_cut, name, cut))
+        if cut is not None:
+            await wait(cut)
+
+    def _cut(self, name: str, size: int) -> None:
+        fd = self._lower.open_staging(name)
+        try:
+            if self._lower.stat_fd(fd).size > size:
+                self._lower.truncate(fd, size)
+        finally:
+            self._lower.close(fd)
+
+    def _was_cut(self, name: str, cut: Future[None], call: Future[None]) -> None:
+        error = InterruptedError() if call.cancelled() else call.exception()
+        with self._lock:
+            if error is None:
+                self._inherited.pop(name, None)
+            else:
+                self._inherited[name] = None  # the next change tries again
+        if error is None:
+            cut.set_result(None)
+        else:
+            cut.set_exception(error)
+
     async def read(self, content: Content, offset: int, size: int) -> bytes:
         """Bytes of the file; shorter at its end."""
         return await self._call(content, "read overflow", os.pread, size, offset, patience_s=self._patience_s)
 
-    async def write(self, content: Content, offset: int, data: bytes | memoryview) -> int:
-        """Write all bytes."""
+    async def write(self, content: Content, known_size: int, offset: int, data: bytes | memoryview) -> int:
+        """Write all bytes. `known_size`: the file's length so far."""
+        await self._make_ours(content, known_size)
         return await self._change(content, "write overflow", _write_all, data, offset)
 
-    async def truncate(self, content: Content, size: int) -> None:
-        """Change the file's length."""
+    async def truncate(self, content: Content, known_size: int, size: int) -> None:
+        """Change the file's length, which was `known_size` so far."""
+        await self._make_ours(content, known_size)
         await self._change(content, "truncate overflow", os.ftruncate, size)
 
     async def _change(self, content: Content, label: str, function: Callable[..., T], *arguments: Any) -> T:
@@ -176,6 +224,7 @@ class Overflow:
     def let_go(self, content: Content, *, remove: bool) -> None:
         """Nobody uses the content any more; `remove`: nor does a version."""
         content.closing = True
+        self._inherited.pop(content.overflow, None)
         if not content.in_flight:
             self._close(content)
         if remove:

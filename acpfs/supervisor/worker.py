@@ -190,6 +190,7 @@ class Worker:
 
     async def _start_file_system(self) -> None:
         """What an earlier daemon left is drained with care: while nothing was mounted, others could change the backing directory."""
+        self._heed_remains()
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
                 lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
@@ -205,6 +206,17 @@ class Worker:
             self.link.remember(space=astuple(space))
             keep(self._parts, self.link)
 
+    def _heed_remains(self) -> None:
+        """What a killed worker's call still does must not come after what this one does with the same file."""
+        remaining = self.link.kept.get(REMAINS)
+        if remaining:
+            log.warning(
+                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(remaining)
+            )
+            ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, remaining)
+            self._parts.engine.begin_after(ended)
+            self._parts.fs.earlier_calls.begin_after(ended)
+
     async def _join(self) -> None:
         """Before the first request: whoever commits a pointer later finds this node."""
         self.link.step("telling other nodes of this one")
@@ -215,11 +227,6 @@ class Worker:
             raise MachineError(f"backing directory {self._settings.backing}: the node record cannot be written: {error}") from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
-        if remaining := self.link.kept.get(REMAINS):
-            log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(remaining)
-            )
-            self._parts.engine.begin_after(self._parts.calls.commits.submit("killed worker's call", wait_ended, remaining))
         if self._parts.fs.spill is not None:
             self._parts.fs.spill.start()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left

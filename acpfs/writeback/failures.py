@@ -64,7 +64,7 @@ class Failures:
             level = _log.error if parked else _log.warning
             event = "backing directory failed; will be retried"
             if isinstance(error, OnlyCopyError):
-                event = "fsync failed for bytes that are nowhere else: retry stores what is left of them, discard drops them"
+                event = "bytes that are nowhere else may be lost: retry stores what is left of them, discard drops them"
             elif parked:
                 event = "backing directory refuses for good; kept until retry or discard"
             level(event, path=path, kind=op.kind.value, error=errno_name(op.last_error), detail=error.strerror, tries=op.tries)

@@ -19,9 +19,10 @@ import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
-from acpfs.backing.lower import Lower, Note
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, Note
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.types import VersionId
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
 from acpfs.writeback.equal import EqualFiles, linked_name
 from acpfs.writeback.give_way import GiveWay
@@ -101,6 +102,8 @@ class Streamer:
         self._bucket, self._discard = bucket, discard
         self._verify_after_write = verify_after_write
         self._buffers: list[memoryview] = []
+        self._told_short: set[VersionId] = set()
+        """Versions that were parked because their staging file is too short."""
         self.counters = StreamCounters()
         self.applied: dict[int, str] = {}
         """Attributes that a staged version's file was given, by version; what was folded in later, the commit adds."""
@@ -172,6 +175,7 @@ class Streamer:
         try:
             fd = self._lower.open_staging(name)
             try:
+                self._fit(stream, fd)
                 self._sync_only_copy(fd)
                 digest = self._hash(stream, fd)
                 staging_ino, applied = self._finish(stream, fd, digest)
@@ -184,6 +188,30 @@ class Streamer:
         except AbandonedError:
             self._discard(name)
             raise
+
+    def _fit(self, stream: Stream, fd: int) -> None:
+        """Give the staging file the length that was logged: the log is what the application was told, and no later try would mend it.
+
+        Longer: a write whose caller got no answer (killed with its worker) or an error. Nobody writes now: the engine began after the
+        calls of killed workers were over, and a sealed file is changed only after it is persisted. Shorter: bytes are gone that are
+        nowhere else. That is told once; who then asks for another try gets zeros in their place.
+        """
+        with self._lock:
+            if stream.abandoned:
+                raise AbandonedError
+            version = stream.version
+        found = self._lower.stat_fd(fd).size
+        if found > version.size and not version.staging_name.startswith(OVERFLOW_PREFIX):
+            with self._lock:
+                version.size = found
+                self._log.save_version(version)
+                self._state.commit()
+        if found < version.size and version.vid not in self._told_short:
+            self._told_short.add(version.vid)
+            raise OnlyCopyError(errno.EIO, f"the staging file has only {found} of {version.size} bytes")
+        if found != version.size:
+            self._lower.truncate(fd, version.size)
+        self._told_short.discard(version.vid)
 
     def _sync_only_copy(self, fd: int) -> None:
         try:

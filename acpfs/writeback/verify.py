@@ -40,7 +40,10 @@ class MisreadError(OSError):
 
 
 class OnlyCopyError(OSError):
-    """fsync of bytes that are nowhere else failed: Linux forgets such pages, and says it once (https://lwn.net/Articles/752063/)."""
+    """Bytes that are nowhere else are not there, or fsync of them failed: Linux forgets such pages, and says it once.
+
+    https://lwn.net/Articles/752063/
+    """
 
 
 def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None) -> tuple[str, int]:

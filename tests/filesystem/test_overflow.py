@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
-from acpfs.filesystem import whole_reads
+from acpfs.filesystem import overflow, whole_reads
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.records import AttributeChange
-from acpfs.filesystem.steps import wait
+from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_cold_reads import Hang
 from tests.filesystem.test_versions import run
@@ -246,3 +247,118 @@ def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tm
         assert w.lower.list_staging() == []
 
     run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=0.2)
+
+
+# -- what a killed worker's call still did
+
+
+def staging_file(w: World) -> Path:
+    [name] = w.lower.list_staging()
+    return w.backing / ".acpfs/staging/test" / name
+
+
+def lengthen(path: Path, data: bytes) -> None:
+    """As a write does whose caller was never answered."""
+    with path.open("ab") as file:
+        file.write(data)
+
+
+@pytest.mark.clause("S195")
+def test_bytes_behind_the_logged_end_are_neither_stored_nor_in_the_way(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 6)
+        await w.write(b"next", b"1")
+        lengthen(staging_file(w), b"late" * 1000)
+        assert await w.read(ino, 8 * MIB) == b"".join(map(block, range(6)))
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"".join(map(block, range(6)))
+        assert (w.backing / "next").exists()
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="native")
+
+
+@pytest.mark.clause("S195")
+def test_bytes_that_are_missing_park_the_file_and_retry_stores_what_is_left(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await write_blocks(w, b"big", 6)
+        following = await w.write(b"next", b"1")
+        os.truncate(staging_file(w), 5 * MIB)
+        await w.drained()
+        assert [op.name for op in w.log.parked()] == [b"big"]
+        with trio.fail_after(20):
+            await settled(w.engine.persisted(w.log.last_seq, following))
+        assert (w.backing / "next").exists()
+        assert not (w.backing / "big").exists()
+        assert w.engine.retry() == 1
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"".join(map(block, range(5))) + bytes(MIB)
+
+    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="native")
+
+
+@pytest.mark.clause("S195")
+def test_the_log_of_an_earlier_acpfs_knows_less_than_the_staging_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overflow, "OVERFLOW_PREFIX", "overflow-")
+
+    async def scenario(w: World) -> None:
+        await write_blocks(w, b"big", 6)
+        lengthen(staging_file(w), b"more")
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"".join(map(block, range(6))) + b"more"
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)
+
+
+@pytest.mark.clause("S195", "S22")
+def test_the_next_worker_knows_how_long_a_file_is_that_overflowed_and_is_open(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            opened, _ = await w.create(b"big")
+            for i in range(8):
+                await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+            assert (await w.do(w.fs.getattr(ino))).size == 8 * MIB
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            await w.do(w.fs.write(opened.handle, 0, b"x"))
+            await w.close(opened)
+            await w.drained()
+            assert (w.backing / "big").read_bytes() == b"x" + block(0)[1:] + b"".join(map(block, range(1, 8)))
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S195")
+def test_a_change_waits_for_a_killed_workers_write_and_does_not_keep_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="native") as w:
+            opened, _ = await w.create(b"big")
+            for i in range(6):
+                await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="native") as w:
+            ended: Future[None] = Future()
+            w.fs.earlier_calls.begin_after(ended)
+            ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+            opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
+            written: list[int] = []
+
+            async def write(offset: int, data: bytes) -> None:
+                await w.do(w.fs.write(opened.handle, offset, data))
+                written.append(offset)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(write, 0, b"new")
+                nursery.start_soon(write, 7 * MIB, b"end")
+                await trio.testing.wait_all_tasks_blocked(0.05)
+                with staging_file(w).open("r+b") as late:
+                    late.write(b"old")
+                lengthen(staging_file(w), b"late" * 1000)
+                assert written == []
+                assert len(await w.do(w.fs.read(opened.handle, 0, 8 * MIB))) == 6 * MIB  # who only reads does not wait
+                ended.set_result(None)
+            await w.close(opened)
+            await w.drained()
+            first = b"new" + block(0)[3:]
+            assert (w.backing / "big").read_bytes() == first + b"".join(map(block, range(1, 6))) + bytes(MIB) + b"end"
+
+    trio.run(main)
