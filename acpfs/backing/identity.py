@@ -67,6 +67,12 @@ class Identity:
     """Of the backing directory: 32 hex digits, made by its first mount, `.acpfs/volume`."""
     lock_fd: int
 
+    @property
+    def lock(self) -> str:
+        """Which file that is, on this machine since it was started: as long as somebody has it open, no other file has these numbers."""
+        st = os.fstat(self.lock_fd)
+        return f"{st.st_dev}:{st.st_ino}"
+
     def release(self) -> None:
         """Let another mount have it."""
         os.close(self.lock_fd)

@@ -73,6 +73,8 @@ class NodeRecord:
     hardware: str = ""
     boot_id: str = ""
     mountpoint: str = ""
+    lock: str = ""
+    """Which file of its machine it has locked for this node id: whoever has that lock knows that this one has ended."""
     started_at: float = 0.0
 
     def to_bytes(self) -> bytes:
@@ -124,7 +126,7 @@ _FITS: dict[str, tuple[bool, Callable[[Any], bool]]] = {
     "errors": (False, lambda value: isinstance(value, list) and all(map(_is_text, value))),
     "started_at": (False, _is_number),
     **dict.fromkeys(("operations", "dirty_bytes", "withheld", "state_version"), (False, _is_count)),
-    **dict.fromkeys(("incarnation", "state", "version", "host", "hardware", "boot_id", "mountpoint", "pending"), (False, _is_text)),
+    **dict.fromkeys(("incarnation", "state", "version", "host", "hardware", "boot_id", "mountpoint", "lock", "pending"), (False, _is_text)),
 }
 """Field → whether there is no record without it, and whether a value is one: whoever may write there must not end every node's worker."""
 

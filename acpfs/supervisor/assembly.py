@@ -26,6 +26,7 @@ from acpfs.backing.identity import Identity, claim, node_id
 from acpfs.backing.lower import Features
 from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import ProbeReport, probe
+from acpfs.backing.rivals import Rival
 from acpfs.config import Settings, share_of
 from acpfs.errors import MachineError
 from acpfs.filesystem.awaited_names import AwaitedNames
@@ -210,6 +211,7 @@ def _cluster(
         host=machine.host,
         hardware=machine.hardware,
         boot_id=machine.boot_id,
+        lock=identity.lock,
         mountpoint=os.fsencode(settings.mountpoint).decode("utf-8", "replace"),
         started_at=time.time(),
     )
@@ -309,17 +311,36 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
     """Open, claim and probe the backing directory, which may hang."""
     node = node_id(runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime))
     link.step(f"opening and probing the backing directory {settings.backing}")
-    found: list[tuple[BackingDirectory, Identity, ProbeReport]] = []
+    complaint = f"backing directory {settings.backing} does not answer"
+    claimed: list[tuple[BackingDirectory, Identity]] = []
+    probed: list[ProbeReport] = []
 
-    def open_and_probe() -> None:
+    def open_and_claim() -> None:
         check_not_bare(settings.backing, runtime / "tiers")
         directory = BackingDirectory(settings.backing, node)
-        identity = claim(directory, runtime)
-        try:
-            found.append((directory, identity, probe(directory)))
-        except BaseException:
-            identity.release()
-            raise
+        claimed.append((directory, claim(directory, runtime)))
 
-    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", open_and_probe)
-    return found[0]
+    within(BACKING_WAIT_S, complaint, open_and_claim)
+    directory, identity = claimed[0]
+    with ExitStack() as undo:
+        undo.callback(identity.release)
+        _refuse_rival(directory, identity, link, complaint)
+        within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
+        undo.pop_all()
+    return directory, identity, probed[0]
+
+
+def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, complaint: str) -> None:
+    """Before anything under this node id is touched."""
+    found: list[Rival | None] = []
+    parts = (NodeRecords(directory), identity.node_id, leftovers.Machine.this(), identity.lock)
+    within(BACKING_WAIT_S, complaint, lambda: found.append(Rival.found(*parts)))
+    rival = found[0]
+    if rival is None:
+        return
+
+    def look() -> None:
+        link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
+        within(BACKING_WAIT_S, complaint, rival.look)
+
+    rival.watch(look)

@@ -22,6 +22,7 @@ import trio
 from acpfs.backing.calls import CallPool
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.config import Settings
+from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import Bell, outcome
@@ -104,7 +105,7 @@ class Cluster:
         self._writes = self._write_done = 0
         self._pace = Pace(settings.heartbeat_s, monotonic)
         self._published_at = 0.0
-        self._error = ""
+        self._error = self._rivalry = ""
         self._bell = Bell()
         self._told: set[tuple[str, str]] = set()
         self.published = self.pointers_passed = self.pointers_withheld = 0
@@ -118,6 +119,7 @@ class Cluster:
 
         Raises:
             OSError: the record cannot be written, or is not there afterwards.
+            RefusedError: another mount took the same node id at the same moment.
         """
         node = self._who.node
         await self._call("clear", self._records.remove_temporary, node)
@@ -129,6 +131,24 @@ class Cluster:
             self._set_lost(_lost_with(earlier, self._log.clock.now()))
         await self.publish()
         await self._list()
+        rival = await self._rival()
+        if rival is not None:
+            raise RefusedError(_in_use(rival))
+
+    async def _rival(self) -> NodeRecord | None:
+        """Whoever else has written the record of our node id since we did."""
+        try:
+            found = await self._call("read", self._records.read, self._who.node)
+        except ValueError:
+            return None
+        return found if found is not None and found.incarnation not in ("", self._incarnation) else None
+
+    async def _look_for_rival(self) -> None:
+        """Two that joined at the same moment, or one that a hung backing directory had kept silent until another took its id."""
+        rival = await self._rival()
+        before, self._rivalry = self._rivalry, _in_use(rival) if rival is not None else ""
+        if self._rivalry and not before:
+            _log.error("two mounts have the same node id, and remove one another's files: unmount one of them", detail=self._rivalry)
 
     def _set_lost(self, lost: tuple[float, float] | None) -> None:
         with self._section():
@@ -187,6 +207,8 @@ class Cluster:
             await self._publish()
 
     async def _publish(self) -> None:
+        if self._writes % BEATS_PER_LISTING == BEATS_PER_LISTING - 1:
+            await self._quietly(self._look_for_rival)
         with self._section():
             record, pending = self._observe(), NOTHING if self._listed and not self._peers else self._pending()
             self._pace.writes(self._log.last_seq, behind=record.watermark < record.clock)
@@ -231,7 +253,7 @@ class Cluster:
             operations=len(self._log),
             dirty_bytes=self._log.dirty_bytes,
             withheld=len(self._gate.withheld()),
-            errors=(self._error,) if self._error else (),
+            errors=tuple(filter(None, (self._rivalry, self._error))),
         )
 
     # -- the others
@@ -509,8 +531,12 @@ class Cluster:
             awaited=tuple(self._names.awaited),
             name_waits=self._names.waits,
             name_waits_in_vain=self._names.waits_in_vain,
-            error=self._error,
+            error=self._rivalry or self._error,
         )
+
+
+def _in_use(rival: NodeRecord) -> str:
+    return f"node id {rival.node} is in use: {rival.host or 'another machine'} serves {rival.mountpoint or 'a mount'} under it"
 
 
 def _incarnation(state: StateDatabase) -> tuple[str, tuple[float, float] | None]:

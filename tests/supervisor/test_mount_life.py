@@ -175,6 +175,7 @@ def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(make_mount: Mak
     assert mount.leaks() == []
 
 
+@pytest.mark.clause("S196")
 def test_second_mounts_are_refused(make_mount: MakeMount, transport: str, backing: Path, tmp_path: Path) -> None:
     first = make_mount(backing, transport, node_id="n1")
     (tmp_path / "other").mkdir()
@@ -185,6 +186,10 @@ def test_second_mounts_are_refused(make_mount: MakeMount, transport: str, backin
     same_identity = first.run("acpfs", "mount", str(backing), str(tmp_path / "m2"), "--node-id", "n1", check=False)
     assert same_identity.returncode == ExitCode.REFUSED
     assert "already mounted under node id n1" in same_identity.stderr
+    elsewhere = ["--node-id", "n1", "--runtime-dir", str(tmp_path / "as-on-another-machine")]
+    same_record = first.run("acpfs", "mount", str(backing), str(tmp_path / "m2"), *elsewhere, check=False)
+    assert same_record.returncode == ExitCode.REFUSED
+    assert "node id n1 is in use: " in same_record.stderr
     assert not is_mounted(tmp_path / "m2")
 
 

@@ -17,11 +17,12 @@ import trio.testing
 
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.config import ClusterOrder, Settings
+from acpfs.errors import RefusedError
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from acpfs.writeback import gate as gate_module
 from acpfs.writeback import order as order_module
-from acpfs.writeback.cluster import Cluster
+from acpfs.writeback.cluster import BEATS_PER_LISTING, Cluster
 from acpfs.writeback.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import WITHHELD, Op, OpKind, VersionState
@@ -478,3 +479,35 @@ def test_a_pointer_is_looked_after_while_a_newer_one_waits_for_our_own_record(tm
             nursery.cancel_scope.cancel()
 
     trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@clause("S196")
+def test_two_that_join_with_one_id_at_the_same_moment_do_not_both_serve(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = node.records.names
+
+    def rival_joins() -> list[str]:
+        node.records.publish(NodeRecord("a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs"))
+        return names()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(node.records, "names", rival_joins)
+        with pytest.raises(RefusedError, match=r"node id a is in use: host2 serves /mnt/theirs"):
+            await node.cluster.join()
+
+    trio.run(scenario)
+
+
+@clause("S196")
+def test_a_record_that_somebody_else_writes_is_told_and_forgiven_when_that_ends(node: Node) -> None:
+    async def scenario() -> None:
+        await node.cluster.join()
+        for _ in range(BEATS_PER_LISTING):
+            node.records.publish(NodeRecord("a", incarnation="theirs", beat=1, host="host2", mountpoint="/mnt/theirs"))
+            await node.cluster.publish()
+        assert "host2 serves /mnt/theirs" in node.cluster.statistics().error
+        assert "host2 serves /mnt/theirs" in node.cluster.record().errors[0]
+        for _ in range(BEATS_PER_LISTING):
+            await node.cluster.publish()
+        assert node.cluster.statistics().error == ""
+
+    trio.run(scenario)
