@@ -27,12 +27,13 @@ from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Child, Node, NodeTable
+from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
 from acpfs.filesystem.whole_reads import WholeReads
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.lower_tree import LowerTree, Place
 
 MISSES_MAX = 16
 """After so many questions about new names of one directory within `attr_timeout_s`, its listing is asked for instead: an lstat in a
@@ -91,6 +92,7 @@ class LowerView:
         """How fast files of the backing directory were read."""
         self._stale_answers, self._overtaken_answers = 0, 0
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
+        self._recognition = Recognition(lower, tree, table, lock)
         self.whole = WholeReads(lower, tier, self.read_rate)
         self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
         self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
@@ -161,7 +163,7 @@ class LowerView:
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
             known = child is not None or parent.dir.listed_at >= 0
-            answer = await self._renew("lookup", self._lstat, path, known=known)
+            answer = await self._renew("lookup", self._recognition.look, path, known=known)
             if answer is None:
                 return self._stale(parent, name)
             if self._overtaken(epoch):
@@ -170,7 +172,7 @@ class LowerView:
                 continue
             child = parent.dir.children.get(name)
             if child is None or not child.pins:
-                self.learn(parent, name, answer[0])
+                self.learn(parent, name, answer)
 
     def _is_worth_listing(self, parent: Node) -> bool:
         """Whether so many new names are looked up that one listing saves many questions."""
@@ -248,23 +250,16 @@ class LowerView:
                     return answer
             await self._at_rest(known=False)
 
-    def _lstat(self, path: LowerPath) -> tuple[LowerStat | None]:
-        """In a one-tuple, so that None keeps meaning "no answer"."""
-        try:
-            return (self.lower.lstat(path),)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR):
-                return (None,)
-            raise
-
-    def learn(self, parent: Node, name: bytes, st: LowerStat | None) -> Node | None:
+    def learn(self, parent: Node, name: bytes, seen: Seen) -> Node | None:
         """Take over what the backing directory says about an unpinned name."""
+        st = seen.st
         old = parent.dir.children.get(name)
         node = self._table.get(old.ino) if old is not None and old.ino else None
         if st is None:
             self._lost(parent, name, node)
         elif node is None or not node.is_written:  # else the mount's file takes the place of that one when it is closed
-            node = self._recognise(node, st)
+            in_use = node is not None and (node.handles > 0 or self.held(node))
+            node = self._recognition.node(node, st, seen.twin, in_use=in_use)
             self._tree.add(node.ino, parent.ino, name)
             self._table.set_child(parent.ino, name, node.ino)
             self.compare(node, st)
@@ -292,16 +287,6 @@ class LowerView:
                 self._table.unbind_lower(node)
             self.reap(node)
 
-    def _recognise(self, node: Node | None, st: LowerStat) -> Node:
-        """The node that an entry of the backing directory is: the one known under the name, under the inode number, or a new one."""
-        same_kind = node is not None and stat.S_IFMT(node.mode) == stat.S_IFMT(st.mode)
-        if node is not None and same_kind and (node.lower_ino in (0, st.ino) or node.is_dir):
-            return node
-        other = self._table.by_lower(st.ino)
-        if other is not None and stat.S_IFMT(other.mode) == stat.S_IFMT(st.mode):
-            return other
-        return self._table.found(st)
-
     def compare(self, node: Node, st: LowerStat) -> None:
         """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
         node.checked_at = time.monotonic()
@@ -323,28 +308,35 @@ class LowerView:
         """Make sure that the node's attributes are not older than allowed.
 
         Raises:
-            OSError: ENOENT when the node is gone from the backing directory.
+            OSError: ENOENT when the node is gone from the backing directory; ESTALE when another lies in its place.
         """
         began = time.monotonic()
         while not (self.held(node) or self._fresh(node.checked_at, began)):
             epoch = self._tree.epoch
-            path = self._tree.path(node.ino)
+            place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
-            answer = await self._renew("getattr", self._lstat, path, known=True)
+            answer = await self._renew("getattr", self._recognition.look, path, known=True)
             if answer is None:
                 return
             if self._overtaken(epoch):
                 if not await self._at_rest(known=True):
                     return
                 continue
-            if answer[0] is None or stat.S_IFMT(answer[0].mode) != stat.S_IFMT(node.mode):
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-            if node.lower_ino not in (0, answer[0].ino) and not node.is_dir:
-                parent, name = self._tree.places(node.ino)[0]
-                self.learn(self._table[parent], name, answer[0])
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))  # replaced: the kernel looks the name up again
-            self.compare(node, answer[0])
+            st = answer.st
+            if st is not None and stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.lower_ino in (0, st.ino) or node.is_dir):
+                self.compare(node, st)
+            elif st is None or stat.S_IFMT(st.mode) != stat.S_IFMT(node.mode):
+                self._moved_away(node, place, NOTHING, errno.ENOENT)
+            else:
+                self._moved_away(node, place, answer, errno.ESTALE)  # replaced: the kernel looks the name up again
+
+    def _moved_away(self, node: Node, place: Place | None, seen: Seen, number: int) -> None:
+        """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
+        if place is not None and (seen.st is not None or len(self._tree.places(node.ino)) > 1):
+            self.learn(self._table[place[0]], place[1], seen)
+        if node.is_dir or self._tree.place(node.ino) in (None, place):
+            raise OSError(number, os.strerror(number))
 
     async def load_xattrs(self, node: Node) -> dict[bytes, bytes]:
         """The node's extended attributes."""
@@ -503,7 +495,7 @@ class LowerView:
         directory.listed_at = asked_at
         for name, child in list(directory.children.items()):
             if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
-                self.learn(parent, name, None)
+                self.learn(parent, name, NOTHING)
 
     async def fill(self, parent: Node, names: Sequence[bytes]) -> None:
         """Turn listed names into nodes, with one call for all of them."""
@@ -511,18 +503,15 @@ class LowerView:
         while unknown and parent.ino in self._tree:
             epoch = self._tree.epoch
             paths = [self._tree.path_at(parent.ino, name) for name in unknown]
-            answers = await self.call("lstat many", self._lstat_many, paths)
+            answers = await self.call("lstat many", self._recognition.look_at_all, paths)
             if self._overtaken(epoch):
                 await self._at_rest(known=False)
                 continue
-            for name, st in zip(unknown, answers, strict=True):
+            for name, seen in zip(unknown, answers, strict=True):
                 child = parent.dir.children.get(name)
                 if child is None or not child.pins:
-                    self.learn(parent, name, st)
+                    self.learn(parent, name, seen)
             return
-
-    def _lstat_many(self, paths: Sequence[LowerPath]) -> list[LowerStat | None]:
-        return [self._lstat(path)[0] for path in paths]
 
     # -- forgetting
 

@@ -161,11 +161,10 @@ class Node:
         return self.content is not None and self.content.interrupted
 
     def adopt(self, st: LowerStat) -> None:
-        """Take the attributes of the backing directory's entry."""
+        """Show the attributes of the backing directory's entry."""
         self.mode, self.uid, self.gid, self.rdev, self.nlink = st.mode, st.uid, st.gid, st.rdev, st.nlink
         self.size, self.blocks = st.size, st.blocks
         self.atime_ns, self.mtime_ns, self.ctime_ns = st.atime_ns, st.mtime_ns, st.ctime_ns
-        self.lower_ino, self.identity = st.ino, st.identity()
 
     def touch(self, *, mtime: bool = True) -> None:
         """Something about it changed now."""
@@ -181,7 +180,7 @@ class NodeTable:
         """Load what the last worker left."""
         self._state = state
         self._nodes: dict[Ino, Node] = {}
-        self._by_lower: dict[int, Ino] = {}
+        self._by_lower: dict[int, list[Ino]] = {}
         self._changed: dict[Ino, None] = {}
         self._changed_names: dict[tuple[Ino, bytes], None] = {}
         self._last_upper = UPPER_INO_FIRST
@@ -207,10 +206,19 @@ class NodeTable:
     def __getitem__(self, ino: Ino) -> Node:
         return self._nodes[ino]
 
-    def by_lower(self, lower_ino: int) -> Node | None:
-        """The node whose entry on the backing directory has that inode number."""
-        ino = self._by_lower.get(lower_ino)
-        return None if ino is None else self._nodes.get(ino)
+    def by_lower(self, lower_ino: int) -> list[Node]:
+        """The nodes whose entries had that inode number when they were last looked at: numbers are used again."""
+        return [self._nodes[ino] for ino in self._by_lower.get(lower_ino, ())]
+
+    def _note_lower(self, node: Node) -> None:
+        self._by_lower.setdefault(node.lower_ino, []).append(node.ino)
+
+    def _forget_lower(self, node: Node) -> None:
+        inos = self._by_lower.get(node.lower_ino, [])
+        if node.ino in inos:
+            inos.remove(node.ino)
+            if not inos:
+                del self._by_lower[node.lower_ino]
 
     def new(self, mode: int, uid: int, gid: int) -> Node:
         """A node born in the mount, now."""
@@ -230,8 +238,7 @@ class NodeTable:
         node = Node(wanted, st.mode)
         node.adopt(st)
         self._insert(node)
-        self._by_lower[st.ino] = node.ino
-        self.changed(node)
+        self.bind_lower(node, st)
         return node
 
     def found_root(self, st: LowerStat) -> Node:
@@ -239,21 +246,19 @@ class NodeTable:
         node = Node(ROOT, st.mode)
         node.adopt(st)
         self._insert(node)
-        self._by_lower[st.ino] = ROOT
-        self.changed(node)
+        self.bind_lower(node, st)
         return node
 
     def bind_lower(self, node: Node, st: LowerStat) -> None:
         """The node's entry on the backing directory is this one now; the attributes shown stay."""
         self.unbind_lower(node)
         node.lower_ino, node.identity = st.ino, st.identity()
-        self._by_lower[st.ino] = node.ino
+        self._note_lower(node)
         self.changed(node)
 
     def unbind_lower(self, node: Node) -> None:
         """The node has no entry on the backing directory (any more)."""
-        if self._by_lower.get(node.lower_ino) == node.ino:
-            del self._by_lower[node.lower_ino]
+        self._forget_lower(node)
         node.lower_ino, node.identity = 0, None
         self.changed(node)
 
@@ -266,8 +271,7 @@ class NodeTable:
         for parent, name in list(node.names):
             self.unname(parent, name)
         del self._nodes[node.ino]
-        if self._by_lower.get(node.lower_ino) == node.ino:
-            del self._by_lower[node.lower_ino]
+        self._forget_lower(node)
         self._changed[node.ino] = None
 
     # -- names
@@ -349,7 +353,7 @@ class NodeTable:
             node = _node_from_row(row)
             self._insert(node)
             if node.lower_ino:
-                self._by_lower[node.lower_ino] = node.ino
+                self._note_lower(node)
         for parent, name, ino in self._state.rows("SELECT parent, name, ino FROM child"):
             directory = self._nodes.get(Ino(parent))
             if directory is not None and directory.directory is not None and (ino == NO_INO or ino in self._nodes):

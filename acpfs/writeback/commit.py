@@ -32,6 +32,8 @@ from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 """Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
+NO_NUMBER = 0
+"""In place of an inode number: there is nothing."""
 _PARENT_MODE = 0o755
 """For a directory that was removed from outside and is made again; what it had is not known here."""
 
@@ -87,6 +89,10 @@ class Committer:
         """How often the backing directory was not as it was left, and was put right or taken as it is."""
         self._changed = False
         """Whether something was changed for the operation that is being carried out now."""
+        self._doubtful = False
+        """Whether it may have been carried out before, in part."""
+        self._numbers: dict[Ino, int] = {}
+        """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
@@ -107,8 +113,9 @@ class Committer:
         """Carry out a group up to the first failure."""
         outcome = GroupOutcome()
         self._conflicts.begin_group()
+        self._numbers.clear()
         for op in group:
-            doubtful, self._changed = op.begun, False
+            self._doubtful, self._changed = op.begun, False
             try:
                 if self.stopped or not self._begin(op):
                     break
@@ -119,10 +126,12 @@ class Committer:
                 break
             except OSError as error:
                 op.started = False
-                op.begun = doubtful or self._changed or error.errno not in _CERTAIN
+                op.begun = self._doubtful or self._changed or error.errno not in _CERTAIN
                 outcome.failed, outcome.error = op, error
                 break
             outcome.done.append((op, st))
+            if st is not None:
+                self._numbers[op.ino] = st.ino
             for directory, _name in op.touches():
                 outcome.directories[directory] += 1
             if op.kind in (OpKind.SETATTR, OpKind.SETXATTR, OpKind.MKDIR):
@@ -216,6 +225,37 @@ class Committer:
         """The same for `new_parent`/`new_name`."""
         return self._conflicts.place(op, op.new_parent, op.new_name)
 
+    def _places(self, ino: Ino) -> list[Place]:
+        """Where the node lies. A further name that others have removed since, or given to another file, is not this node's any more."""
+        with self._lock:
+            places = self._tree.places(ino)
+            number = self._numbers.get(ino) or self._conflicts.number(ino)
+        if len(places) < 2 or number is None or self._doubtful:
+            return places
+        seen = {place: self._number_at(place) for place in places}
+        if number in seen.values():
+            others = [place for place in places if seen[place] != number]
+        else:  # gone everywhere: last come, last served, as for a file with one name
+            others = [place for place in places[1:] if seen[place] != NO_NUMBER]
+        if not others:
+            return places
+        with self._lock:
+            for place in others:
+                self._tree.remove(*place)
+            self.repairs += 1
+            return self._tree.places(ino)
+
+    def _number_at(self, place: Place) -> int:
+        with self._lock:
+            path = self._tree.path_at(*place)
+        if path is None:
+            return NO_NUMBER
+        st = self.look(path)
+        if st is None:
+            absence.make_sure(self._lower, path)
+            return NO_NUMBER
+        return st.ino
+
     def _path_at(self, parent: Ino, name: bytes) -> LowerPath:
         with self._lock:
             path = self._tree.path_at(parent, name)
@@ -266,8 +306,8 @@ class Committer:
         version = op.version
         assert version is not None
         assert version.staging_name
+        places = self._places(op.ino)
         with self._lock:
-            places = self._tree.places(op.ino)
             targets = [self._path_at(*place) for place in places] or [self._path_at(*self.place_of(op))]
         staging, first = self._lower.staging_path(version.staging_name), targets[0]
         if is_linked(version):
@@ -353,6 +393,7 @@ class Committer:
         return True
 
     def _link(self, op: Op) -> LowerStat | None:
+        self._places(op.ino)
         source, target = self._path(op.ino), self._path_at(*self.place_of(op))
         st = self.look(source) if source is not None else None
         if source is None or st is None:
@@ -518,6 +559,7 @@ class Committer:
     # -- attributes
 
     def _set_attributes(self, op: Op) -> LowerStat | None:
+        self._places(op.ino)
         path = self._path(op.ino)
         st: LowerStat | None = None
         if path is not None:

@@ -132,6 +132,12 @@ class Conflicts:
             node = self._tree.node_at(*place)
         return node is None or not self._is_node(node, st)
 
+    def number(self, ino: Ino) -> int | None:
+        """Inode number of the node's entry as acpfs last knew it."""
+        with self._lock:
+            left = self._left_as(ino)
+        return None if left is None else left[0]
+
     # -- looking
 
     def admit(self, op: Op) -> bool:

@@ -61,11 +61,12 @@ class LowerTree:
         """
         if ino == ROOT:
             return ()
-        for parent, name in self._places.get(ino, ()):
-            above = self._directory_path(parent)
-            if above is not None:
-                return (*above, name)
-        return None
+        place = self.place(ino)
+        return None if place is None else self.path_at(*place)
+
+    def place(self, ino: Ino) -> Place | None:
+        """The place that `path` goes by."""
+        return next((place for place in self._places.get(ino, ()) if self._directory_path(place[0]) is not None), None)
 
     def _directory_path(self, ino: Ino) -> LowerPath | None:
         names: list[bytes] = []

@@ -141,6 +141,7 @@ async def world(
     available: Callable[[], int] = lambda: 1 << 62,
     unknown_bytes: int | None = None,
     session: str = "",
+    make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
@@ -152,7 +153,7 @@ async def world(
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
-    lower = BackingDirectory(settings.backing, "test")
+    lower = make_lower(settings.backing, "test")
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
     state = StateDatabase(tier_directory / "state.sqlite")
     tier = Tier(tier_directory, budget_bytes)

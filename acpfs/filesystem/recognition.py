@@ -1,0 +1,81 @@
+"""Which node an entry of the backing directory is.
+
+An inode number is no identity: a file system gives the number of a deleted file to the next new one. Who then wrote to that would
+overwrite the other, with a valid checksum. So an entry is the node that is known under its name, or the node of which it is a hard link: a
+second look, at another name of that node, shows the very same inode now. Else it is a new node. `look` runs in threads of the pool and
+takes the lock for a moment; all else runs under the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from dataclasses import dataclass
+from threading import RLock
+
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.types import NO_INO, Ino
+from acpfs.writeback.lower_tree import LowerTree
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the backing directory says about a name."""
+
+    st: LowerStat | None
+    """None: there is nothing."""
+    twin: Ino = NO_INO
+    """The node of which the entry is a further hard link; 0: of none that is known."""
+
+
+NOTHING = Seen(None)
+
+
+class Recognition:
+    """Looks at entries, and says whose they are."""
+
+    def __init__(self, lower: Lower, tree: LowerTree, table: NodeTable, lock: RLock) -> None:
+        self._lower, self._tree, self._table, self._lock = lower, tree, table, lock
+
+    def look(self, path: LowerPath) -> Seen:
+        """What lies at a path; costs a second question where it has several names, and this one is new here."""
+        st = self._lstat(path)
+        if st is None or stat.S_ISDIR(st.mode) or st.nlink < 2:
+            return Seen(st)
+        for twin, other in self._elsewhere(st.ino, path):
+            there = self._lstat(other)
+            if there is not None and there.identity() == st.identity():
+                return Seen(st, twin)
+        return Seen(st)
+
+    def look_at_all(self, paths: list[LowerPath]) -> list[Seen]:
+        """`look` for each."""
+        return [self.look(path) for path in paths]
+
+    def _lstat(self, path: LowerPath) -> LowerStat | None:
+        try:
+            return self._lower.lstat(path)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise
+
+    def _elsewhere(self, lower_ino: int, path: LowerPath) -> list[tuple[Ino, LowerPath]]:
+        """The nodes that had an inode number when they were last looked at, and their paths; but for the one that lies at `path`."""
+        with self._lock:
+            places = [(node.ino, place) for node in self._table.by_lower(lower_ino) for place in self._tree.places(node.ino)]
+            paths = [(ino, found) for ino, place in places if (found := self._tree.path_at(*place)) is not None]
+        here = {ino for ino, found in paths if found == path}
+        return [(ino, found) for ino, found in paths if ino not in here]
+
+    def node(self, known: Node | None, st: LowerStat, twin: Ino, *, in_use: bool) -> Node:
+        """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one."""
+        same_kind = known is not None and stat.S_IFMT(known.mode) == stat.S_IFMT(st.mode)
+        same = known if known is not None and same_kind and (known.lower_ino in (0, st.ino) or known.is_dir) else None
+        if same is not None and in_use:
+            return same
+        other = self._table.get(twin)
+        if other is not None and other.lower_ino == st.ino:
+            return other
+        return same or self._table.found(st)
