@@ -26,6 +26,8 @@ T = TypeVar("T")
 WAITING_CALLS_MAX = 10_000
 """Calls that may wait for a thread; more means that the backing directory hangs, and the next ones fail at once."""
 
+LATE_PATIENCE_S = 0.1
+"""Patience while an earlier call is out for longer than that was, of callers that have older knowledge."""
 FILL_THREADS = 16
 """Several files at a time, `filesystem.fill.READERS` for each."""
 
@@ -132,18 +134,26 @@ class CallPool:
         """A future that fails with BackingTimeoutError after `patience_s`, while the call itself goes on.
 
         `when_stuck`: the patience to use instead while the backing directory is known to be stuck, for callers that have
-        older knowledge to go on with. `moved`: patience begins anew as long as this has become another (`Progress.mark`).
+        older knowledge to go on with; little more while another call is late.
+        `moved`: patience begins anew as long as this has become another (`Progress.mark`).
         A call that still waits for a thread when patience ends is never started.
         """
         if future.done():
             return future
-        if when_stuck is not None and self.health.is_stuck():
-            patience_s = when_stuck
+        if when_stuck is not None:
+            if self.health.is_stuck():
+                patience_s = when_stuck
+            elif self._is_late(patience_s):
+                patience_s = min(patience_s, LATE_PATIENCE_S)
         result: Future[T] = Future()
         timer = _Timer()
         self._be_patient(future, result, timer, patience_s, moved)
         future.add_done_callback(lambda done: _copy(done, result, timer))
         return result
+
+    def _is_late(self, patience_s: float) -> bool:
+        """Whether somebody has lost patience with a call that is still out: a save asks many questions, and must not wait so for each."""
+        return any(call.age_s() > patience_s for call in self.health.in_flight(self.name))
 
     def _be_patient(self, call: Future[T], result: Future[T], timer: _Timer, patience_s: float, moved: Callable[[], object]) -> None:
         before = moved()

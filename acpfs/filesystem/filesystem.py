@@ -222,6 +222,7 @@ class FileSystem:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)
         self._table[ROOT].lookups = 1
+        self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
         for _slot, (ino, count) in self.kept.references:

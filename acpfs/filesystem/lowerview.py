@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.backing.read_rate import ReadRate
 from acpfs.config import Settings
+from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
@@ -91,6 +93,7 @@ class LowerView:
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
         self._stale_answers, self._overtaken_answers = 0, 0
+        self.ahead = ListingsAhead(lower, calls, tree, table, lock, partial(self._listed, ahead=True))
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
         self._recognition = Recognition(lower, tree, table, lock)
         self.whole = WholeReads(lower, tier, self.read_rate)
@@ -119,16 +122,25 @@ class LowerView:
         except TimeoutError:
             raise OSError(errno.EIO, f"{label}: no answer from the backing directory") from None
 
-    async def _renew(self, label: str, function: Callable[..., T], *arguments: Any, known: bool) -> T | None:
-        """A call that renews knowledge; None: go on with what is known."""
+    async def _renew(self, label: str, function: Callable[..., T], *arguments: Any, known: bool, late: Callable[[T], None]) -> T | None:
+        """A call that renews knowledge; None: go on with what is known. `late`: takes, under the lock, an answer that came after that."""
         if not known:
             return await self.call(label, function, *arguments)
-        future = self._calls.submit(label, function, *arguments)
+        epoch, future = self._tree.epoch, self._calls.submit(label, function, *arguments)
         try:
             return await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
         except OSError:
             self._stale_answers += 1
+            if not future.done():
+                future.add_done_callback(partial(self._came_late, epoch, late))
             return None
+
+    def _came_late(self, epoch: int, late: Callable[[T], None], future: Future[T]) -> None:
+        """Else a backing directory that always takes longer than patience lasts would never be heard."""
+        if not future.cancelled() and future.exception() is None:
+            with self._lock:
+                if not self._overtaken(epoch):
+                    late(future.result())
 
     def _fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
         """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
@@ -159,20 +171,26 @@ class LowerView:
                 listed, parent.dir.misses = True, 0
                 await self._list(parent)
                 continue
-            epoch = self._tree.epoch
+            epoch, asked_at = self._tree.epoch, time.monotonic()
+            late = partial(self._learn_asked, parent, name, parent.dir.notes, asked_at)
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
-            known = child is not None or parent.dir.listed_at >= 0
-            answer = await self._renew("lookup", self._recognition.look, path, known=known)
+            known = parent.dir.knows(name)
+            answer = await self._renew("lookup", self._recognition.look, path, known=known, late=late)
             if answer is None:
                 return self._stale(parent, name)
             if self._overtaken(epoch):
                 if not await self._at_rest(known=known):
                     return self._stale(parent, name)
                 continue
-            child = parent.dir.children.get(name)
-            if child is None or not child.pins:
-                self.learn(parent, name, answer)
+            self._learn_asked(parent, name, parent.dir.notes, asked_at, answer)
+
+    def _learn_asked(self, parent: Node, name: bytes, notes: int, asked_at: float, seen: Seen) -> None:
+        """Take over the answer about a name, unless more was learnt of it since: it was made, committed and (by `notes`) forgotten, say."""
+        child = parent.dir.children.get(name)
+        newer = parent.dir.notes != notes if child is None else child.pins or child.checked_at >= asked_at
+        if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
+            self.learn(parent, name, seen)
 
     def _is_worth_listing(self, parent: Node) -> bool:
         """Whether so many new names are looked up that one listing saves many questions."""
@@ -190,18 +208,21 @@ class LowerView:
         """Whether the answer is known without asking."""
         if (child is not None and child.pins) or parent.ino not in self._tree:
             return True
-        listed = self._fresh(parent.dir.listed_at, began, since)
+        listed = self._is_listed(parent, began, since)
         if child is not None:
             return self._fresh(child.checked_at, began, since) or (listed and not child.ino and name not in parent.dir.listing)
         return listed and name not in parent.dir.listing
 
+    def _is_listed(self, parent: Node, began: float, since: float = 0.0) -> bool:
+        """Whether the listing is new enough to answer in place of the backing directory."""
+        return not parent.dir.listed_ahead and self._fresh(parent.dir.listed_at, began, since)
+
     def _stale(self, parent: Node, name: bytes) -> Ino:
-        """The answer by older knowledge."""
+        """The answer by older knowledge, where there was some when it was asked for anew."""
         child = parent.dir.children.get(name)
         if child is not None:
             return child.ino
-        entry = parent.dir.listing.get(name)
-        if entry is not None:
+        if name in parent.dir.listing:  # it was forgotten while the question was out
             raise OSError(errno.EIO, "listed, but the backing directory does not answer")
         return NO_INO
 
@@ -316,7 +337,8 @@ class LowerView:
             place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
-            answer = await self._renew("getattr", self._recognition.look, path, known=True)
+            late = partial(self._compare_asked, node, time.monotonic())
+            answer = await self._renew("getattr", self._recognition.look, path, known=True, late=late)
             if answer is None:
                 return
             if self._overtaken(epoch):
@@ -337,6 +359,14 @@ class LowerView:
             self.learn(self._table[place[0]], place[1], seen)
         if node.is_dir or self._tree.place(node.ino) in (None, place):
             raise OSError(number, os.strerror(number))
+
+    def _compare_asked(self, node: Node, asked_at: float, seen: Seen) -> None:
+        """Take over attributes that came late; a file that is another one by now is left to the next who asks."""
+        st = seen.st
+        if st is None or node.checked_at >= asked_at or self._table.get(node.ino) is not node:
+            return
+        if stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.is_dir or node.lower_ino in (0, st.ino)):
+            self.compare(node, st)
 
     async def load_xattrs(self, node: Node) -> dict[bytes, bytes]:
         """The node's extended attributes."""
@@ -457,7 +487,7 @@ class LowerView:
     async def names(self, parent: Node) -> dict[bytes, LowerEntry | Ino]:
         """All names in a directory: with the node's number where one is known, else with what the listing said."""
         directory, began = parent.dir, time.monotonic()
-        while parent.ino in self._tree and not self._fresh(directory.listed_at, began) and await self._list(parent):
+        while parent.ino in self._tree and not self._is_listed(parent, began) and await self._list(parent):
             pass
         names: dict[bytes, LowerEntry | Ino] = dict(directory.listing)
         for name, child in directory.children.items():
@@ -471,11 +501,12 @@ class LowerView:
         """Ask for a listing; False when there is no answer. One that was overtaken is not taken over."""
         directory = parent.dir
         epoch, notes, asked_at, known = self._tree.epoch, directory.notes, time.monotonic(), directory.listed_at >= 0
+        take = partial(self._listed, parent, notes, asked_at)
         path = self._tree.path(parent.ino)
         if path is None:
             return False
         try:
-            entries = await self._renew("listdir", self.lower.listdir, path, known=known)
+            entries = await self._renew("listdir", self.lower.listdir, path, known=known, late=take)
         except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
             if not self._overtaken(epoch):
                 raise
@@ -485,33 +516,40 @@ class LowerView:
             return False
         if self._overtaken(epoch):
             return await self._at_rest(known=known)
-        if directory.notes == notes:
-            self._listed(parent, entries, asked_at)
+        take(entries)
         return True
 
-    def _listed(self, parent: Node, entries: Sequence[LowerEntry], asked_at: float) -> None:
+    def _listed(self, parent: Node, notes: int, asked_at: float, entries: Sequence[LowerEntry], *, ahead: bool = False) -> None:
+        """Take over a listing, unless a name was forgotten since it was asked for, or a newer one has come."""
         directory = parent.dir
+        if directory.notes != notes or directory.listed_at >= asked_at or self._table.get(parent.ino) is not parent:
+            return
         directory.listing = {entry.name: entry for entry in entries}
-        directory.listed_at = asked_at
+        directory.listed_at, directory.listed_ahead = asked_at, ahead
         for name, child in list(directory.children.items()):
             if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
                 self.learn(parent, name, NOTHING)
 
     async def fill(self, parent: Node, names: Sequence[bytes]) -> None:
-        """Turn listed names into nodes, with one call for all of them."""
+        """Turn listed names into nodes, with one call for all of them; those for which there is no answer soon stay names."""
         unknown = [n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)]
         while unknown and parent.ino in self._tree:
             epoch = self._tree.epoch
             paths = [self._tree.path_at(parent.ino, name) for name in unknown]
-            answers = await self.call("lstat many", self._recognition.look_at_all, paths)
+            asked_at = time.monotonic()
+            late = partial(self._fill, parent, unknown, parent.dir.notes, asked_at)
+            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=True, late=late)
+            if answers is None:
+                return  # a list of names needs no attributes: whoever wants them asks for them
             if self._overtaken(epoch):
                 await self._at_rest(known=False)
                 continue
-            for name, seen in zip(unknown, answers, strict=True):
-                child = parent.dir.children.get(name)
-                if child is None or not child.pins:
-                    self.learn(parent, name, seen)
+            self._fill(parent, unknown, parent.dir.notes, asked_at, answers)
             return
+
+    def _fill(self, parent: Node, names: Sequence[bytes], notes: int, asked_at: float, answers: Sequence[Seen]) -> None:
+        for name, seen in zip(names, answers, strict=True):
+            self._learn_asked(parent, name, notes, asked_at, seen)
 
     # -- forgetting
 

@@ -177,6 +177,7 @@ class Names:
 
     def _touch(self, directory: Node) -> None:
         directory.touch()
+        self._view.ahead.made_a_name_in(directory)
         self._table.changed(directory)
 
     # -- removing

@@ -52,6 +52,8 @@ class Directory:
     """All names on the backing directory as of `listed_at`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never."""
+    listed_ahead: bool = False
+    """The listing was made before anybody asked for it: to go on with when there is no answer, not in place of one."""
     listing_s: float = 0.0
     """How long the backing directory took for the last listing."""
     misses: int = 0
@@ -59,6 +61,18 @@ class Directory:
     misses_since: float = 0.0
     notes: int = 0
     """How often `note` changed the listing: a listing that was asked for before is overtaken."""
+
+    def knows(self, name: bytes) -> bool:
+        """Whether there is something to go on with when the backing directory does not answer: the node, or that there is none.
+
+        A listing says of a name that it is there, not what it is: the answer to that can only be waited for.
+        """
+        child = self.children.get(name)
+        if child is not None and (child.ino or child.pins):
+            return True
+        if name in self.listing:
+            return child is not None and child.checked_at >= self.listed_at
+        return child is not None or self.listed_at >= 0
 
     def note(self, name: bytes, node: Node | None) -> None:
         """A name is about to be forgotten: the listing, which may be older, takes over what was known of it."""

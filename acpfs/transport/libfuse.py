@@ -179,7 +179,8 @@ class Operations(pyfuse3.Operations):
         while not full:
             entries = [e for e in await self._run(self._fs.readdir(HandleId(fh), offset, with_attributes=True)) if e.next_offset > 2]
             for entry in entries:
-                assert entry.attributes is not None
+                if entry.attributes is None:
+                    raise pyfuse3.FUSEError(errno.EIO)  # pyfuse3 cannot tell a name alone
                 full = full or not pyfuse3.readdir_reply(token, entry.name, self._entry(entry.attributes), entry.next_offset)
                 if full:
                     self._fs.forget([(entry.ino, 1)])

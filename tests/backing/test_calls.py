@@ -12,7 +12,7 @@ from concurrent.futures import Future, wait
 import pytest
 
 from acpfs.backing import calls as calls_module
-from acpfs.backing.calls import BackingTimeoutError, CallPool
+from acpfs.backing.calls import LATE_PATIENCE_S, BackingTimeoutError, CallPool
 from acpfs.backing.health import RECOVER_AFTER_S, SLOW_AFTER_S, STUCK_AFTER_S, Health, HealthState, current_call
 from acpfs.backing.progress import Progress
 
@@ -186,6 +186,21 @@ def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
     pool.close()  # nobody ends the call
     with pytest.raises(BackingTimeoutError):
         pool.submit("after", int).result(0)
+
+
+@pytest.mark.clause("S206")
+def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save asks many questions: with a second for each, the first one after a hang took five."""
+    clock, delays = [0.0], []
+    monkeypatch.setattr(calls_module._TIMERS, "start", lambda delay_s, _timer: delays.append(delay_s))
+    pool = CallPool("test", 3, Health(lambda: clock[0]))
+    call = pool.submit("lstat", hang)
+    hang.begun.acquire(timeout=5)
+    for clock[0] in (0.5, 2.0, STUCK_AFTER_S + 1.0):  # in time, late, known to hang
+        pool.patient(call, 1.0, when_stuck=0.0)
+        pool.patient(call, 1.0)  # who knows nothing waits
+    assert delays == [1.0, 1.0, LATE_PATIENCE_S, 1.0, 0.0, 1.0]
+    pool.close()
 
 
 class TestHealth:

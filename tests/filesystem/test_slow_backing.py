@@ -1,0 +1,205 @@
+"""A backing directory that is slow is waited for; one that hangs holds up nothing in a directory that is known."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.types import ROOT, Ino
+from tests.filesystem.test_versions import run
+from tests.filesystem.world import CALLER, World, world
+
+SHORT: dict[str, Any] = {"patience_s": 0.05, "attr_timeout_s": 0.0, "backing_timeout_s": 2.0}
+"""Knowledge is old at once, and who waits for what is not known gives up before the test does."""
+
+
+@contextmanager
+def hanging(w: World, *calls: str) -> Iterator[Callable[[], None]]:
+    """These calls of the backing directory do not return; gives what lets them go on."""
+    gate = threading.Event()
+    originals = {name: getattr(w.lower, name) for name in calls}
+
+    def held_up(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            gate.wait(30)
+            return original(*arguments)
+
+        return call
+
+    for name, original in originals.items():
+        setattr(w.lower, name, held_up(original))
+    try:
+        yield gate.set
+    finally:
+        gate.set()
+        for name, original in originals.items():
+            setattr(w.lower, name, original)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not condition():  # noqa: ASYNC110 - threads have no trio event to set
+            await trio.sleep(0.005)
+
+
+async def until_listed(w: World, directory: Ino) -> None:
+    await until(lambda: w.fs._table[directory].dir.listed_at >= 0)
+
+
+def save_dir(base: Path) -> None:
+    (base / "backing/save").mkdir(parents=True)
+    (base / "backing/save/step-1").mkdir()
+    (base / "backing/save/shard").write_bytes(b"0123456789")
+
+
+@pytest.mark.clause("S205")
+def test_a_name_that_was_listed_and_never_looked_up_is_waited_for(tmp_path: Path) -> None:
+    """To list a directory and then open what is there is how checkpoints are loaded."""
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        assert await w.names(directory) == [b"shard", b"step-1"]
+        sizes: list[int] = []
+
+        async def look() -> None:
+            sizes.append((await w.do(w.fs.lookup(directory, b"shard"))).size)
+
+        with hanging(w, "lstat") as go_on:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(look)
+                await trio.sleep(4 * SHORT["patience_s"])
+                go_on()
+        assert sizes == [10]
+
+    run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S205")
+def test_an_answer_that_comes_late_is_heard(tmp_path: Path) -> None:
+    """Else what others do to a backing directory that always takes longer than patience lasts would never be seen."""
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        shard = await w.do(w.fs.lookup(directory, b"shard"))
+        with pytest.raises(FileNotFoundError):
+            await w.do(w.fs.lookup(directory, b"new"))
+        (w.backing / "save/shard").write_bytes(b"longer than it was")
+        (w.backing / "save/new").write_bytes(b"")
+        with hanging(w, "lstat") as go_on:
+            assert (await w.do(w.fs.getattr(shard.ino))).size == 10
+            with pytest.raises(FileNotFoundError):
+                await w.do(w.fs.lookup(directory, b"new"))
+            go_on()
+            await until(lambda: w.fs._table[shard.ino].size == len(b"longer than it was"))
+            await until(lambda: bool(w.fs._table[directory].dir.children[b"new"].ino))
+
+    run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S3", "S206")
+def test_a_directory_in_which_names_were_made_is_known(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        await w.do(w.fs.mkdir(directory, b"step-2", 0o755, CALLER))
+        await until_listed(w, directory)
+        await until_listed(w, ROOT)
+        with hanging(w, "lstat", "listdir"):
+            step = await w.do(w.fs.mkdir(directory, b"step-3", 0o755, CALLER))
+            ino = await w.write(b"shard", b"x", step.ino)
+            await w.write(b"tmp", b"3", directory)
+            await w.do(w.fs.rename(directory, b"tmp", directory, b"latest", 0))
+            assert await w.names(directory) == [b"latest", b"shard", b"step-1", b"step-2", b"step-3"]
+            assert await w.names() == [b"save"]
+            await w.write(b"top", b"y")
+            assert await w.read(ino) == b"x"
+        await w.drained()
+        assert (w.backing / "save/step-3/shard").read_bytes() == b"x"
+
+    run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S206")
+def test_a_directory_is_known_to_the_next_worker_too(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def main() -> None:
+        async with world(tmp_path, **SHORT) as w:
+            directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+            await w.write(b"latest", b"1", directory)
+            await w.drained()
+        async with world(tmp_path, **SHORT) as w:
+            await until_listed(w, directory)
+            with hanging(w, "lstat", "listdir"):
+                await w.do(w.fs.mkdir(directory, b"step-2", 0o755, CALLER))
+                assert await w.names(directory) == [b"latest", b"shard", b"step-1", b"step-2"]
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S28", "S206")
+def test_a_listing_that_nobody_asked_for_hides_nothing(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        await w.do(w.fs.mkdir(directory, b"step-2", 0o755, CALLER))
+        await until_listed(w, directory)
+        (w.backing / "save/new").write_bytes(b"by another")
+        assert (await w.do(w.fs.lookup(directory, b"new"))).size == len(b"by another")
+        assert b"new" in await w.names(directory)
+
+    run(tmp_path, scenario, **(SHORT | {"attr_timeout_s": 3600.0}))
+
+
+@pytest.mark.clause("S206")
+def test_names_are_listed_without_their_attributes_when_those_do_not_come(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        assert await w.names(directory) == [b"shard", b"step-1"]
+        with hanging(w, "lstat", "listdir"):
+            handle = await w.do(w.fs.opendir(directory))
+            entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
+            assert [(entry.name, entry.attributes) for entry in entries[2:]] == [(b"shard", None), (b"step-1", None)]
+            await w.do(w.fs.releasedir(handle))
+        handle = await w.do(w.fs.opendir(directory))
+        await until(lambda: b"shard" in w.fs._table[directory].dir.children)  # the answer that came late
+        entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
+        assert [entry.attributes.size for entry in entries if entry.name == b"shard" and entry.attributes is not None] == [10]
+
+    run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S205")
+def test_what_was_made_and_forgotten_since_is_not_lost_by_a_late_answer(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        await w.names(directory)
+        with hanging(w, "lstat") as go_on:
+            with pytest.raises(FileNotFoundError):
+                await w.do(w.fs.lookup(directory, b"new"))  # by the listing; the question is out
+            late = w.lower.lstat
+            w.lower.lstat = type(w.lower).lstat.__get__(w.lower)  # type: ignore[method-assign]
+            ino = await w.write(b"new", b"made since", directory)
+            await w.drained()
+            w.lower.lstat = late  # type: ignore[method-assign]
+            os.unlink(w.backing / "save/new")  # what the late answer will say
+            go_on()
+            await until(lambda: not w.calls.requests.statistics().in_flight)
+            assert w.fs._table[directory].dir.children[b"new"].ino == ino
+
+    run(tmp_path, scenario, **SHORT)
