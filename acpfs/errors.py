@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     FAILED = 1
     """Something was not persisted, not verified, or a checksum differs; the output says what."""
     USAGE = 2
-    """Bad option, unknown configuration key, nonsense value."""
+    """Bad option, unknown configuration key, nonsense value, no word which of several mounts is meant."""
     NOT_MOUNTED = 3
     """No acpfs answers for that mount point."""
     TIMEOUT = 4
@@ -42,6 +42,12 @@ class NotMountedError(AcpfsError):
     """No daemon answers for the mount point."""
 
     exit_code = ExitCode.NOT_MOUNTED
+
+
+class SeveralMountsError(AcpfsError):
+    """The command does not say which of several mounts it is about."""
+
+    exit_code = ExitCode.USAGE
 
 
 class DeadlineError(AcpfsError):

@@ -24,7 +24,8 @@ class Target:
         """The mount.
 
         Raises:
-            NotMountedError: there is none of that name, or several to choose from.
+            NotMountedError: there is none of that name.
+            SeveralMountsError: there are several to choose from.
         """
         return registry.find(self.mountpoint)
 

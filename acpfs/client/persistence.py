@@ -63,6 +63,7 @@ def status(path: StrPath | None = None) -> dict[str, Any]:
 
     Raises:
         acpfs.errors.NotMountedError: there is none.
+        acpfs.errors.SeveralMountsError: `path` is None, and there are several.
     """
     answer: dict[str, Any] = client.request(registry.find(None if path is None else os.fspath(path)), "status")
     return answer

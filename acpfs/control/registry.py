@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from acpfs.control.runtime import places_to_look
-from acpfs.errors import NotMountedError
+from acpfs.errors import NotMountedError, SeveralMountsError
 
 SYMLINKS_MAX = 40
 
@@ -102,7 +102,8 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
     """The mount that a command is about; with None, the only one there is.
 
     Raises:
-        NotMountedError: there is none, or more than one to choose from.
+        NotMountedError: there is none.
+        SeveralMountsError: there is more than one to choose from.
     """
     known = records() if known is None else known
     if mountpoint is not None:
@@ -114,7 +115,7 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
     if not living:
         raise NotMountedError("no acpfs is mounted")
     names = ", ".join(record.mountpoint for record in living)
-    raise NotMountedError(f"several are mounted, name one: {names}")
+    raise SeveralMountsError(f"several are mounted, name one: {names}")
 
 
 def locate(path: str, known: list[MountRecord] | None = None) -> tuple[MountRecord, str]:

@@ -8,7 +8,7 @@ import pytest
 
 from acpfs.control import registry, runtime
 from acpfs.control.registry import MountRecord, find, locate, normalised, process_started, records, remove, slug, write
-from acpfs.errors import NotMountedError, RefusedError
+from acpfs.errors import AcpfsError, ExitCode, NotMountedError, RefusedError
 
 
 def record(mountpoint: Path | str, directory: Path, *, alive: bool = True) -> MountRecord:
@@ -79,8 +79,9 @@ def test_several_mounts_must_be_told_apart_and_dead_ones_do_not_count(run_dir: P
     write(record("/mnt/dead", run_dir, alive=False))
     assert find(None).mountpoint == "/mnt/a"
     write(record("/mnt/b", run_dir))
-    with pytest.raises(NotMountedError, match="name one: /mnt/a, /mnt/b"):
+    with pytest.raises(AcpfsError, match="name one: /mnt/a, /mnt/b") as caught:
         find(None)
+    assert caught.value.exit_code is ExitCode.USAGE
 
 
 def test_mounts_of_others_are_no_choice(run_dir: Path) -> None:
