@@ -50,8 +50,8 @@ class SeveralMountsError(AcpfsError):
     exit_code = ExitCode.USAGE
 
 
-class DeadlineError(AcpfsError):
-    """Not done in time; nothing was lost."""
+class DeadlineError(AcpfsError, TimeoutError):
+    """Not done in time; nothing was lost. What a program that knows nothing of acpfs catches as `TimeoutError`."""
 
     exit_code = ExitCode.TIMEOUT
 

@@ -21,7 +21,8 @@ def wait_persisted(path: StrPath, timeout_s: float | None = None, *, count: int 
     `count`: when at least so many files there are, and none is left that is not. `line`: lets another thread end the wait.
 
     Raises:
-        acpfs.errors.AcpfsError: exit_code TIMEOUT: not in time, nothing is lost; FAILED: the backing directory refused it for good.
+        acpfs.errors.DeadlineError: not in time, nothing is lost; it is a `TimeoutError`, too.
+        acpfs.errors.AcpfsError: the backing directory refused it for good.
         acpfs.errors.NotMountedError: the path lies in no acpfs mount, or its daemon is gone.
     """
     _wait(path, timeout_s, {"verified": False, "count": count}, line)
@@ -31,7 +32,8 @@ def wait_verified(path: StrPath, timeout_s: float | None = None, *, line: Line |
     """`wait_persisted`, and then read back from the backing directory and equal by checksum.
 
     Raises:
-        acpfs.errors.AcpfsError: as `wait_persisted`; FAILED also when a checksum differs.
+        acpfs.errors.DeadlineError: as `wait_persisted`.
+        acpfs.errors.AcpfsError: as `wait_persisted`; also when a checksum differs.
     """
     _wait(path, timeout_s, {"verified": True}, line)
 
@@ -51,7 +53,7 @@ def wait_for_nodes(path: StrPath, timeout_s: float | None = None, *, line: Line 
     For a job that loads what all its ranks have just saved: after the barrier, before the first open.
 
     Raises:
-        acpfs.errors.AcpfsError: exit_code TIMEOUT: some are still draining.
+        acpfs.errors.DeadlineError: some are still draining.
         acpfs.errors.NotMountedError: as `wait_persisted`.
     """
     record, _below = registry.locate(os.fspath(path))

@@ -42,6 +42,10 @@ class RemoteError(AcpfsError):
         self.details = details
 
 
+class RemoteDeadlineError(RemoteError, DeadlineError):
+    """A deadline that passed, with what is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A verb and its arguments, with typed access that names what is wrong."""
@@ -123,7 +127,7 @@ def error_from(message: Json) -> AcpfsError:
     text, code = details.pop("message"), details.pop("exit_code")
     if not details:
         return _ERRORS.get(code, AcpfsError)(text)
-    error = RemoteError(text, details)
+    error = RemoteDeadlineError(text, details) if code == ExitCode.TIMEOUT else RemoteError(text, details)
     error.exit_code = ExitCode(code)
     return error
 

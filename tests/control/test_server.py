@@ -259,9 +259,14 @@ def test_flush_tells_progress_and_returns_when_persisted(tmp_path: Path) -> None
     serve(tmp_path, scenario)
 
 
+@pytest.mark.clause("S215")
 def test_flush_not_in_time_names_what_is_left(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
+        with pytest.raises(TimeoutError) as timeout:
+            await ask(record, "flush", {"timeout_s": 0.05})
+        assert isinstance(timeout.value, DeadlineError)
+        assert str(timeout.value) == "not everything is persisted in time"
         with pytest.raises(AcpfsError) as caught:
             await ask(record, "flush", {"timeout_s": 0.05})
         assert caught.value.exit_code == ExitCode.TIMEOUT
