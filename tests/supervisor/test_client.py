@@ -22,6 +22,7 @@ from acpfs import client
 from acpfs.client import asynchronous, watching
 from acpfs.control import client as control_client
 from acpfs.control import registry
+from acpfs.control.client import Line
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from acpfs.errors import AcpfsError, ExitCode, NotMountedError
 from tests.rig.mounts import AcpfsMount, MakeMount
@@ -177,6 +178,22 @@ def test_a_channel_that_was_closed_is_not_told_and_nothing_fails(monkeypatch: py
             await trio.testing.wait_all_tasks_blocked()
 
     trio.run(main)
+
+
+def test_a_cancelled_callback_is_no_reason_for_an_alarm(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    asked = threading.Event()
+
+    def ends_when_cut(_record: object, _verb: str, _args: object, _take: object, line: Line) -> None:
+        asked.set()
+        while not line.is_cut:
+            line.wait_cut(1)
+        raise AcpfsError("the daemon closed the connection")
+
+    monkeypatch.setattr(registry, "locate", lambda path: (SimpleNamespace(mountpoint="/mnt"), str(path)))
+    monkeypatch.setattr(control_client, "request", ends_when_cut)
+    with client.on_persisted("run", print):
+        assert asked.wait(20)
+    assert not caplog.records
 
 
 @pytest.mark.clause("S115")
