@@ -216,7 +216,8 @@ def _file_info(opened: OpenFile) -> pyfuse3.FileInfo:
 
 def mount_options(settings: Settings) -> set[str]:
     """Options for fuse_session_new and mount."""
-    options = {"fsname=acpfs", "subtype=acpfs", "default_permissions"}
+    source = os.fspath(settings.backing).replace("\\", "\\\\").replace(",", "\\,")
+    options = {f"fsname={source}", "subtype=acpfs", "default_permissions"}
     if settings.allow_other:
         options.add("allow_other")
     return options

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import struct
 from pathlib import Path
 
@@ -81,6 +82,20 @@ def test_whiteout_and_chattr(d: Path, target: Target) -> None:
     with open(d / "f", "rb") as file, pytest.raises(OSError) as caught:
         fcntl.ioctl(file.fileno(), FS_IOC_SETFLAGS, struct.pack("l", 0))
     assert caught.value.errno == errno.ENOTTY
+
+
+@clause("X10")
+@pytest.mark.skipif(os.getuid() != 0, reason="makes a device")
+def test_device_files_are_not_devices(d: Path, target: Target) -> None:
+    os.mknod(d / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    if target.can("devices"):  # where the machine's own mount options allow it
+        return
+    assert os.statvfs(d).f_flag & os.ST_NODEV
+    assert os.statvfs(d).f_flag & os.ST_NOSUID
+    with pytest.raises(OSError) as caught:
+        os.open(d / "null", os.O_WRONLY)
+    assert caught.value.errno == errno.EACCES
+    assert (d / "null").lstat().st_rdev == os.makedev(1, 3)
 
 
 @clause("X5")

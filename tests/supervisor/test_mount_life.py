@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.errors import ExitCode
+from acpfs.ram.mounts import mounted_at
 from acpfs.supervisor.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below
@@ -73,8 +74,14 @@ def same(a: Path, b: Path) -> bool:
     return a.read_bytes() == b.read_bytes()
 
 
-def test_mount_write_flush_umount(make_mount: MakeMount, transport: str, backing: Path) -> None:
+@pytest.mark.clause("S216")
+def test_mount_write_flush_umount(make_mount: MakeMount, transport: str, tmp_path: Path) -> None:
+    backing = tmp_path / "back, ing"
+    backing.mkdir()
     mount = make_mount(backing, transport)
+    entry = mounted_at(str(mount.path))
+    assert entry is not None
+    assert (entry.kind, entry.source) == ("fuse.acpfs", str(backing))
     (mount.path / "run").mkdir()
     (mount.path / "run" / "model.pt").write_bytes(os.urandom(MIB))
     mount.flush()

@@ -30,7 +30,7 @@ class MountOptions:
     """What the kernel is told at mount."""
 
     source: str
-    """Shown by `mount` and `df`."""
+    """Shown by `mount` and `df`, and what tools go by that look for a mount: the backing directory."""
     allow_other: bool = True
 
     def kernel_text(self, fd: int, root_mode: int) -> str:

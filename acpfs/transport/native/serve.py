@@ -64,7 +64,7 @@ def make_session(settings: Settings) -> list[int]:
     Raises:
         MachineError: FUSE is not permitted here.
     """
-    return clones(mount(settings.mountpoint, MountOptions("acpfs", allow_other=settings.allow_other)), reader_count())
+    return clones(mount(settings.mountpoint, MountOptions(os.fspath(settings.backing), allow_other=settings.allow_other)), reader_count())
 
 
 async def serve_kept(
@@ -91,7 +91,7 @@ async def serve_kept(
 
 
 def _begin(fs: FileSystem, settings: Settings, feature_mask: int, readers: int) -> Session:
-    fd = mount(settings.mountpoint, MountOptions("acpfs", allow_other=settings.allow_other))
+    fd = mount(settings.mountpoint, MountOptions(os.fspath(settings.backing), allow_other=settings.allow_other))
     try:
         readers = readers or reader_count()
         return Session.begin(fs, clones(fd, readers), feature_mask=feature_mask, readers=readers)
