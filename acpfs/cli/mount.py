@@ -81,4 +81,6 @@ def command(config: Path | None, foreground: bool, **options: Any) -> int:
     Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.
     """
     given = {name: value for name, value in options.items() if value is not None}
+    if config is None and not given.keys() >= set(ARGUMENTS):
+        raise click.UsageError("name BACKING and MOUNTPOINT, or a --config FILE that has them")
     return mount(given, config, foreground=foreground)

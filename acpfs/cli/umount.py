@@ -13,7 +13,7 @@ from acpfs.cli.target import ask
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.runtime import places_to_look
-from acpfs.errors import AcpfsError, ConfigError, NotMountedError
+from acpfs.errors import AcpfsError, NotMountedError
 
 DAEMON_ENDS_WAIT_S = 30.0
 
@@ -103,5 +103,5 @@ def command(mountpoint: str | None, timeout_s: float | None, leave: bool, config
 
         mountpoint = os.fspath(load_settings({}, config).mountpoint)
     if mountpoint is None:
-        raise ConfigError("umount: name a mount point")
+        raise click.UsageError("name a mount point, or a --config FILE that has it")
     umount(mountpoint, timeout_s, leave=leave)
