@@ -60,13 +60,18 @@ class Subject(Protocol):
         """Files at and below a path that the upper layer knows."""
         ...
 
+    async def follow(self, path: bytes) -> list[bytes]:
+        """What makes up a path: each symlink on the way, and at last the path that they lead to.
+
+        Raises:
+            OSError: ENOENT, there is nothing; EXDEV, it leads out of the mount; EIO, the backing directory does not answer.
+        """
+        ...
+
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         """Newest log number that covers these paths (all paths when empty) as they are now.
 
         Waits for as long as a file's last close is under way, at most `timeout_s`.
-
-        Raises:
-            OSError: ENOENT, no such path is known.
         """
         ...
 
@@ -88,6 +93,10 @@ class Subject(Protocol):
 
     async def recorded(self) -> None:
         """Wait until the written manifest has what is persisted now, or cannot be written."""
+        ...
+
+    def records(self, path: bytes) -> bool:
+        """Whether a checksum was recorded for anything at or below a path, there or not."""
         ...
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:

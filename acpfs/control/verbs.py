@@ -6,6 +6,7 @@ them into an answer. Runs in trio; waits are cancelled when the client goes away
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,12 +18,14 @@ from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count
 from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
 from acpfs.control.subject import PreloadJob, Report, Subject
-from acpfs.errors import AcpfsError, ExitCode, RefusedError
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
 
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
 """Looking at a long log must not hold up its drain: pauses are at least so many times what the look took."""
 BATCH_ITEMS = 500
+LOOK_S = 2.0
+"""Whether a path is there is looked at for so long, whatever the client's deadline is."""
 GOOD = ("ok", "unknown")
 """A file that was written around the mount has no recorded checksum, and that is no fault."""
 LEFT_NAMED_MAX = 100
@@ -66,6 +69,7 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
     if count:
         return {"files": await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)}
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
+    paths = await followed(subject, paths, deadline)
     until = await covering(subject, paths, deadline)
     with trio.move_on_at(deadline):
         done = await drain(subject, until, None, tell, paths)
@@ -78,7 +82,13 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def verify(subject: Subject, request: Request, tell: Report) -> Json:
     """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
-    return {"checked": await _check(subject, request.paths(), tell, every=True), "items": []}
+    return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
+
+
+async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
+    """What to verify where paths are named: as `followed`, and what was recorded there, though it is gone."""
+    recorded = [path for path in paths if subject.records(path)]
+    return recorded + await followed(subject, [path for path in paths if path not in recorded], math.inf)
 
 
 async def repair(subject: Subject, request: Request, tell: Report) -> Json:
@@ -89,7 +99,7 @@ async def repair(subject: Subject, request: Request, tell: Report) -> Json:
         if verdict.status not in GOOD:
             bad.append(verdict)
 
-    await subject.verify(request.paths(), judge)
+    await subject.verify(await _recorded(subject, request.paths()), judge)
     rewritten: dict[str, Verdict] = {}
     until = 0
     for verdict in bad:
@@ -264,16 +274,43 @@ HANDLERS: dict[str, Handler] = {
 
 async def _drain_complete(subject: Subject, paths: Sequence[bytes], timeout_s: float | None, tell: Report) -> Json:
     deadline = trio.current_time() + _limit(timeout_s)
+    paths = await followed(subject, paths, deadline)
     until = await covering(subject, paths, deadline)
     return await drain(subject, until, _left_s(deadline), tell, paths)
 
 
 async def covering(subject: Subject, paths: Sequence[bytes], deadline: float) -> int:
     """Log number that covers the paths, as far as it is known at the deadline (trio's clock)."""
-    try:
-        return await subject.complete_until(paths, _left_s(deadline))
-    except OSError as error:
-        raise AcpfsError(f"{error.strerror}: {_shown(error.filename or b', '.join(paths))}") from error
+    return await subject.complete_until(paths, _left_s(deadline))
+
+
+async def followed(subject: Subject, paths: Sequence[bytes], deadline: float) -> list[bytes]:
+    """The paths, and what symlinks among them lead to. Nothing can be said of a path at which there is nothing.
+
+    Raises:
+        AcpfsError: there is nothing at some of them, which it names.
+        DeadlineError: the backing directory did not say in time whether there is.
+    """
+    found, absent = list[bytes](), list[bytes]()
+    with trio.move_on_at(max(deadline, trio.current_time() + LOOK_S)) as scope:
+        for path in paths:
+            try:
+                found += await subject.follow(path)
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    raise AcpfsError(f"{_shown(path)}: {_why_not(error)}") from error
+                absent.append(path)
+    if scope.cancelled_caught:
+        raise DeadlineError(f"the backing directory does not say whether there is {_shown(path)}")
+    if absent:
+        raise AcpfsError(f"no such file or directory in the mount: {', '.join(map(_shown, absent))}")
+    return found
+
+
+def _why_not(error: OSError) -> str:
+    if error.errno == errno.EXDEV:
+        return "it leads out of the mount"
+    return f"the backing directory does not say whether it is there: {error.strerror}"
 
 
 async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Report, paths: Sequence[bytes] = ()) -> Json:

@@ -44,6 +44,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.overflow import Overflow
+from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.pins import Pins
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
@@ -162,7 +163,8 @@ class FileSystem:
         self._open, self._files = self._regular_files(admission, changeable)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         shapes = Checkpoints(settings.checkpoint_patterns)
-        self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed)
+        self.paths = Paths(self._table, self._view, settings.mountpoint)
+        self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
         self.mending = Mending(self._table, log, self._contents, self.changes, tier)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self._reports = Reports(self._table, log, self._contents, self._open)

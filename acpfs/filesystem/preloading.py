@@ -16,6 +16,7 @@ from acpfs.checkpoints import Checkpoint, Checkpoints
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.warming import Warming
 from acpfs.types import ROOT, Ino
 
@@ -46,8 +47,10 @@ class Preloading:
         warming: Warming,
         checkpoints: Checkpoints,
         closed: Callable[[Node], None],
+        paths: Paths,
     ) -> None:
         """`closed`: one user of a node less."""
+        self._paths = paths
         self._table, self._view, self._contents, self._warming = table, view, contents, warming
         self._checkpoints, self._closed = checkpoints, closed
 
@@ -57,13 +60,7 @@ class Preloading:
         Raises:
             OSError: ENOENT when there is nothing.
         """
-        node = self._table[ROOT]
-        for name in path.split(b"/") if path else ():
-            child = await self._child(node, name)
-            if child is None:
-                raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            node = child
-        found, todo = [], [(path, node)]
+        found, todo = [], [(path, await self._paths.find(path))]
         while todo:
             where, node = todo.pop()
             if node.is_file:
@@ -160,16 +157,10 @@ class Preloading:
 
     # -- names
 
-    async def _child(self, parent: Node, name: bytes) -> Node | None:
-        if not parent.is_dir:
-            return None
-        ino = await self._view.child(parent, name)
-        return self._table.get(ino) if ino else None
-
     async def _children(self, parent: Node) -> list[tuple[bytes, Node]]:
         names = await self._view.names(parent)
         await self._view.fill(parent, [name for name, known in names.items() if isinstance(known, LowerEntry)])
-        found = [(name, await self._child(parent, name)) for name in sorted(names)]
+        found = [(name, await self._paths.child(parent, name)) for name in sorted(names)]
         return [(name, child) for name, child in found if child is not None]
 
 

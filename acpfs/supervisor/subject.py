@@ -214,6 +214,9 @@ class WorkerSubject:
 
     # -- what is left
 
+    async def follow(self, path: bytes) -> list[bytes]:
+        return await self._parts.fs.steps.drive(self._parts.fs.paths.follow(path))
+
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         with self._parts.fs.lock:
             known = self._parts.fs.closes_known(paths)
@@ -377,6 +380,10 @@ class WorkerSubject:
         return await self._life.finished()
 
     # -- verify
+
+    def records(self, path: bytes) -> bool:
+        rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
+        return next(rows, None) is not None
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""

@@ -1,5 +1,7 @@
 """A double of a worker: answers from what the test has put into it."""
 
+import errno
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +64,8 @@ class DoubleSubject:
         self.unmounted = trio.Event()
         self.changed = trio.Event()
         self.broken = False
+        self.absent: set[bytes] = set()
+        self.stuck = False
 
     async def nodes(self) -> list[NodeReport]:
         return self.node_rows
@@ -110,6 +114,13 @@ class DoubleSubject:
     def files(self, prefix: bytes) -> list[FileState]:
         return [row for row in self.file_rows if row.path.startswith(prefix.decode())]
 
+    async def follow(self, path: bytes) -> list[bytes]:
+        if self.stuck:
+            await trio.sleep_forever()
+        if path in self.absent:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return [path]
+
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         numbers = [op[0] for op in self.ops if not paths or any(op[1].startswith(p.decode()) for p in paths)]
         return max(numbers, default=0)
@@ -135,6 +146,9 @@ class DoubleSubject:
 
     async def recorded(self) -> None:
         return
+
+    def records(self, path: bytes) -> bool:
+        return any(verdict.path.startswith(path.decode()) for verdict in self.verdicts)
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         for verdict in self.verdicts:
