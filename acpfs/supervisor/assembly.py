@@ -50,6 +50,7 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.moving_names import MovingNames
 from acpfs.writeback.verify import Verifier
 
 COPY_THREADS = 4
@@ -174,7 +175,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         calls,
         copies,
         manifest,
-        Verifier(manifest, directory, fs.lock),
+        Verifier(manifest, directory, fs.lock, MovingNames(operations, tree).cover),
         fs,
         engine,
         prefault,

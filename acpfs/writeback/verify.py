@@ -65,15 +65,16 @@ def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lamb
 class Verifier:
     """Compares the backing directory with what was recorded."""
 
-    def __init__(self, manifest: Recorded, lower: Lower, lock: RLock) -> None:
-        self._manifest, self._lower, self._lock = manifest, lower, lock
+    def __init__(self, manifest: Recorded, lower: Lower, lock: RLock, is_moving: Callable[[LowerPath], bool] = lambda _path: False) -> None:
+        """`is_moving`: whether an operation under way takes a path from where it lies; called under the lock."""
+        self._manifest, self._lower, self._lock, self._is_moving = manifest, lower, lock, is_moving
 
     def verify(self, paths: Iterable[LowerPath] = ()) -> Iterator[Verification]:
         """Files one by one; a directory stands for what was recorded below it and what lies there; none: for everything recorded."""
         chosen = list(paths)
         if not chosen:
             for key, _digest, _size in self._manifest.rows():
-                yield self._file(_path(key))
+                yield from self._file(_path(key))
         for path in chosen:
             yield from self._below(path)
 
@@ -81,9 +82,9 @@ class Verifier:
         recorded = {key for key, _digest, _size in self._manifest.rows(path)}
         for found in self._walk(path):
             recorded.discard(b"/".join(found))
-            yield self._file(found)
+            yield from self._file(found)
         for key in sorted(recorded):
-            yield self._file(_path(key))
+            yield from self._file(_path(key))
 
     def _walk(self, path: LowerPath) -> Iterator[LowerPath]:
         try:
@@ -101,17 +102,25 @@ class Verifier:
             elif entry.mode == stat.S_IFREG:
                 yield (*path, entry.name)
 
-    def _file(self, path: LowerPath) -> Verification:
-        """A commit may replace the file while it is read: then what was expected has changed too, and it is read again."""
-        while True:
-            expected = self._recorded(path)
-            outcome = self._compare(path, expected)
-            if outcome.status in ("ok", "unknown") or self._recorded(path) == expected:
-                return outcome
+    def _file(self, path: LowerPath) -> Iterator[Verification]:
+        """One verdict, or none about what was deleted or renamed meanwhile.
 
-    def _recorded(self, path: LowerPath) -> str:
-        with self._lock:
-            return self._manifest.digest(path)
+        A commit may replace the file while it is read: then what was expected has changed too, and it is read again. A commit that takes
+        it away does so a moment before its record goes.
+        """
+        while True:
+            with self._lock:
+                expected = self._manifest.digest(path)
+            outcome = self._compare(path, expected)
+            if outcome.status in ("ok", "unknown"):
+                break
+            with self._lock:
+                if self._manifest.digest(path) != expected:
+                    continue
+                if outcome.status == "missing" and (not expected or self._is_moving(path)):
+                    return
+            break
+        yield outcome
 
     def _compare(self, path: LowerPath, expected: str) -> Verification:
         name = PurePosixPath(os.fsdecode(b"/".join(path)))

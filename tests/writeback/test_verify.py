@@ -10,6 +10,7 @@ import pytest
 import xxhash
 
 from acpfs.backing.lower import LowerPath
+from acpfs.writeback.moving_names import MovingNames
 from acpfs.writeback.verify import Verifier
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
@@ -62,3 +63,39 @@ def test_a_handle_that_stays_stale_is_told(stored: World, monkeypatch: pytest.Mo
     monkeypatch.setattr("acpfs.writeback.verify.STALE_AGAIN_S", 0.001)
     stored.lower.fault = stale
     assert verdict(stored) == "unreadable"
+
+
+@pytest.mark.clause("S218")
+@pytest.mark.parametrize("taking", ["unlink", "rename", "rename its directory", "exchange"])
+def test_what_is_just_deleted_or_renamed_is_not_missing(stored: World, taking: str) -> None:
+    """Its name goes on the backing directory before its record does, and the operation may hang between the two."""
+    if taking == "unlink":
+        stored.unlink("d/f")
+    elif taking == "exchange":
+        stored.store("g", DATA)
+        stored.exchange("g", "d/f")
+    else:
+        stored.rename(*(("d/f", "g") if taking == "rename" else ("d", "g")))
+    del stored.lower.inode("d").children[b"f"]
+    moving = MovingNames(stored.log, stored.tree)
+    assert [found.status for found in Verifier(Records(), stored.lower, RLock()).verify()] == ["missing"]
+    assert list(Verifier(Records(), stored.lower, RLock(), moving.cover).verify()) == []
+
+
+@pytest.mark.clause("S218")
+def test_what_others_removed_is_missing_whatever_is_deleted_beside_it(stored: World) -> None:
+    stored.store("d/g", DATA)
+    stored.unlink("d/g")
+    del stored.lower.inode("d").children[b"f"]
+    moving = MovingNames(stored.log, stored.tree)
+    assert [found.status for found in Verifier(Records(), stored.lower, RLock(), moving.cover).verify()] == ["missing"]
+
+
+@pytest.mark.clause("S218")
+def test_what_was_deleted_after_the_list_was_read_is_not_missing(stored: World) -> None:
+    class Deleted(Records):
+        def digest(self, path: LowerPath) -> str:
+            return ""
+
+    del stored.lower.inode("d").children[b"f"]
+    assert list(Verifier(Deleted(), stored.lower, RLock()).verify()) == []
