@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
 LAYERS = ["cli", "client", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
-BOTTOM = {"errors", "types", "checkpoints", "config", "logger"}
+BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
     "client": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
@@ -115,6 +115,8 @@ def _banned(path: Path, *, library: bool) -> Iterator[str]:
             called = ast.unparse(node.func)
             if called == "time.sleep" and not library:
                 yield f"{line}: sleep in a test"
+            if called == "select.select" and ast.unparse(node.args[0]) != "[]":
+                yield f"{line}: select takes no descriptor beyond 1023; acpfs.descriptors.readable, or poll"
             if called == "print" and library and "cli" not in path.parts:
                 yield f"{line}: print in a library"
         if isinstance(node, ast.Import | ast.ImportFrom) and not library and "unittest.mock" in ast.unparse(node):

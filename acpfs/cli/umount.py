@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from acpfs.cli.target import ask
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.runtime import places_to_look
+from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError, NotMountedError
 
 DAEMON_ENDS_WAIT_S = 30.0
@@ -78,7 +78,7 @@ def _wait_for_end(record: MountRecord) -> None:
     except ProcessLookupError:
         return
     try:
-        if record.alive and not select.select([fd], [], [], DAEMON_ENDS_WAIT_S)[0]:
+        if record.alive and not readable(fd, DAEMON_ENDS_WAIT_S):
             why = "it is stopped (SIGSTOP)" if registry.is_stopped(record.pid) else "some call on the backing directory hangs"
             raise AcpfsError(f"unmounted, but the daemon (process {record.pid}) does not end: {why}")
     finally:

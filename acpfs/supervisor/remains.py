@@ -9,9 +9,10 @@ supervisor's; the standard library only, no thread.
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Sequence
 from pathlib import Path
+
+from acpfs.descriptors import readable
 
 REMAINS = "remains"
 """Name under which the supervisor keeps the pidfds of such processes."""
@@ -58,10 +59,10 @@ def _is_killed(pid: int) -> bool:
 
 def has_ended(pidfd: int) -> bool:
     """Whether the process is gone, and its calls with it."""
-    return bool(select.select([pidfd], [], [], 0)[0])
+    return readable(pidfd, 0)
 
 
 def wait_ended(pidfds: Sequence[int]) -> None:
     """Wait, without a limit, until the calls of all these have come back."""
     for pidfd in pidfds:
-        select.select([pidfd], [], [])
+        readable(pidfd, None)

@@ -11,7 +11,6 @@ import contextlib
 import io
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from acpfs.config import Settings
 from acpfs.control import runtime
 from acpfs.control.protocol import error_from
 from acpfs.control.registry import slug
+from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
 from acpfs.supervisor.checks import check_all
 from acpfs.supervisor.child import Limits
@@ -102,7 +102,7 @@ def _outcome(answers: io.FileIO, pid: int) -> bytes:
     """The last line of the supervisor. Before it come the steps of the start, each of which it ends when its time is up."""
     limit_s = Limits().start_s + SUPERVISOR_LATE_S
     while True:
-        if not select.select([answers], [], [], limit_s)[0]:
+        if not readable(answers, limit_s):
             raise DeadlineError(
                 f"the supervisor (process {pid}) has said nothing for {limit_s:g} s: it hangs, or was stopped; no mount is made"
             )

@@ -49,8 +49,11 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
     woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    waiting = select.poll()
+    waiting.register(supervisor, select.POLLIN)
+    waiting.register(woken, select.POLLIN)
     while True:
-        ready, _, _ = select.select([supervisor.fileno(), woken], [], [])
+        ready = dict(waiting.poll())
         if woken in ready:
             os.read(woken, 4096)
             _reap(supervisor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
@@ -15,6 +14,7 @@ from acpfs.backing import calls as calls_module
 from acpfs.backing.calls import LATE_PATIENCE_S, BackingTimeoutError, CallPool
 from acpfs.backing.health import RECOVER_AFTER_S, SLOW_AFTER_S, STUCK_AFTER_S, Health, HealthState, current_call
 from acpfs.backing.progress import Progress
+from acpfs.descriptors import readable
 
 
 class Hang:
@@ -159,7 +159,7 @@ def test_descriptors_are_closed_however_many_calls_wait(pool: CallPool, hang: Ha
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 0)
     read_end, write_end = os.pipe()
     pool.close_later(write_end)
-    assert select.select([read_end], [], [], 5)[0], "the other end is closed"
+    assert readable(read_end, 5), "the other end is closed"
     os.close(read_end)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 from pathlib import Path
 from typing import Any
 
+from acpfs.descriptors import readable
 from tests.drill.calls import CallError, Calls
 from tests.drill.spec import JournalWriter
 from tests.drill.workloads import GUARDED, WORKLOADS, Workload
@@ -27,7 +27,7 @@ class Orders:
 
     def waiting(self) -> bool:
         """Whether there is something to read."""
-        return bool(self._rest) or bool(select.select([0], [], [], 0)[0])
+        return bool(self._rest) or readable(0, 0)
 
     def next(self) -> dict[str, Any] | None:
         """The next order; None at the end."""

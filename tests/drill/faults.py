@@ -11,6 +11,7 @@ import select
 import signal
 from dataclasses import dataclass, field
 
+from acpfs.descriptors import readable
 from tests.drill import points, verdict
 from tests.drill.stand import Stand, _wait_dead
 
@@ -51,7 +52,7 @@ def die_somewhere(stand: Stand) -> str:
         with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as closing:
             fd = os.pidfd_open(pid)
             closing.callback(os.close, fd)
-            if select.select([fd], [], [], CHARGE_WAIT_S)[0]:
+            if readable(fd, CHARGE_WAIT_S):
                 return points.label(number)
         if stand.withdraw():
             _wait_dead(pid)

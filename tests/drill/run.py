@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from acpfs.descriptors import readable
 from tests.drill.block import Block
 from tests.drill.result import Result
 from tests.drill.stand import nameless
@@ -139,7 +140,7 @@ class Drill:
             )
         assert process.stdout is not None
         with process.stdout as lines:
-            while select.select([lines], [], [], self.plan.silence_s)[0] and (line := lines.readline()):
+            while readable(lines, self.plan.silence_s) and (line := lines.readline()):
                 self._note(block, json.loads(line))
                 if self._done:
                     break

@@ -22,6 +22,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
+from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError
 from tests.drill import clock, points, verdict
 from tests.drill.history import History
@@ -92,7 +93,7 @@ class Application:
             TimeoutError: it says nothing: it hangs in the mount.
         """
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], ANSWER_TIMEOUT_S)[0]:
+        if not readable(self._process.stdout, ANSWER_TIMEOUT_S):
             raise TimeoutError(f"the application hangs: {Path(f'/proc/{self.pid}/wchan').read_text()}")
         line = self._process.stdout.readline()
         if not line:
@@ -400,7 +401,7 @@ def _wait_dead(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid)
         try:
-            if not select.select([fd], [], [], 20)[0]:
+            if not readable(fd, 20):
                 raise TimeoutError(f"process {pid} does not die")
         finally:
             os.close(fd)

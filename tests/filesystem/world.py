@@ -57,7 +57,7 @@ class World:
 
     async def do(self, call: Call[T]) -> T:
         """Make one call."""
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             return await self.fs.steps.drive(call)
 
     async def create(self, name: bytes, parent: Ino = ROOT, flags: int = os.O_WRONLY) -> tuple[OpenFile, Attributes]:
@@ -95,7 +95,7 @@ class World:
         self.engine.hold(False)
         with self.fs.lock:
             future = self.log.when_done(self.log.last_seq)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await settled(future)
 
 
@@ -129,6 +129,20 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
         return None
     directory = SpillDirectory(settings.spill / "acpfs-test")
     return salvage(directory.path / journal_name(mark["token"]), state, directory.size)
+
+
+@asynccontextmanager
+async def _running(engine: Engine, spill: Spill | None) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(engine.run)
+        try:
+            yield
+        finally:
+            nursery.cancel_scope.cancel()
+            if spill is not None:
+                spill.close()
+                if spill.mirror is not None:
+                    spill.mirror.close(nothing_left=False)  # no await: this is being cancelled
 
 
 @asynccontextmanager
@@ -188,16 +202,8 @@ async def world(
         spill.begin_journal()
         spill.start()
     try:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(engine.run)
-            try:
-                yield made
-            finally:
-                nursery.cancel_scope.cancel()
-                if spill is not None:
-                    spill.close()
-                    if spill.mirror is not None:
-                        spill.mirror.close(nothing_left=False)  # no await: this is being cancelled
+        async with _running(engine, spill):
+            yield made
     finally:
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
         with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work

@@ -16,7 +16,6 @@ import functools
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -31,6 +30,7 @@ from typing import Any
 import pyfuse3
 import trio
 
+from acpfs.descriptors import readable
 from tests.rig.faultfs_ops import FaultyOperations
 from tests.rig.faults import Faults, Features, rule_from
 from tests.rig.journal import Recorder, read_journal
@@ -83,8 +83,7 @@ class FaultFs:
         self._watchdog.daemon = True
         self._watchdog.start()
         assert self._process.stdout is not None
-        ready, _, _ = select.select([self._process.stdout], [], [], START_TIMEOUT_S)
-        if not ready or self._process.stdout.readline() != b"ready\n":
+        if not readable(self._process.stdout, START_TIMEOUT_S) or self._process.stdout.readline() != b"ready\n":
             self.abort()
             raise RuntimeError("the faulty file system did not start")
         return self

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any
 
 from acpfs.control import client, registry
+from acpfs.descriptors import readable
 from tests.rig import lifeline
 
 REPOSITORY = Path(__file__).parents[2]
@@ -356,7 +357,7 @@ def wait_gone(pid: int, timeout_s: float = 20.0) -> None:
     except ProcessLookupError:
         return
     try:
-        if not select.select([fd], [], [], timeout_s)[0]:
+        if not readable(fd, timeout_s):
             raise TimeoutError(f"process {pid} did not end within {timeout_s} s")
     finally:
         os.close(fd)

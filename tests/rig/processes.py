@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from acpfs.descriptors import readable
 
 T = TypeVar("T")
 CHILD_TIMEOUT_S = 60.0
@@ -38,7 +39,7 @@ class Child:
 
     def running(self, for_s: float = 0.2) -> bool:
         """Whether it still runs after `for_s`; for checks that something blocks."""
-        return not select.select([self._fd], [], [], for_s)[0]
+        return not readable(self._fd, for_s)
 
     def kill(self) -> None:
         """End it now, whatever it does."""
@@ -50,7 +51,7 @@ class Child:
         """What the function returned, or raise what it raised."""
         data = b""
         try:
-            while select.select([self._fd], [], [], timeout_s)[0]:
+            while readable(self._fd, timeout_s):
                 chunk = os.read(self._fd, 1 << 20)
                 if not chunk:
                     break

@@ -46,10 +46,12 @@ class Watcher:
     def run(self) -> None:
         """Until the process has ended; then clear all that is armed."""
         orders = sys.stdin.fileno()
-        waiting = [orders, self.process]
+        waiting = select.poll()
+        waiting.register(orders, select.POLLIN)
+        waiting.register(self.process, select.POLLIN)
         unread = b""
         while True:
-            ready, _, _ = select.select(waiting, [], [], self._left_s())
+            ready = dict(waiting.poll(self._left_ms()))
             self._clear(lambda armed: armed.deadline <= time.monotonic())
             if orders in ready:
                 data = os.read(orders, 1 << 16)
@@ -57,15 +59,15 @@ class Watcher:
                 for line in lines:
                     self._obey(json.loads(line))
                 if not data:
-                    waiting.remove(orders)
+                    waiting.unregister(orders)
             elif self.process in ready:  # and everything it said was read
                 break
         self._clear(lambda armed: armed.runtime_dir is not None)
         self._clear(lambda armed: True)
 
-    def _left_s(self) -> float | None:
+    def _left_ms(self) -> int | None:
         nearest = min((armed.deadline for armed in self.armed.values()), default=float("inf"))
-        return None if nearest == float("inf") else max(0.0, nearest - time.monotonic())
+        return None if nearest == float("inf") else max(0, round(1000 * (nearest - time.monotonic())) + 1)
 
     def _obey(self, order: dict[str, Any]) -> None:
         if "disarm" in order:

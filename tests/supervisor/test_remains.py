@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from acpfs.descriptors import readable
 from acpfs.supervisor import remains
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount
@@ -25,7 +25,7 @@ STILL_THERE_S = 1.0
 
 
 def has_ended(pidfd: int, timeout_s: float = 0) -> bool:
-    return bool(select.select([pidfd], [], [], timeout_s)[0])
+    return readable(pidfd, timeout_s)
 
 
 @pytest.mark.clause("S81", "S83")

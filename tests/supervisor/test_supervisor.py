@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -19,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from acpfs.descriptors import readable
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted, kinds_at, wait_gone
 
@@ -246,7 +246,7 @@ def test_a_worker_that_ends_by_a_bug_can_be_asked_for_again(tmp_path: Path, tran
             file.write(b"one ")
             pidfd = os.pidfd_open(mount.pid)
             flag.touch()
-            assert select.select([pidfd], [], [], 30)[0]
+            assert readable(pidfd, 30)
             os.close(pidfd)
             file.write(b"two")
         assert mount.wait_status(lambda status: status["worker"]["number"] == 2)
@@ -336,7 +336,7 @@ def test_a_libfuse_mount_is_made_anew_and_loses_nothing(mount: AcpfsMount) -> No
     content = os.urandom(1 << 20)
     (mount.path / "f").write_bytes(content)
     wait_gone(mount.kill_worker())
-    mount.wait_status(lambda status: status["worker"]["number"] == 2 and readable(mount.path / "f"))
+    mount.wait_status(lambda status: status["worker"]["number"] == 2 and can_be_read(mount.path / "f"))
     assert (mount.path / "f").read_bytes() == content
     mount.ctl("set", "bandwidth=0")
     mount.umount()
@@ -364,7 +364,7 @@ def test_a_bypassed_libfuse_mount_is_not_made_anew_and_loses_nothing(mount: Acpf
     mount.run("acpfs", "umount", str(mount.path))
 
 
-def readable(path: Path) -> bool:
+def can_be_read(path: Path) -> bool:
     """Between two libfuse mounts what lies beneath is seen."""
     try:
         return bool(path.read_bytes())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import random
-import select
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from acpfs.descriptors import readable
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
@@ -58,7 +58,7 @@ class Wire:
         return self._reply()
 
     def _reply(self) -> tuple[int, bytes] | None:
-        if not select.select([self._read_fd], [], [], 0)[0]:
+        if not readable(self._read_fd, 0):
             return None
         reply = os.read(self._read_fd, 1 << 16)
         size, error, unique = OUT_HEADER.unpack_from(reply)
