@@ -44,6 +44,10 @@ class MountEntry:
     root: str = "/"
     """Which directory of its file system it shows."""
 
+    def is_there(self) -> bool:
+        """Whether it is still in the table, under its path, covered or not."""
+        return any((entry.number, entry.device, entry.path) == (self.number, self.device, self.path) for entry in mount_table())
+
 
 def mount_table(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[MountEntry]:
     """All mounts that this process sees, oldest first."""

@@ -4,6 +4,9 @@ One trio run with one nursery. Everything that works behind the mount (engine, c
 outlives the mount, so that the drain goes on and control answers until the end. The mount ends in one of three ways: `acpfs umount`
 (drained first, refused while in use), a signal (drained up to the deadline, then taken away from whoever uses it), or somebody else's
 umount(8) (drained afterwards). What is not persisted then stays in the RAM tier for the next mount.
+
+A session can end without its mount: `umount -f`, an abort, the kernel's request time-out. Then every call in the mount point fails, and it
+falls through like one whose worker does not come back; the rest is drained, and the exit code says that this was no unmount.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import astuple, replace
+from enum import Enum
 from functools import partial
 
 import trio
@@ -32,7 +36,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram import place as places
-from acpfs.ram.mounts import holders, mounted_at
+from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough, logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts, keep
 from acpfs.supervisor.checks import BACKING_WAIT_S
@@ -64,6 +68,19 @@ DELETED = "deleted-"
 log = get_logger(__name__)
 
 
+ABORTED = "the kernel ended the session without an unmount (umount -f, an abort, or its request time-out)"
+
+
+class Ending(Enum):
+    """How the session ended."""
+
+    UNMOUNTED = "unmounted"
+    TAKEN = "taken"
+    """From its users, by us: what they had open is not complete."""
+    ABORTED = "aborted"
+    """By somebody else, and the mount is still there: the same, and it was no unmount."""
+
+
 class Worker:
     """Runs assembled parts as a mount; `run` once."""
 
@@ -82,8 +99,9 @@ class Worker:
         self._drain_deadline = math.inf
         self._hurry = trio.Event()
         self._served, self._ended = trio.Event(), trio.Event()
-        self._device = ""
-        """By which the kernel tells this mount from others, in all mount namespaces."""
+        self._mount: MountEntry | None = None
+        """The mount that is served, as the kernel's table has it."""
+        self._ending = Ending.UNMOUNTED
         self._left: list[QueueEntry] = []
         self._was_mounted = False
         found = fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
@@ -135,6 +153,8 @@ class Worker:
                 self._ended.set()
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
                 nursery.cancel_scope.cancel()
+        if self._ending is Ending.ABORTED:
+            return ExitCode.FAILED
         return ExitCode.TIMEOUT if self._left else ExitCode.OK
 
     def _unregister(self) -> None:
@@ -268,10 +288,30 @@ class Worker:
                 raise  # a bug ended the transport: what lies beneath is what applications go on with
             self._lift_beneath()
             raise
+        if self._serving.cancelled_caught:
+            self._ending = Ending.TAKEN
+        elif self._mount is not None and await trio.to_thread.run_sync(self._mount.is_there):
+            self._ending = Ending.ABORTED
+            await self._end_aborted()
         self._served.set()
         if self.bypassed is None:
             self._lift_beneath()
         log.info("unmounted", mount=self._mountpoint)
+
+    async def _end_aborted(self) -> None:
+        """The mount is dead and still there: what lies beneath takes its place, or with `stop` nothing does."""
+        log.error("the mount is dead", mount=self._mountpoint, why=ABORTED)
+        if self._transport.transport is Transport.NATIVE:
+            self.link.keep("session", [])  # nobody can take it over
+        if self._settings.on_failure is OnFailure.STOP:
+            return
+        try:
+            if self.beneath:
+                await self.bypass(ABORTED)
+            else:
+                await trio.to_thread.run_sync(partial(mountpoint.take_away, self._mountpoint, detach=True))
+        except (RefusedError, MachineError) as error:
+            log.error("the mount point stays dead", mount=self._mountpoint, error=str(error))
 
     def _lay_beneath(self) -> None:
         """Before the mount, so that it can fall through."""
@@ -326,7 +366,7 @@ class Worker:
     def _mounted(self, transport: Choice) -> None:
         self._transport, self._was_mounted = transport, True
         entry = mounted_at(self._mountpoint)
-        self._device = entry.device if entry is not None and entry.kind == mountpoint.KIND else ""
+        self._mount = entry if entry is not None and entry.kind == mountpoint.KIND else None
         registry.write(self._record)
         for warning in self._parts.warnings():
             log.warning(warning)
@@ -456,7 +496,7 @@ class Worker:
             self._hurry.set()
         with trio.move_on_after(SESSION_ENDS_S):
             await self._served.wait()
-        if not self._served.is_set() and self._device and (others := await trio.to_thread.run_sync(holders, self._device)):
+        if not self._served.is_set() and self._mount and (others := await trio.to_thread.run_sync(holders, self._mount.device)):
             raise RefusedError(
                 f"{self._mountpoint} is unmounted here, but process {others[0]} still has it in another mount namespace (a container?): "
                 "the daemon serves that on, and ends with it"
@@ -515,7 +555,7 @@ class Worker:
         """Nobody can change anything any more: what is still open is complete as it is, unless the mount was taken from its user."""
         if math.isinf(self._drain_deadline):
             self._drain_deadline = trio.current_time() + self._settings.drain_timeout_s
-        if not self._serving.cancelled_caught:
+        if self._ending is Ending.UNMOUNTED:
             with self._parts.fs.lock:
                 self._parts.fs.freeze_all()
         await self._drain()
