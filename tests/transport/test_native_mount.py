@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from acpfs.errors import MachineError
 from acpfs.transport.native.mount import MountOptions, mount, mount_with_helper
-from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated
 from acpfs.transport.native.protocol import InitFlag
 from tests.transport.mounted import NativeMount
 
@@ -219,6 +220,24 @@ def test_a_new_server_takes_over_and_answers_what_the_old_one_had_read(tmp_path:
         assert finished(asking) == (0, "content")
         (mounted.path / "new").write_bytes(b"by the new one")
         assert (mounted.path / "new").read_bytes() == b"by the new one"
+
+
+@pytest.mark.clause("S211")
+def test_without_resending_what_the_old_server_had_read_ends_with_its_end(tmp_path: Path) -> None:
+    """Linux before 6.9. The descriptors that outlive the server must not keep its calls."""
+    mountpoint = tmp_path / "mnt"
+    mountpoint.mkdir()
+    fd = mount(mountpoint, MountOptions("kept"))
+    mask = ALL_FEATURES & ~int(InitFlag.HAS_RESEND)
+    with NativeMount(tmp_path, "--hang", "asked", "--mask", hex(mask), fd=fd) as mounted:
+        text = "import sys\ntry: open(sys.argv[1])\nexcept OSError as error: print(error.errno, end='')"
+        (mounted.backing / "asked").write_text("content")
+        asking = program(text, mounted.path / "asked")
+        wait_for_request(mounted)
+        mounted.kill_server()
+        assert finished(asking) == (0, str(errno.ECONNABORTED))
+        mounted.start_server("--negotiated", json.dumps(mounted.negotiated))
+        assert (mounted.path / "asked").read_text() == "content"
 
 
 def test_names_written_before_the_takeover_are_there_after_it(tmp_path: Path) -> None:

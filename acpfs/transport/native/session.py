@@ -17,7 +17,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.native.calls import Calls
-from acpfs.transport.native.device import Device
+from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.lanes import Lanes
@@ -73,8 +73,14 @@ class Session:
         """`fds`: the session's descriptor and clones, owned from now on; readers share them.
 
         `readers`: threads, 0 for as many as the machine is worth.
+
+        What was read through a clone and not answered fails when the last copy of the clone is closed. Where the kernel resends, copies are
+        kept, and the next worker answers. Where it does not, nobody ever would: there all reading is done through clones of this process
+        alone, so that its end is the end of its calls.
         """
-        self.device = Device(fds)
+        count = readers or reader_count()
+        own = [] if negotiated.has(InitFlag.HAS_RESEND) else clones(fds[0], count + 1)[1:]
+        self.device = Device([*fds, *own])
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
@@ -85,7 +91,8 @@ class Session:
         calls = Calls(fs, negotiated, lanes, self._holding)
         replies = Replies(lanes, undo, references, fs.settings.attr_timeout_s)
         self._dispatch = Dispatch(fs, calls, replies, undo)
-        of_readers = [fds[n % len(fds)] for n in range(readers or reader_count())]
+        shared = own or fds
+        of_readers = [shared[n % len(shared)] for n in range(count)]
         self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
 
     @classmethod
@@ -100,7 +107,7 @@ class Session:
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
-            log.warning("the kernel cannot resend requests: calls that were under way when the last worker died stay without an answer")
+            log.warning("the kernel cannot resend requests: calls that were under way when the last worker died have failed")
         return session
 
     def start(self) -> None:
