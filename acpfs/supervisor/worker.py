@@ -317,10 +317,12 @@ class Worker:
         """Before the mount, so that it can fall through."""
         if self.link.workers_before:
             self.beneath = fallthrough.beneath(self._parts.runtime, self._mountpoint) is not None
-        if self.link.session or self.bypassed is not None or self._settings.on_failure is OnFailure.STOP:
+        if self.link.session or self.bypassed is not None:
             return
         if self.link.workers_before and mountpoint.is_mounted(self._mountpoint):
             mountpoint.take_away(self._mountpoint, detach=True, abort=True)  # libfuse: the last worker's mount is dead
+        if self._settings.on_failure is OnFailure.STOP:
+            return
         reason = fallthrough.lay(self._parts.runtime, self._settings.backing, self._mountpoint)
         self.beneath = not reason
         if reason:

@@ -20,7 +20,7 @@ import pytest
 
 from acpfs.descriptors import readable
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
-from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted, kinds_at, wait_gone
+from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at, wait_gone
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
 WATCHDOG_S = 90.0
@@ -329,10 +329,13 @@ def test_a_worker_that_cannot_live_falls_through(tmp_path: Path, transport: str,
         assert sorted(os.listdir(mount.path)) == ["kept", "native"]
 
 
+@pytest.mark.clause("S81")
 @pytest.mark.mount
 @pytest.mark.transports("libfuse")
-def test_a_libfuse_mount_is_made_anew_and_loses_nothing(mount: AcpfsMount) -> None:
-    mount.ctl("set", "bandwidth=1")
+@pytest.mark.parametrize("on_failure", ["native", "stop"])
+def test_a_libfuse_mount_is_made_anew_and_loses_nothing(make_mount: MakeMount, tmp_path: Path, transport: str, on_failure: str) -> None:
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(tmp_path / "backing", transport, bandwidth="1", on_failure=on_failure)
     content = os.urandom(1 << 20)
     (mount.path / "f").write_bytes(content)
     wait_gone(mount.kill_worker())
