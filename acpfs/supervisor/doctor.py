@@ -33,6 +33,7 @@ from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolE
 from acpfs.transport.native.protocol import PAGE_BYTES, InitFlag
 from acpfs.transport.native.serve import MASK_VARIABLE
 from acpfs.transport.native.session import negotiate
+from acpfs.transport.timeouts import RequestTimeouts
 
 SESSION_WAIT_S = 10.0
 WRITE_BYTES_ENOUGH = 1 << 20
@@ -160,15 +161,11 @@ def _fuse() -> list[Finding]:
 
 
 def _request_timeout() -> list[Finding]:
-    """Linux 6.15 can abort a mount whose requests take too long; a full RAM tier makes writers wait."""
-    try:
-        limit_s = int((FUSE_SYSCTLS / "max_request_timeout").read_text())
-    except (OSError, ValueError):
+    if not (FUSE_SYSCTLS / "max_request_timeout").exists():
         return []
-    if limit_s == 0:
-        return [Finding("request timeout", "ok", "the kernel never gives a request up")]
-    text = f"fs.fuse.max_request_timeout = {limit_s} s: the kernel aborts the mount when a writer waits longer for room; set it to 0"
-    return [Finding("request timeout", "note", text)]
+    native = transports.choose(Transport.AUTO).transport is Transport.NATIVE
+    text = RequestTimeouts.read(FUSE_SYSCTLS).warning(asks=native)
+    return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up")]
 
 
 def _memory() -> list[Finding]:

@@ -46,6 +46,7 @@ from acpfs.supervisor.preloads import Preloads
 from acpfs.supervisor.remains import REMAINS, wait_ended
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
+from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 
 FREEZE_INTERVAL_S = 1.0
@@ -370,6 +371,8 @@ class Worker:
         entry = mounted_at(self._mountpoint)
         self._mount = entry if entry is not None and entry.kind == mountpoint.KIND else None
         registry.write(self._record)
+        if text := RequestTimeouts.read().warning(asks=transport.transport is Transport.NATIVE):
+            self._parts.place.warnings.append(text)
         for warning in self._parts.warnings():
             log.warning(warning)
         log.info(

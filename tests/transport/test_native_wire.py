@@ -13,6 +13,7 @@ from acpfs.transport.native import wire
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, answer_init
 from acpfs.transport.native.protocol import MINOR_MAX, InitFlag
 from acpfs.transport.native.wire import INIT_IN, INIT_IN_V7_31, INIT_OUT, Layout
+from acpfs.transport.timeouts import RequestTimeouts
 
 NEWEST = int(
     InitFlag.MAX_PAGES | InitFlag.INIT_EXT | InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.WRITEBACK_CACHE | InitFlag.ASYNC_DIO
@@ -53,6 +54,27 @@ def test_init_takes_what_is_offered_and_wanted() -> None:
     fields = dict(zip(INIT_OUT.fields, INIT_OUT.unpack(answer.body), strict=False))
     assert (fields["major"], fields["minor"], fields["max_pages"], fields["max_stack_depth"]) == (7, 45, 256, 1)
     assert fields["flags2"] == negotiated.flags >> 32
+
+
+@pytest.mark.parametrize(
+    ("default_s", "max_s", "asked_s", "warned"),
+    [(0, 0, 0, (False, False)), (60, 0, 65535, (False, True)), (0, 90, 0, (True, True)), (60, 90, 65535, (True, True))],
+)
+@pytest.mark.clause("S212")
+def test_the_kernels_request_time_outs(tmp_path: Path, default_s: int, max_s: int, asked_s: int, warned: tuple[bool, bool]) -> None:
+    """The default gives way to a server that says what it wants; the other one can only be warned of."""
+    assert RequestTimeouts.read(tmp_path) == RequestTimeouts(0, 0)  # before Linux 6.15
+    (tmp_path / "default_request_timeout").write_text(f"{default_s}\n")
+    (tmp_path / "max_request_timeout").write_text(f"{max_s}\n")
+    timeouts = RequestTimeouts.read(tmp_path)
+    assert tuple(bool(timeouts.warning(asks=asks)) for asks in (True, False)) == warned
+    offered = NEWEST | InitFlag.REQUEST_TIMEOUT
+    answer = answer_init(init_body(45, offered), ALL_FEATURES, 256, timeouts.to_ask_for_s)
+    fields = dict(zip(INIT_OUT.fields, INIT_OUT.unpack(answer.body), strict=False))
+    assert fields["request_timeout"] == asked_s
+    assert bool((fields["flags2"] << 32) & InitFlag.REQUEST_TIMEOUT) == bool(asked_s)
+    older = answer_init(init_body(42, NEWEST), ALL_FEATURES, 256, timeouts.to_ask_for_s)
+    assert dict(zip(INIT_OUT.fields, INIT_OUT.unpack(older.body), strict=False))["request_timeout"] == 0
 
 
 def test_init_with_the_oldest_kernel_assumes_nothing() -> None:

@@ -93,10 +93,11 @@ def max_pages_limit() -> int:
         return MAX_PAGES_OLD_KERNEL
 
 
-def answer_init(body: bytes, feature_mask: int, pages_limit: int) -> InitReply:
+def answer_init(body: bytes, feature_mask: int, pages_limit: int, timeout_s: int = 0) -> InitReply:
     """Choose what to take of what INIT offers.
 
-    `feature_mask`: features that are treated as not offered are 0 here; simulates older kernels.
+    `feature_mask`: features that are treated as not offered are 0 here; simulates older kernels. `timeout_s`: after which the kernel may
+    give up a request, instead of its default; 0: nothing is asked for.
 
     Raises:
         ProtocolError: kernel older than 7.31.
@@ -110,7 +111,8 @@ def answer_init(body: bytes, feature_mask: int, pages_limit: int) -> InitReply:
         return InitReply(INIT_OUT.pack(MAJOR, MINOR_MAX, *[0] * (len(_INIT_OUT_ZEROS) - 2)), None)
     if flags & InitFlag.INIT_EXT and len(body) >= INIT_IN.size:
         flags |= INIT_IN.unpack_from(body)[4] << 32
-    negotiated = _negotiate(minor, flags & feature_mask, pages_limit)
+    wanted = int(WANTED) | (int(InitFlag.REQUEST_TIMEOUT) if timeout_s else 0)
+    negotiated = _negotiate(minor, flags & feature_mask, pages_limit, wanted)
     taken = negotiated.flags
     out = INIT_OUT.pack(
         MAJOR,
@@ -125,7 +127,8 @@ def answer_init(body: bytes, feature_mask: int, pages_limit: int) -> InitReply:
         0,
         taken >> 32,
         MAX_STACK_DEPTH if taken & InitFlag.PASSTHROUGH else 0,
-        *[0] * 12,
+        timeout_s if taken & InitFlag.REQUEST_TIMEOUT else 0,
+        *[0] * 11,
     )
     return InitReply(out, negotiated)
 
@@ -133,8 +136,8 @@ def answer_init(body: bytes, feature_mask: int, pages_limit: int) -> InitReply:
 _INIT_OUT_ZEROS = INIT_OUT.unpack(bytes(INIT_OUT.size))
 
 
-def _negotiate(minor: int, offered: int, pages_limit: int) -> Negotiated:
-    taken = int(WANTED) & offered
+def _negotiate(minor: int, offered: int, pages_limit: int, wanted: int) -> Negotiated:
+    taken = wanted & offered
     if not offered & InitFlag.INIT_EXT:
         taken &= 0xFFFFFFFF
     pages = min(pages_limit, MAX_WRITE_BYTES_MAX // PAGE_BYTES) if taken & InitFlag.MAX_PAGES else MAX_PAGES_DEFAULT

@@ -35,6 +35,7 @@ from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.undo import Undo
+from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino
 
 log = get_logger(__name__)
@@ -57,7 +58,7 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
             message = f"the kernel began with opcode {request.opcode}, not with INIT"
             raise ProtocolError(message)
         try:
-            answer = answer_init(request.body(), feature_mask, max_pages_limit())
+            answer = answer_init(request.body(), feature_mask, max_pages_limit(), RequestTimeouts.read().to_ask_for_s)
         except (ProtocolError, struct.error):
             request.refuse(errno.EPROTO)
             raise
