@@ -62,21 +62,23 @@ class Source:
         self._open()
 
     def _open(self) -> None:
-        """Under the lock: a tier file may go as soon as the version has left it."""
+        """Number, file and size in one go under the lock: a tier file may go, or be cut, as soon as the version has left it."""
         with self._lock:
             if self._reading.abandoned:
                 raise AbandonedError
             self._tier_id = self._reading.version.tier_id
             if not is_spilled(self._tier_id):
-                self._fd = self._tier.read_long(self._tier_id)
-        if is_spilled(self._tier_id):
-            self._open_spilled()
-            return
+                self._open_file(self._reading.version.size)
+                return
+        self._open_spilled()
+
+    def _open_file(self, size: int) -> None:
+        self._fd = self._tier.read_long(self._tier_id)
         st = os.fstat(self._fd)
-        if st.st_size < self._reading.version.size:
+        if st.st_size < size:
             self.close()
             raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")  # never a hole for acknowledged data
-        self._sparse = st.st_blocks * BLOCK_BYTES < self._reading.version.size
+        self._sparse = st.st_blocks * BLOCK_BYTES < size
 
     def _open_spilled(self) -> None:
         if self._spilled is None:

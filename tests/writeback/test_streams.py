@@ -104,6 +104,34 @@ def test_missing_bytes_are_an_alarm_and_never_a_hole(world: World, run: Run) -> 
     assert world.engine.statistics().queue[0].last_error == "EIO"
 
 
+@pytest.mark.clause("S8")
+def test_a_file_cut_while_its_stream_begins_is_no_alarm(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is of the file that was opened, whoever has moved the version elsewhere and cut the file meanwhile."""
+    op = world.store("f", b"1" * 100)
+    fstat, read_long = os.fstat, world.tier.read_long
+    opened: list[int] = []
+
+    def read_noted(tier_id: TierId) -> int:
+        opened.append(read_long(tier_id))
+        return opened[-1]
+
+    def late(fd: int) -> os.stat_result:
+        """Another thread gets in before the size is asked for, if the lock lets it."""
+        if opened == [fd]:
+            opened.append(-1)
+            if not world.lock._is_owned():  # type: ignore[attr-defined]
+                copy_aside(world, op)
+                os.truncate(f"/proc/self/fd/{fd}", 10)
+        return fstat(fd)
+
+    monkeypatch.setattr(world.tier, "read_long", read_noted)
+    monkeypatch.setattr(os, "fstat", late)
+    run(world.drain)
+    assert opened
+    assert world.lower.visible() == {b"f": b"1" * 100}
+    assert world.engine.statistics().retries == 0
+
+
 @pytest.mark.parametrize("layout", ["data hole data", "hole data", "data hole", "hole"])
 def test_holes_stay_holes(tmp_path: Path, run: Run, layout: str) -> None:
     (tmp_path / "backing").mkdir()
