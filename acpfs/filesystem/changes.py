@@ -184,7 +184,7 @@ class Changes:
         if child is not None:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
-            child.checked_at = time.monotonic()
+            child.checked_at = child.settled_at = time.monotonic()
 
     def discard(self, node: Node) -> None:
         """Drop a content that is not to be stored: the backing directory's, if any, is shown again.
@@ -198,7 +198,6 @@ class Changes:
         if node.unlogged:
             for parent, name in list(node.names):
                 self.forget_birth(parent, name)
-            node.nlink = 0
         node.identity, node.checked_at = None, 0.0
         self._view.reap(node)
 
@@ -231,6 +230,7 @@ class Changes:
         for ino in (op.ino, op.victim, op.parent, op.new_parent):
             node = self._table.get(ino)
             if node is not None:
+                node.settled_at = time.monotonic()
                 if node.is_file:
                     self._contents.retention.settle(node)
                 self._view.reap(node)
@@ -247,7 +247,7 @@ class Changes:
         node = self._table.get(ino)
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
-            node.checked_at = time.monotonic()
+            node.checked_at = node.settled_at = time.monotonic()
 
     def display_path(self, op: Op) -> bytes:
         """See `Listener`."""

@@ -239,8 +239,8 @@ class FileSystem:
 
     def _take_over(self, node: Node, interrupted: Container[Ino]) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
-        if node.nlink == 0 or (node.unlogged and not node.names):
-            node.nlink = 0
+        if not node.names and node.ino != ROOT:
+            pass  # deleted, or never named: nobody else will ask for what it had
         elif node.kernel_writers:
             self._contents.watch_again(node, versions_too=not self._open.appending_only(node))
         elif node.content is not None and node.content.modified and not node.handles:

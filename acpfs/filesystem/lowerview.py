@@ -190,7 +190,7 @@ class LowerView:
         child = parent.dir.children.get(name)
         newer = parent.dir.notes != notes if child is None else child.pins or child.checked_at >= asked_at
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
-            self.learn(parent, name, seen)
+            self.learn(parent, name, seen, asked_at)
 
     def _is_worth_listing(self, parent: Node) -> bool:
         """Whether so many new names are looked up that one listing saves many questions."""
@@ -271,22 +271,31 @@ class LowerView:
                     return answer
             await self._at_rest(known=False)
 
-    def learn(self, parent: Node, name: bytes, seen: Seen) -> Node | None:
-        """Take over what the backing directory says about an unpinned name."""
-        st = seen.st
-        old = parent.dir.children.get(name)
-        node = self._table.get(old.ino) if old is not None and old.ino else None
-        if st is None:
+    def learn(self, parent: Node, name: bytes, seen: Seen, asked_at: float) -> None:
+        """Take over what the backing directory said about a name, unless own operations on it, or on its node, came between."""
+        child = parent.dir.children.get(name)
+        node = self._table.get(child.ino) if child is not None and child.ino else None
+        if (child is not None and (child.pins or child.settled_at >= asked_at)) or (node is not None and node.settled_at >= asked_at):
+            self._overtaken_answers += 1
+            return
+        if seen.st is None:
             self._lost(parent, name, node)
-        elif node is None or not node.is_written:  # else the mount's file takes the place of that one when it is closed
-            in_use = node is not None and (node.handles > 0 or self.held(node))
-            node = self._recognition.node(node, st, seen.twin, in_use=in_use)
-            self._tree.add(node.ino, parent.ino, name)
-            self._table.set_child(parent.ino, name, node.ino)
-            self.compare(node, st)
+        elif node is None or not self.held(node):  # else its commit is under way, or the mount's file takes the place when it is closed
+            self._found(parent, name, node, seen.st, seen.twin)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = time.monotonic()
-        return node if st is not None else None
+
+    def _found(self, parent: Node, name: bytes, known: Node | None, st: LowerStat, twin: Ino) -> None:
+        node = self._recognition.node(known, st, twin, in_use=known is not None and known.handles > 0)
+        if self._tree.node_at(parent.ino, name) != node.ino:
+            node.unseen_links = max(0, node.unseen_links - 1)
+            self._tree.add(node.ino, parent.ino, name)
+        self._table.set_child(parent.ino, name, node.ino)
+        self.compare(node, st)
+        if known is not None and known is not node:
+            if not known.names:
+                self._table.unbind_lower(known)
+            self.reap(known)
 
     def _is_needed(self, node: Node) -> bool:
         """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
@@ -303,7 +312,6 @@ class LowerView:
         if node is not None and node.lookups:
             self.tell_lost(parent.ino, name, node.ino)
         if node is not None and not self.held(node):
-            node.nlink = max(0, node.nlink - 1) if not node.is_dir else 0
             if not node.names:
                 self._table.unbind_lower(node)
             self.reap(node)
@@ -311,7 +319,11 @@ class LowerView:
     def compare(self, node: Node, st: LowerStat) -> None:
         """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
         node.checked_at = time.monotonic()
-        if self.held(node) or node.identity == st.identity():
+        if self.held(node):
+            return
+        if not node.is_dir:
+            self._count_links(node, st.nlink)
+        if node.identity == st.identity():
             return
         if node.is_file and node.tier_id:
             self._contents.drop(node)
@@ -323,6 +335,12 @@ class LowerView:
         if node.lookups:
             self.tell_changed(node.ino)
 
+    def _count_links(self, node: Node, nlink: int) -> None:
+        unseen = max(0, nlink - len(self._tree.places(node.ino)))
+        if unseen != node.unseen_links:
+            node.unseen_links = unseen
+            self._table.changed(node)
+
     # -- attributes
 
     async def renew(self, node: Node) -> None:
@@ -333,11 +351,11 @@ class LowerView:
         """
         began = time.monotonic()
         while not (self.held(node) or self._fresh(node.checked_at, began)):
-            epoch = self._tree.epoch
+            epoch, asked_at = self._tree.epoch, time.monotonic()
             place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:
                 return  # deleted, but still open
-            late = partial(self._compare_asked, node, time.monotonic())
+            late = partial(self._compare_asked, node, asked_at)
             answer = await self._renew("getattr", self._recognition.look, path, known=True, late=late)
             if answer is None:
                 return
@@ -345,25 +363,28 @@ class LowerView:
                 if not await self._at_rest(known=True):
                     return
                 continue
+            if self.held(node) or node.settled_at >= asked_at:
+                self._overtaken_answers += 1
+                continue
             st = answer.st
             if st is not None and stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.lower_ino in (0, st.ino) or node.is_dir):
                 self.compare(node, st)
             elif st is None or stat.S_IFMT(st.mode) != stat.S_IFMT(node.mode):
-                self._moved_away(node, place, NOTHING, errno.ENOENT)
+                self._moved_away(node, place, NOTHING, asked_at, errno.ENOENT)
             else:
-                self._moved_away(node, place, answer, errno.ESTALE)  # replaced: the kernel looks the name up again
+                self._moved_away(node, place, answer, asked_at, errno.ESTALE)  # replaced: the kernel looks the name up again
 
-    def _moved_away(self, node: Node, place: Place | None, seen: Seen, number: int) -> None:
+    def _moved_away(self, node: Node, place: Place | None, seen: Seen, asked_at: float, number: int) -> None:
         """A name of the node leads to nothing, or to another by now; an error, when that was its only one."""
         if place is not None and (seen.st is not None or len(self._tree.places(node.ino)) > 1):
-            self.learn(self._table[place[0]], place[1], seen)
+            self.learn(self._table[place[0]], place[1], seen, asked_at)
         if node.is_dir or self._tree.place(node.ino) in (None, place):
             raise OSError(number, os.strerror(number))
 
     def _compare_asked(self, node: Node, asked_at: float, seen: Seen) -> None:
         """Take over attributes that came late; a file that is another one by now is left to the next who asks."""
         st = seen.st
-        if st is None or node.checked_at >= asked_at or self._table.get(node.ino) is not node:
+        if st is None or max(node.checked_at, node.settled_at) >= asked_at or self._table.get(node.ino) is not node:
             return
         if stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.is_dir or node.lower_ino in (0, st.ino)):
             self.compare(node, st)
@@ -528,15 +549,14 @@ class LowerView:
         directory.listed_at, directory.listed_ahead = asked_at, ahead
         for name, child in list(directory.children.items()):
             if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
-                self.learn(parent, name, NOTHING)
+                self.learn(parent, name, NOTHING, asked_at)
 
     async def fill(self, parent: Node, names: Sequence[bytes]) -> None:
         """Turn listed names into nodes, with one call for all of them; those for which there is no answer soon stay names."""
         unknown = [n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)]
         while unknown and parent.ino in self._tree:
-            epoch = self._tree.epoch
+            epoch, asked_at = self._tree.epoch, time.monotonic()
             paths = [self._tree.path_at(parent.ino, name) for name in unknown]
-            asked_at = time.monotonic()
             late = partial(self._fill, parent, unknown, parent.dir.notes, asked_at)
             answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=True, late=late)
             if answers is None:
@@ -555,7 +575,7 @@ class LowerView:
 
     def reap(self, node: Node) -> None:
         """Drop a node that neither kernel nor RAM tier nor log needs."""
-        if node.nlink == 0 and node.handles == 0 and (node.content is not None or node.remainder is not None):
+        if not node.names and node.handles == 0 and (node.content is not None or node.remainder is not None):
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
         if node.ino == ROOT or node.lookups or node.handles or node.content is not None or node.remainder is not None:
             return

@@ -110,8 +110,8 @@ class Names:
         """Make a directory."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
-        node.nlink = 2
-        parent.nlink += 1
+        node.directory_links = 2
+        parent.directory_links += 1
         return self._make(OpKind.MKDIR, parent, name, node)
 
     async def mknod(self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Node:
@@ -162,12 +162,10 @@ class Names:
             if not node.unlogged:
                 raise fail(errno.ENOENT)
             self._changes.born(node, parent.ino, name)  # O_TMPFILE gets its first name
-            node.nlink = 1
             self._changes.freeze(node, quiet=True)
         else:
             self._changes.freeze(node, quiet=True)
             self._table.set_child(parent.ino, name, node.ino)
-            node.nlink += 1
             self._changes.record(OpKind.LINK, node, parent.ino, name)
         node.touch(mtime=False)
         self._table.changed(node)
@@ -198,7 +196,6 @@ class Names:
         self._lost_name(node)
 
     def _lost_name(self, node: Node) -> None:
-        node.nlink = max(0, node.nlink - 1)
         node.touch(mtime=False)
         self._table.changed(node)
         self._view.reap(node)
@@ -210,9 +207,8 @@ class Names:
         await self._check_empty(node)
         self._table.set_child(parent.ino, name, NO_INO)
         self._changes.record(OpKind.RMDIR, node, parent.ino, name)
-        parent.nlink -= 1
+        parent.directory_links -= 1
         self._touch(parent)
-        node.nlink = 0
         self._table.changed(node)
 
     async def _check_empty(self, node: Node) -> None:
@@ -266,8 +262,7 @@ class Names:
         self._moved_directory(node, parent, new_parent)
         if target is not None:
             if target.is_dir:
-                new_parent.nlink -= 1
-                target.nlink = 1
+                new_parent.directory_links -= 1
             self._lost_name(target)
         self._finish_move(node, parent, new_parent)
 
@@ -289,8 +284,8 @@ class Names:
     @staticmethod
     def _moved_directory(node: Node, parent: Node, new_parent: Node) -> None:
         if node.is_dir and parent is not new_parent:
-            parent.nlink -= 1
-            new_parent.nlink += 1
+            parent.directory_links -= 1
+            new_parent.directory_links += 1
 
     def _finish_move(self, node: Node, parent: Node, new_parent: Node) -> None:
         node.touch(mtime=False)

@@ -41,6 +41,8 @@ class Child:
     """Operations in the log that mention the name, plus one while its node was never logged. Pinned: the lower layer is not asked."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when the lower layer last said so."""
+    settled_at: float = 0.0
+    """Monotonic time, seconds, when an operation on the name last left the log: what the lower layer was asked before says nothing."""
 
 
 @dataclass(slots=True)
@@ -92,7 +94,10 @@ class Node:
     uid: int = 0
     gid: int = 0
     rdev: int = 0
-    nlink: int = 1
+    directory_links: int = 1
+    """Of a directory: its link count, as long as it has a name."""
+    unseen_links: int = 0
+    """Of anything else: how many names the backing directory has that nobody has looked up here."""
     size: int = 0
     blocks: int = 0
     atime_ns: int = 0
@@ -104,6 +109,8 @@ class Node:
     """What the backing directory's entry looked like when content and attributes here were equal to it."""
     checked_at: float = 0.0
     """Monotonic time, seconds, when identity was last compared."""
+    settled_at: float = 0.0
+    """Monotonic time, seconds, when an operation on it last left the log: what the lower layer was asked before says nothing."""
     sound: Identity | None = None
     """What its entry looked like when it was last read as a whole for its checksum."""
     unlogged: bool = False
@@ -132,6 +139,13 @@ class Node:
     """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
+
+    @property
+    def nlink(self) -> int:
+        """How many names it has. Never taken from a stat alone, which knows nothing of links and removals that are still in the log."""
+        if self.is_dir:
+            return self.directory_links if self.names or self.ino == ROOT else 0
+        return len(self.names) + self.unseen_links
 
     @property
     def in_kernel(self) -> bool:
@@ -175,8 +189,9 @@ class Node:
         return self.content is not None and self.content.interrupted
 
     def adopt(self, st: LowerStat) -> None:
-        """Show the attributes of the backing directory's entry."""
-        self.mode, self.uid, self.gid, self.rdev, self.nlink = st.mode, st.uid, st.gid, st.rdev, st.nlink
+        """Show the attributes of the backing directory's entry; the link count is another matter, but for a directory's."""
+        self.mode, self.uid, self.gid, self.rdev = st.mode, st.uid, st.gid, st.rdev
+        self.directory_links = st.nlink
         self.size, self.blocks = st.size, st.blocks
         self.atime_ns, self.mtime_ns, self.ctime_ns = st.atime_ns, st.mtime_ns, st.ctime_ns
 
@@ -251,6 +266,7 @@ class NodeTable:
             wanted = Ino(self._last_upper)
         node = Node(wanted, st.mode)
         node.adopt(st)
+        node.unseen_links = st.nlink
         self._insert(node)
         self.bind_lower(node, st)
         return node
@@ -305,6 +321,7 @@ class NodeTable:
             child.ino = ino
             if ino:
                 self._nodes[ino].names.append((parent, name))
+                self.changed(self._nodes[ino])
         self._changed_names[(parent, name)] = None
         return child
 
@@ -323,6 +340,7 @@ class NodeTable:
         node = self._nodes.get(ino)
         if node is not None and (parent, name) in node.names:
             node.names.remove((parent, name))
+            self.changed(node)
 
     def path(self, ino: Ino) -> bytes:
         """Path below the mount point by the node's first name, for people; deleted nodes: `?`."""
@@ -363,8 +381,9 @@ class NodeTable:
         self._last_upper = max(self._last_upper, node.ino)
 
     def _load(self) -> None:
+        links = {}
         for row in self._state.rows("SELECT * FROM node"):
-            node = _node_from_row(row)
+            node, links[row[0]] = _node_from_row(row), row[5]
             self._insert(node)
             if node.lower_ino:
                 self._note_lower(node)
@@ -374,6 +393,8 @@ class NodeTable:
                 directory.dir.children[name] = Child(Ino(ino))
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
+        for node in self._nodes.values():
+            node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 
 
 _INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -427,8 +448,9 @@ def _node_from_row(row: tuple[object, ...]) -> Node:
         modified,
         overflow,
     ) = row
-    node = Node(ino, mode, uid, gid, rdev, nlink, size, blocks)  # type: ignore[arg-type]
+    node = Node(ino, mode, uid, gid, rdev, size=size, blocks=blocks)  # type: ignore[arg-type]
     node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)  # type: ignore[call-overload]
+    node.directory_links = int(nlink)  # type: ignore[call-overload]
     node.lower_ino = int(lower_ino)  # type: ignore[call-overload]
     node.identity = tuple(json.loads(str(identity))) if identity else None
     node.unlogged = bool(unlogged)

@@ -195,7 +195,6 @@ class OpenFiles:
         if again is not None:
             return again
         node = self._names.new_node(parent, stat.S_IFREG | stat.S_IMODE(mode), caller)
-        node.nlink = 0
         node.handles += 1
         self._contents.create(node)
         node.lookups += 1

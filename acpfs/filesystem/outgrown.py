@@ -326,7 +326,7 @@ class OutgrownFiles:
             outgrown.finished.set_result(None)
 
     def _needed(self, node: Node) -> bool:
-        return bool(node.nlink or self._log.unsealed_of(node.ino))
+        return bool(node.names or self._log.unsealed_of(node.ino))
 
     def _note(self, node: Node, error: OSError) -> None:
         for op in self._log.unsealed_of(node.ino):
