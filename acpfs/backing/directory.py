@@ -22,13 +22,15 @@ from acpfs.backing import filling
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
 from acpfs.backing.entries import OWN, Entries
 from acpfs.backing.health import current_call
-from acpfs.backing.lower import ASIDE_PREFIX, Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.lower import ASIDE_PREFIX, CANNOT, Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
 from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
 _COPY_BYTES = 4 << 20
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP, errno.ENOSYS, errno.EACCES, errno.EPERM})
+_NO_DIRECTORY_SYNC = CANNOT | {errno.EINVAL, errno.EBADF, errno.EACCES}
+_UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, 255)
+"""Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
 
 
 class BackingDirectory:
@@ -182,7 +184,12 @@ class BackingDirectory:
 
     def space(self) -> SpaceInfo:
         self._count("statfs")
-        st = os.statvfs(self._root_fd)
+        try:
+            st = os.statvfs(self._root_fd)
+        except OSError as error:
+            if error.errno not in CANNOT:
+                raise
+            return _UNKNOWN_SPACE
         return SpaceInfo(st.f_frsize, st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree, st.f_namemax)
 
     # -- changing names
@@ -522,7 +529,7 @@ def _note(target: int | str) -> Note | None:
     try:
         return Note.decode(os.getxattr(target, DIGEST_XATTR))
     except OSError as error:
-        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+        if error.errno in CANNOT or error.errno == errno.ENODATA:
             return None
         raise
 
@@ -532,7 +539,7 @@ def _xattrs(target: str) -> dict[bytes, bytes]:
     try:
         names = [os.fsencode(name) for name in os.listxattr(target)]
     except OSError as error:
-        if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+        if error.errno in CANNOT:
             return found
         raise
     for name in names:

@@ -7,11 +7,14 @@ long as the backing file system likes and raises `OSError` with the backing file
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 LowerPath = tuple[bytes, ...]
+CANNOT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+"""Answers that mean that a file system cannot do something at all: small FUSE servers say ENOSYS, FAT says EPERM to links."""
 ASIDE_PREFIX = "exchange-"
 """Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
 OVERFLOW_PREFIX = "overflowed-"

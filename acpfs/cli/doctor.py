@@ -11,8 +11,8 @@ from acpfs.errors import ExitCode
 
 
 @click.command("doctor")
-@click.argument("backing", required=False, type=click.Path(path_type=Path))
-@click.option("--spill", type=click.Path(path_type=Path), metavar="DIR", help="Look at this directory for a spill tier, too.")
+@click.argument("backing", required=False, type=Path)  # click.Path would stat it, and it may hang
+@click.option("--spill", type=Path, metavar="DIR", help="Look at this directory for a spill tier, too.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(backing: Path | None, spill: Path | None, as_json: bool) -> int:
     """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.

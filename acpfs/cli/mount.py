@@ -68,8 +68,8 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
 @click.command(
     "mount",
     params=[
-        click.Argument(["backing"], required=False, type=click.Path(path_type=Path)),
-        click.Argument(["mountpoint"], required=False, type=str),  # click.Path would stat it, which waits for whoever is to serve it
+        click.Argument(["backing"], required=False, type=Path),  # click.Path would stat them: one may hang,
+        click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it
         click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings; options win over it."),
         click.Option(["--foreground"], is_flag=True, help="Stay in this process, log to stderr, tell the service manager."),
         *setting_options(),

@@ -319,7 +319,10 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
     def open_and_claim() -> None:
         check_not_bare(settings.backing, runtime / "tiers")
         directory = BackingDirectory(settings.backing, node)
-        claimed.append((directory, claim(directory, runtime)))
+        try:
+            claimed.append((directory, claim(directory, runtime)))
+        except OSError as error:
+            raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs/volume)") from error
 
     within(BACKING_WAIT_S, complaint, open_and_claim)
     directory, identity = claimed[0]

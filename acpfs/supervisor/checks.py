@@ -1,6 +1,6 @@
 """Checks before a daemon starts, each with one line that says what is wrong and what to do.
 
-They look at the backing directory from a thread that is abandoned when it hangs. Nothing here changes anything.
+They look at directories from a process that is abandoned when it hangs (`apart`). Nothing here changes anything.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ import contextlib
 import errno
 import json
 import os
+import pickle
+import select
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
@@ -25,6 +30,8 @@ from acpfs.supervisor.service import has_inherited_session
 DEV_FUSE = Path("/dev/fuse")
 FUSE_CONF = Path("/etc/fuse.conf")
 BACKING_WAIT_S = 30.0
+
+T = TypeVar("T")
 
 
 def check_all(settings: Settings) -> Settings:
@@ -43,13 +50,13 @@ def check_all(settings: Settings) -> Settings:
     if has_inherited_session():
         return _allowed(settings)  # the mount is there, and a look at it would wait for the worker that is still to be started
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
-    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
-    within(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
+    apart(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))
+    apart(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_apart(settings.backing, mountpoint))
     if settings.spill is not None:
         spill = settings.spill
         complaint = f"spill directory {spill} does not answer"
-        apart = {"backing directory": settings.backing, "mount point": settings.mountpoint}
-        within(BACKING_WAIT_S, complaint, lambda: check_spill(spill, apart))
+        others = {"backing directory": settings.backing, "mount point": settings.mountpoint}
+        apart(BACKING_WAIT_S, complaint, lambda: check_spill(spill, others))
     return _allowed(settings)
 
 
@@ -141,6 +148,57 @@ def _user_allow_other(conf: Path) -> bool:
         return any(line.strip() == "user_allow_other" for line in conf.read_text().splitlines())
     except OSError:
         return False
+
+
+def apart(wait_s: float, complaint: str, look: Callable[[], T]) -> T:
+    """Look at what may hang, in a process of its own, and give what was seen; for commands, which have to end.
+
+    A thread that hangs in the kernel keeps its process from ending: whoever typed `acpfs mount` would wait for the storage after all.
+    The process lets go of what it was given, so that nobody who reads this one's output waits for it either.
+
+    Raises:
+        MachineError: `complaint`, when it hung.
+        Exception: what `look` raised.
+    """
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if not pid:
+        _look_apart(look, write_fd)
+    os.close(write_fd)
+    with open(read_fd, "rb", buffering=0) as answers:
+        said, until = b"", time.monotonic() + wait_s
+        while select.select([answers], [], [], max(0.0, until - time.monotonic()))[0]:
+            more = answers.read(1 << 16)
+            if not more:
+                os.waitpid(pid, 0)
+                seen, error = pickle.loads(said)  # noqa: S301 - our own process has written it
+                if error is not None:
+                    raise error
+                return seen  # type: ignore[no-any-return]
+            said += more
+    os.kill(pid, signal.SIGKILL)  # nobody waits for it: it ends when the call does
+    raise MachineError(f"{complaint} (waited {wait_s:g} s)")
+
+
+def _look_apart(look: Callable[[], object], write_fd: int) -> NoReturn:
+    """In the process of its own."""
+    os.dup2(write_fd, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(3):
+        os.dup2(null, fd)
+    seen, failed = None, None
+    try:
+        seen = look()
+    except Exception as error:  # noqa: BLE001 - handed on
+        failed = error
+    try:
+        said = pickle.dumps((seen, failed))
+    except Exception:  # noqa: BLE001 - an error that cannot be handed on as it is
+        said = pickle.dumps((None, MachineError(f"{type(failed).__name__}: {failed}")))
+    with open(3, "wb", closefd=False) as answers:
+        answers.write(said)
+    os._exit(0)
 
 
 def within(wait_s: float, complaint: str, check: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES
 from acpfs.supervisor import transports
-from acpfs.supervisor.checks import BACKING_WAIT_S, check_backing, check_fuse, check_spill, within
+from acpfs.supervisor.checks import BACKING_WAIT_S, apart, check_backing, check_fuse, check_spill, within
 from acpfs.supervisor.spilling import doubts
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.mount import MountOptions
@@ -252,27 +252,24 @@ def _tidy(own: Path) -> None:
 
 
 def _backing(backing: Path) -> list[Finding]:
-    reports: list[ProbeReport] = []
-
-    def look() -> None:
+    def look() -> ProbeReport:
         check_backing(backing)
         directory = BackingDirectory(backing, PROBE_NODE)
         try:
-            reports.append(probe(directory))
+            return probe(directory)
         finally:
             directory.disconnect()
             _tidy(backing / ".acpfs")
 
-    within(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
-    report = reports[0]
+    report = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
     has = [name.replace("_", " ") for name, value in asdict(report.features).items() if value is True]
     findings = [Finding("backing directory", "ok", f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes")]
     return findings + [Finding("backing directory", "note", note) for note in report.notes]
 
 
 def _spill(spill: Path, backing: Path | None) -> list[Finding]:
-    apart = {"backing directory": backing} if backing is not None else {}
-    within(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, apart))
+    others = {"backing directory": backing} if backing is not None else {}
+    apart(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, others))
     space, gib = os.statvfs(spill), 1 << 30
     free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
     notes = doubts(spill, None if backing is None else Path(os.path.realpath(backing)))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from acpfs.backing import probe as probe_module
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
 from acpfs.backing.lower import Features, Lower
@@ -274,3 +275,25 @@ def test_a_top_that_is_said_to_be_missing_is_trouble(directory: BackingDirectory
         assert refusal(directory.lstat, ()) == errno.ESTALE
         assert refusal(directory.listdir, ()) == errno.ESTALE
     assert directory.listdir(()) == []
+
+
+@pytest.mark.clause("S27")
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM], ids=lambda number: errno.errorcode[number])
+def test_what_a_file_system_cannot_do_at_all_is_no_failure(
+    directory: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Small FUSE servers answer ENOSYS to whatever they were not written for."""
+
+    def cannot(*_arguments: object, **_words: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    for name in ("link", "symlink", "chown", "setxattr", "getxattr", "listxattr", "statvfs"):
+        monkeypatch.setattr(os, name, cannot)
+    monkeypatch.setattr(probe_module, "rename_exchange", cannot)
+    put(directory, (b"file",), b"x")
+    assert directory.digest((b"file",)) == ""
+    assert directory.xattrs((b"file",)) == {}
+    claim(directory, tmp_path / "run").release()
+    features = probe(directory).features
+    assert not any((features.hard_links, features.symlinks, features.chown, features.xattrs, features.rename_exchange))
+    assert directory.space().blocks_available > 0

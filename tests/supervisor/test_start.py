@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from acpfs.config import Settings
-from acpfs.errors import DeadlineError, ExitCode
-from acpfs.supervisor import channel, starting
-from acpfs.supervisor.checks import within
+from acpfs.errors import DeadlineError, ExitCode, MachineError, RefusedError
+from acpfs.supervisor import channel, daemon, starting
+from acpfs.supervisor.checks import apart, within
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted
@@ -34,6 +34,22 @@ STEP_S = 10
 def test_a_check_that_fails_by_a_bug_has_not_passed() -> None:
     with pytest.raises(ZeroDivisionError):
         within(WAIT_S, "does not answer", lambda: [1 // 0].clear())
+
+
+@pytest.mark.clause("S89")
+def test_a_look_from_a_process_of_its_own() -> None:
+    assert apart(WAIT_S, "does not answer", lambda: [bytes(1 << 18), os.getpid()])[0] == bytes(1 << 18)
+    assert apart(WAIT_S, "does not answer", os.getpid) != os.getpid()
+    with pytest.raises(ZeroDivisionError):
+        apart(WAIT_S, "does not answer", lambda: 1 // 0)
+    with pytest.raises(RefusedError, match="in use"):
+        apart(WAIT_S, "does not answer", lambda: fail(RefusedError("in use")))
+    with pytest.raises(MachineError, match=r"does not answer \(waited 0.1 s\)"):
+        apart(0.1, "does not answer", signal.pause)
+
+
+def fail(error: Exception) -> None:
+    raise error
 
 
 class TemplatelessSupervisor(Supervisor):
