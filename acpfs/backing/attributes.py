@@ -69,6 +69,10 @@ class AttributeSetter:
             with self._lock:
                 self._refused[kind] += 1
 
+    def set_times(self, utime: Callable[[], None]) -> None:
+        """Only an entry's owner may choose its times; a directory that others own may be written to all the same."""
+        self._try("times", _REFUSED, utime)
+
     def apply_fd(self, fd: int, attributes: Attributes) -> None:
         """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
         st = os.fstat(fd)
@@ -79,7 +83,7 @@ class AttributeSetter:
             self._try("mode", _REFUSED, lambda: os.chmod(fd, stat.S_IMODE(mode)))
         times = _times(os.fstat(fd), attributes)
         if times is not None:
-            self._try("times", _REFUSED, lambda: os.utime(fd, ns=times))
+            self.set_times(lambda: os.utime(fd, ns=times))
 
     def apply_at(self, dir_fd: int, name: bytes, attributes: Attributes) -> None:
         """To an entry of a directory, of whatever type, never following a symlink."""
@@ -91,11 +95,11 @@ class AttributeSetter:
             mode = attributes.mode
             if not stat.S_ISLNK(st.st_mode):
                 self._xattrs(magic, attributes.xattrs)
-                if mode is not None:
-                    os.chmod(magic, stat.S_IMODE(mode))
+                if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(fd).st_mode):
+                    self._try("mode", _REFUSED, lambda: os.chmod(magic, stat.S_IMODE(mode)))
             times = _times(st, attributes)
             if times is not None:
-                os.utime(magic, ns=times)
+                self.set_times(lambda: os.utime(magic, ns=times))
         finally:
             os.close(fd)
 

@@ -285,10 +285,11 @@ class BackingDirectory:
 
     def set_times(self, path: LowerPath, atime_ns: int, mtime_ns: int) -> None:
         self._count("utimens")
+        times = (atime_ns, mtime_ns)
         if not path:
-            return os.utime(self._root_fd, ns=(atime_ns, mtime_ns))
+            return self._setter.set_times(lambda: os.utime(self._root_fd, ns=times))
         with self._entries.parent(path) as (dir_fd, name):
-            return os.utime(name, ns=(atime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
+            return self._setter.set_times(lambda: os.utime(name, ns=times, dir_fd=dir_fd, follow_symlinks=False))
 
     def apply(self, path: LowerPath, attributes: Attributes) -> None:
         self._count("setattr")

@@ -1,0 +1,40 @@
+"""What the backing directory refuses in one place does not hold up the others."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from acpfs.types import ROOT
+from tests.filesystem.test_versions import run
+from tests.filesystem.world import CALLER, World
+
+
+@pytest.mark.clause("S207")
+def test_entries_of_somebody_else_keep_their_times_and_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group-writable project directory: everybody may write there, only its owner may set its times."""
+    (tmp_path / "backing/project").mkdir(parents=True)
+
+    def refuse(*_arguments: Any, **_words: Any) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    async def scenario(w: World) -> None:
+        for name in ("utime", "chmod"):
+            monkeypatch.setattr(os, name, refuse)
+        directory = (await w.do(w.fs.lookup(ROOT, b"project"))).ino
+        step = (await w.do(w.fs.mkdir(directory, b"step-1", 0o755, CALLER))).ino
+        await w.write(b"shard", b"x", step)
+        await w.write(b"latest", b"1", directory)
+        await w.write(b"top", b"t")
+        await w.drained()
+        assert (w.backing / "project/latest").read_bytes() == b"1"
+        assert w.engine.statistics().retries == 0
+        refused = w.lower.refused_attributes()
+        assert refused["times"] >= 4
+        assert refused["mode"] >= 1
+
+    run(tmp_path, scenario, hold=False)
