@@ -301,8 +301,8 @@ class LowerView:
         """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
         if self.held(node):
             return True
-        below = node.dir.children.values() if node.is_dir else ()
-        return any(child.ino and self._is_needed(self._table[child.ino]) for child in below)
+        below = [self._table[child.ino] for child in node.dir.children.values() if child.ino] if node.is_dir else ()
+        return any(child.open_writers or self._is_needed(child) for child in below)  # what is open may be written to yet
 
     def _lost(self, parent: Node, name: bytes, node: Node | None) -> None:
         if node is not None and self._is_needed(node):

@@ -133,6 +133,8 @@ class Node:
     """Handles in the daemon's lane that were opened beside these: while one is left, the kernel maps `kernel_target` for all of them."""
     kernel_target: TierId | None = None
     """Tier file that the kernel reads and writes for them; 0: the backing directory's file."""
+    open_writers: int = 0
+    """Handles that may write, in whatever lane."""
     kernel_writers: int = 0
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     writer_pid: int = 0

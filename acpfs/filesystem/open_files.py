@@ -155,12 +155,17 @@ class OpenFiles:
             raise
         self._handles[handle.number] = handle
         self._kept.opened(handle)
-        self._contents.writers += handle.writable
+        self._count_writer(handle, 1)
         keep, node.keep_cache = node.keep_cache, True
         self._contents.retention.settle(node)
         if handle.writable and node.names:
             self._attributes.foresee_fsync(self._table[node.names[0][0]])
         return OpenFile(handle.number, keep, handle.lane, backing_fd)
+
+    def _count_writer(self, handle: Handle, change: int) -> None:
+        if handle.writable:
+            self._contents.writers += change
+            handle.node.open_writers += change
 
     def refuse_passthrough(self, number: HandleId) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
@@ -277,7 +282,7 @@ class OpenFiles:
             return
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
-        self._contents.writers -= handle.writable
+        self._count_writer(handle, -1)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         self._lane_use.leave(handle)
@@ -310,7 +315,7 @@ class OpenFiles:
             self._handles[handle.number] = handle
             self._unanswered[handle.unique] = handle
             node.handles += 1
-            self._contents.writers += handle.writable
+            self._count_writer(handle, 1)
             self._lane_use.restored(handle)
             op = self._log.get(Seq(tentative))
             if op is not None and op is self._log.last_of(node.ino) and not op.started:
@@ -346,7 +351,7 @@ class OpenFiles:
         if handle is not None and self._handles.pop(handle.number, None) is not None:
             self._lane_use.leave(handle)
             self._kept.closed(handle)
-            self._contents.writers -= handle.writable
+            self._count_writer(handle, -1)
             self._lanes.forgotten(handle.number)
             handle.node.handles -= 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,26 @@ def test_entries_of_somebody_else_keep_their_times_and_modes(tmp_path: Path, mon
         assert refused["mode"] >= 1
 
     run(tmp_path, scenario, hold=False)
+
+
+@pytest.mark.clause("S29", "S208")
+def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(tmp_path: Path) -> None:
+    """A training log that is open while another node removes the whole run: what is appended had no place, and held up everything."""
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.mkdir(ROOT, b"run", 0o755, CALLER))).ino
+        ino = await w.write(b"log", b"1", directory)
+        await w.drained()
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, CALLER))
+        shutil.rmtree(w.backing / "run")
+        await w.do(w.fs.lookup(ROOT, b"run"))
+        await w.do(w.fs.write(opened.handle, 1, b"2"))
+        await w.close(opened)
+        await w.write(b"latest", b"1")
+        await w.drained()
+        assert (w.backing / "run/log").read_bytes() == b"12"
+        shutil.rmtree(w.backing / "run")
+        with pytest.raises(FileNotFoundError):  # nobody has it open any more
+            await w.do(w.fs.lookup(ROOT, b"run"))
+
+    run(tmp_path, scenario, hold=False, attr_timeout_s=0)
