@@ -95,7 +95,7 @@ class Contents:
             elif node.content is not None:
                 self._take_over_outgrown(node)
                 self._versions.use(node.content.tier_id)
-                if not node.content.spilled:
+                if not (node.content.spilled or self._tier.is_lost(node.content.tier_id)):
                     self.kernel.resume(node)
                 self._close(node.content)
                 self.retention.settle(node)
@@ -365,7 +365,8 @@ class Contents:
             content = await self._before_change(
                 node, 0, Writing.WHOLE if node.size else Writing.APPENDING
             )  # the kernel's handles stay on this tier file
-        if content.overflow or content.spilled or self._versions.frozen_bytes(content.tier_id) > 0:
+        held_elsewhere = content.overflow or content.spilled or self._tier.is_lost(content.tier_id)
+        if held_elsewhere or self._versions.frozen_bytes(content.tier_id) > 0:
             self.create(node)
         else:
             content.writing = Writing.WHOLE if node.size else content.writing
@@ -498,7 +499,7 @@ class Contents:
             if node is not None and node.content is not None and node.content.overflow == version.staging_name:
                 self.drop(node)
             return
-        self._drop_spilled(version)
+        self._drop_unreadable(version)
         self._versions.finished(version)
         self.on_finished(version)
 
@@ -506,9 +507,9 @@ class Contents:
         """After the last of `finished` and of what became clean by it: who waits for room may do so in vain now."""
         self._room.look_again()
 
-    def _drop_spilled(self, version: Version) -> None:
-        """A content goes with the copy it lives on; one that is on its way back to RAM has no need of it soon."""
-        node = self._table.get(version.ino) if is_spilled(version.tier_id) else None
+    def _drop_unreadable(self, version: Version) -> None:
+        """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""
+        node = self._table.get(version.ino) if is_spilled(version.tier_id) or self._tier.is_lost(version.tier_id) else None
         if node is not None and node.content is not None and node.content.tier_id == version.tier_id and node.content.busy is None:
             self.drop(node)
 

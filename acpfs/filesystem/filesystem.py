@@ -39,6 +39,7 @@ from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.mending import Mending
+from acpfs.filesystem.missing import Missing
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
@@ -138,6 +139,7 @@ class FileSystem:
         """What the next worker of the session will need; transports keep theirs here too."""
         tier.when_safe = state.after_commit
         self._table = NodeTable(state)
+        self.missing = Missing(self._table, log, tier)
         self.earlier_calls = EarlierCalls()
         self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
         versions = Versions(tier, log)

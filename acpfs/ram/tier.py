@@ -7,6 +7,7 @@ that (`filesystem.retention`). Thread-safe where stated; the accounting is used 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,6 +57,7 @@ class Tier:
         self._data.mkdir(mode=0o700, exist_ok=True)
         self._dir_fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._allocated: dict[TierId, int] = {}
+        self._lost: set[TierId] = set()
         self._readers: Counter[TierId] = Counter()
         self._leaving: dict[TierId, int] = {}
         self._turns = Turns()
@@ -86,12 +88,32 @@ class Tier:
         return tier_id, fd
 
     def open(self, tier_id: TierId) -> int:
-        """A read-write descriptor; the caller closes it. Thread-safe."""
+        """A read-write descriptor; the caller closes it. Thread-safe.
+
+        Raises:
+            OSError: EIO: its bytes are lost.
+        """
+        self._check(tier_id)
         return os.open(str(tier_id), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
 
     def stat(self, tier_id: TierId) -> os.stat_result:
         """Size, blocks and times of a tier file. Thread-safe."""
+        self._check(tier_id)
         return os.stat(str(tier_id), dir_fd=self._dir_fd, follow_symlinks=False)
+
+    def lose(self, tier_id: TierId) -> None:
+        """A file is gone that somebody needs: it counts as one of no bytes that cannot be read."""
+        self._lost.add(tier_id)
+        self._allocated[tier_id] = 0
+        self._last_id = max(self._last_id, tier_id)
+
+    def is_lost(self, tier_id: TierId) -> bool:
+        """Whether its bytes are lost."""
+        return tier_id in self._lost
+
+    def _check(self, tier_id: TierId) -> None:
+        if tier_id in self._lost:
+            raise OSError(errno.EIO, "its bytes are gone from the RAM tier")
 
     def ids(self) -> list[TierId]:
         """All tier files."""
@@ -100,6 +122,7 @@ class Tier:
     def remove(self, tier_id: TierId) -> None:
         """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget once no reader keeps them."""
         taken = self._allocated.pop(tier_id)
+        self._lost.discard(tier_id)
         self.when_safe(partial(self._unlink, tier_id))
         if self._readers[tier_id]:
             self._leaving[tier_id] = taken

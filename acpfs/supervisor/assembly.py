@@ -93,7 +93,7 @@ class Parts:
 
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
-        return [*self.state.warnings(), *self.place.warnings, *self.probed.notes]
+        return [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.probed.notes]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""

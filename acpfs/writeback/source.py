@@ -16,6 +16,7 @@ from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import TierId
 from acpfs.writeback.ops import Version
+from acpfs.writeback.verify import OnlyCopyError
 
 
 class AbandonedError(Exception):
@@ -67,6 +68,8 @@ class Source:
             if self._reading.abandoned:
                 raise AbandonedError
             self._tier_id = self._reading.version.tier_id
+            if self._tier.is_lost(self._tier_id):
+                raise OnlyCopyError(errno.EIO, "its bytes are gone from the RAM tier")
             if not is_spilled(self._tier_id):
                 self._open_file(self._reading.version.size)
                 return
