@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import errno
 
-import structlog
-
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.logger import get_logger
 from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
@@ -18,7 +17,7 @@ from acpfs.writeback.log import OperationLog
 
 NAMED_MAX = 10
 
-_log = structlog.get_logger(__name__)
+_log = get_logger(__name__)
 
 
 class Missing:
@@ -59,7 +58,7 @@ class Missing:
         self._tier.lose(tier_id)
         if path not in self._paths:
             self._paths[path] = None
-            _log.error("the RAM tier has lost a file that is not persisted", path=path.decode("utf-8", "backslashreplace"))
+            log.error("the RAM tier has lost a file that is not persisted", path=path.decode("utf-8", "backslashreplace"))
 
     def warnings(self) -> list[str]:
         """For `status`, while it lasts."""

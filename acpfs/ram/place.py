@@ -32,6 +32,9 @@ At 8 GB/s the smallest is 32 ms of writing, the largest is one write(2), which L
 HUGE_CHOICES = ("within_size", "advise", "")
 """Huge pages double the mount's speed (7.8 instead of 3.2 GiB/s for new files); not every kernel is built with them."""
 _META = "meta.json"
+_GIVEN_UP = "given-up"
+"""A mark in a tier that holds nothing any more and is being removed."""
+STATE_FILE = "state.sqlite"
 
 
 @dataclass(slots=True)
@@ -129,15 +132,29 @@ def let_go(place: Place) -> None:
 
 def give_up(place: Place) -> None:
     """Remove the tier; called when nothing is left in it that the backing directory has not got."""
+    with contextlib.suppress(OSError):
+        (place.directory / _GIVEN_UP).touch()  # with it nobody takes over what is half gone
     if place.own_tmpfs:
         with contextlib.suppress(OSError):
-            (place.directory / _META).unlink()  # without it nobody takes over what is half gone
             shutil.rmtree(place.directory / DATA, ignore_errors=True)  # a container that was started meanwhile may have a copy of the mount
             unmount(place.directory, detach=True)
             place.directory.rmdir()
     else:
         shutil.rmtree(place.directory, ignore_errors=True)
     os.close(place.lock_fd)
+
+
+def way_out(place: Place) -> str:
+    """For a tier that cannot be used as it is: what is there, that it was left alone, and what a person can do."""
+    files, size = 0, 0
+    with contextlib.suppress(OSError):
+        for name in os.listdir(place.directory / DATA):
+            files, size = files + 1, size + os.lstat(place.directory / DATA / name).st_size
+    remove = f"umount -l {place.directory}" if place.own_tmpfs else f"rm -r {place.directory}"
+    return (
+        f"{files} files of {size} bytes in {place.directory / DATA} may not be on the backing directory, and were left alone: "
+        f"copy what is wanted, then start without them after `{remove}`"
+    )
 
 
 def _lock(path: Path, name: str) -> int:
@@ -152,16 +169,16 @@ def _lock(path: Path, name: str) -> int:
 
 
 def _take_locked(own: Path, shared: Path, budget_bytes: int, policy: str, lock_fd: int) -> Place:
-    if _has_meta(shared):
+    if _is_left(shared):
         return _on_shared_memory(shared, budget_bytes, policy, lock_fd, found=True, reason="what is left of the last mount lies there")
     _private_directory(own)
-    if mounted_at(str(own)) is not None and not _has_meta(own):
-        unmount(own, detach=True)  # its maker died in the middle
+    if mounted_at(str(own)) is not None and not _is_left(own):
+        unmount(own, detach=True)  # its maker, or who removed it, died in the middle
     if mounted_at(str(own)) is not None:
         data = mounted_at(str(own / DATA))
         if data is None:
             raise MachineError(f"{own} has no tmpfs for its bytes; move what is in {own / DATA} away, and unmount it")
-        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(data.options), found=_has_meta(own), lock_fd=lock_fd)
+        place = Place(own, budget_bytes, own_tmpfs=True, huge=_huge_of(data.options), found=_is_left(own), lock_fd=lock_fd)
         if not policy and policy_of(data.options) != "default":
             policy = ",mpol=local"  # what default means, but for a remount, which takes it for nothing said
         return _resized(place, budget_bytes, policy)
@@ -267,6 +284,8 @@ def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
 
 def _on_shared_memory(directory: Path, budget_bytes: int, policy: str, lock_fd: int, *, found: bool, reason: str) -> Place:
     _private_directory(directory.parent)
+    if not found:
+        shutil.rmtree(directory, ignore_errors=True)  # who removed the last one died in the middle
     _private_directory(directory)
     capacity = _capacity_bytes(directory)
     if budget_bytes > capacity:
@@ -300,6 +319,20 @@ def _huge_of(options: str) -> str:
     return next((option.partition("=")[2] for option in options.split(",") if option.startswith("huge=")), "never")
 
 
+def _is_left(directory: Path) -> bool:
+    """Whether an earlier daemon may have left something, whatever of its own files is missing. What is in doubt is never thrown away."""
+    if not directory.is_dir() or (directory / _GIVEN_UP).exists():
+        return False
+    return _has_meta(directory) or (directory / STATE_FILE).exists() or has_bytes(directory)
+
+
+def has_bytes(directory: Path) -> bool:
+    """Whether there are tier files in a tier's directory."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory / DATA) as entries:
+        return next(entries, None) is not None
+    return False
+
+
 def _has_meta(directory: Path) -> bool:
     try:
         (directory / _META).lstat()
@@ -311,9 +344,9 @@ def _has_meta(directory: Path) -> bool:
 def _check_owner(place: Place, volume_id: str, node_id: str, backing: Path) -> None:
     file = place.directory / _META
     if not _has_meta(place.directory):
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as stream:
-            json.dump({"volume_id": volume_id, "node_id": node_id, "backing": os.fspath(backing)}, stream)
+        if place.found:  # its name says whose it is, and nobody else can make such a directory
+            place.warnings.append(f"{file} was gone, and was made anew: somebody removes files in the RAM tier")
+        _write_whole(file, json.dumps({"volume_id": volume_id, "node_id": node_id, "backing": os.fspath(backing)}))
         return
     try:
         meta = json.loads(file.read_text())
@@ -322,3 +355,13 @@ def _check_owner(place: Place, volume_id: str, node_id: str, backing: Path) -> N
         raise RefusedError(f"{file} is damaged; move {place.directory} away to start without what is left in it") from error
     if owner != (volume_id, node_id):
         raise RefusedError(f"the RAM tier {place.directory} belongs to {meta.get('backing')} (volume {owner[0]}, node {owner[1]})")
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """All of it or nothing, also for who is killed."""
+    temporary = file.with_suffix(".new")
+    temporary.unlink(missing_ok=True)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as stream:
+        stream.write(text)
+    temporary.rename(file)

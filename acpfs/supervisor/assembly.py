@@ -28,7 +28,7 @@ from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.rivals import Rival
 from acpfs.config import Settings, share_of
-from acpfs.errors import MachineError
+from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
@@ -39,7 +39,7 @@ from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.ram.place import Place
 from acpfs.ram.prefault import Prefault, takeable_bytes
 from acpfs.ram.shortage import available_bytes
-from acpfs.ram.state import STATE_VERSION, StateDatabase
+from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.supervisor import mirroring
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
@@ -57,7 +57,6 @@ COPY_THREADS = 4
 """Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
 NODE_THREADS = 24
 """For node records: our own, four or sixteen that read others' for pointers, four or sixteen for names, and some that may hang."""
-STATE_FILE = "state.sqlite"
 UNKNOWN_VARIABLE = "ACPFS_EXPECTED_BYTES"
 """For tests: the size to expect of files like which none was seen, so that their writers get the passthrough lane too."""
 
@@ -238,11 +237,19 @@ def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Lin
 
 def _open_state(settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link) -> StateDatabase:
     """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
-    path = place.directory / STATE_FILE
+    path = place.directory / places.STATE_FILE
+    was_there = path.exists()
     if not link.session:
         mirroring.recover(settings, directory, identity, place, path)
         mirroring.remember_node(settings, identity.node_id)
-    return StateDatabase(path)
+    if link.workers_before or (path.exists() and not was_there):
+        return StateDatabase(path)
+    try:
+        if why := lost(path, has_bytes=places.has_bytes(place.directory)):
+            raise DamagedError(f"{path} is damaged: {why}")
+        return StateDatabase(path, check=True)
+    except DamagedError as error:
+        raise RefusedError(f"{error}; {places.way_out(place)}") from error
 
 
 def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:

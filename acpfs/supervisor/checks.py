@@ -10,7 +10,6 @@ import errno
 import json
 import os
 import pickle
-import select
 import shutil
 import signal
 import threading
@@ -21,6 +20,7 @@ from typing import NoReturn, TypeVar
 
 from acpfs.config import Settings
 from acpfs.control import registry, runtime
+from acpfs.descriptors import readable
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import fallthrough
@@ -167,7 +167,7 @@ def apart(wait_s: float, complaint: str, look: Callable[[], T]) -> T:
     os.close(write_fd)
     with open(read_fd, "rb", buffering=0) as answers:
         said, until = b"", time.monotonic() + wait_s
-        while select.select([answers], [], [], max(0.0, until - time.monotonic()))[0]:
+        while readable(answers, max(0.0, until - time.monotonic())):
             more = answers.read(1 << 16)
             if not more:
                 os.waitpid(pid, 0)

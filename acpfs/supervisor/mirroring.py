@@ -126,6 +126,7 @@ def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, 
     def look() -> None:
         if not journal.is_file():
             raise RefusedError(f"{told}, and {journal} is not there: is the disk mounted? {way_out}")
+        state.with_name(f"{state.name}-wal").unlink(missing_ok=True)  # of the state that is gone: it would be taken for the new one's
         try:
             found.append(salvage(journal, state, directory.size))
         except sqlite3.Error as error:

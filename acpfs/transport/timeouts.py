@@ -41,8 +41,8 @@ class RequestTimeouts:
         else:
             return ""
         return (
-            f"fs.fuse.{name}_request_timeout = {limit_s} s: the kernel aborts the mount when a call waits longer, for room in RAM or for the "
-            "backing directory; set it to 0"
+            f"fs.fuse.{name}_request_timeout = {limit_s} s: the kernel aborts the mount when a call waits longer, for room in RAM or for "
+            "the backing directory; set it to 0"
         )
 
 

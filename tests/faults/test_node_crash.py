@@ -92,9 +92,11 @@ def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, 
 
 @pytest.mark.mount
 @pytest.mark.timeout(120)
-@clause("S86")
-def test_a_ram_tier_of_another_backing_directory_is_refused(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
-    """The same tier directory, whose record names another volume: somebody restored or copied a runtime directory."""
+@clause("S86", "S197")
+def test_a_ram_tier_of_another_backing_directory_or_without_its_state_is_refused(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    """The same tier directory, whose record names another volume: somebody copied a runtime directory. Or removed files in it."""
     backing = tmp_path / "backing"
     backing.mkdir()
     mount = make_mount(backing, transport, node_id="n1", bandwidth=1)
@@ -107,6 +109,12 @@ def test_a_ram_tier_of_another_backing_directory_is_refused(transport: str, make
         mount.start(bandwidth=0)
     assert refused.value.code == ExitCode.REFUSED
     meta.write_text(ours)
+    wal = meta.with_name("state.sqlite-wal")
+    wal.rename(wal.with_name("away"))
+    with pytest.raises(CommandError, match=r"write-ahead log is gone; 1 files of 100000 bytes in .* were left alone") as refused:
+        mount.start()
+    assert refused.value.code == ExitCode.REFUSED
+    wal.with_name("away").rename(wal)
     mount.start()
     mount.flush()
     assert (backing / "kept").stat().st_size == 100_000

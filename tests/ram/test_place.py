@@ -116,6 +116,42 @@ def test_damaged_meta_is_refused_not_overwritten(tiers: Path) -> None:
         places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
 
 
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("own", [pytest.param(True, marks=needs_root), False])
+def test_what_is_left_is_never_thrown_away_because_its_record_is_gone(
+    tiers: Path, tmp_path: Path, request: pytest.FixtureRequest, own: bool
+) -> None:
+    if not own:
+        request.getfixturevalue("no_mounting")
+    first = places.take(tiers, "vol", "n1", BACKING, 8 * MIB, shared_memory=tmp_path / "shm")
+    (first.directory / "data").mkdir(exist_ok=True)
+    (first.directory / "data/1").write_bytes(b"dirty")
+    (first.directory / "meta.json").unlink()
+    places.let_go(first)
+    second = places.take(tiers, "vol", "n1", BACKING, 8 * MIB, shared_memory=tmp_path / "shm")
+    assert second.found
+    assert (second.directory / "data/1").read_bytes() == b"dirty"
+    assert any("was gone, and was made anew" in warning for warning in second.warnings)
+    assert "1 files of 5 bytes" in places.way_out(second)
+    places.give_up(second)
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("own", [pytest.param(True, marks=needs_root), False])
+def test_a_tier_whose_removal_was_cut_off_is_removed(tiers: Path, tmp_path: Path, request: pytest.FixtureRequest, own: bool) -> None:
+    if not own:
+        request.getfixturevalue("no_mounting")
+    first = places.take(tiers, "vol", "n1", BACKING, 8 * MIB, shared_memory=tmp_path / "shm")
+    (first.directory / "data").mkdir(exist_ok=True)
+    (first.directory / "data/1").write_bytes(b"clean")
+    (first.directory / "given-up").touch()
+    places.let_go(first)
+    second = places.take(tiers, "vol", "n1", BACKING, 8 * MIB, shared_memory=tmp_path / "shm")
+    assert not second.found
+    assert not (second.directory / "data/1").exists()
+    places.give_up(second)
+
+
 def capacity(place: places.Place) -> int:
     info = os.statvfs(place.directory / "data")
     return info.f_blocks * info.f_frsize

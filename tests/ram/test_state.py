@@ -1,12 +1,15 @@
-"""The state database: its transactions."""
+"""The state database: its transactions, and that damage is found before it is used."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from acpfs.ram.state import StateDatabase
+from acpfs.errors import RefusedError
+from acpfs.ram.state import StateDatabase, lost
 
 
 @pytest.mark.clause("S81")
@@ -37,3 +40,109 @@ def test_numbers_beyond_64_bits_come_back_as_they_were(tmp_path: Path) -> None:
     again = StateDatabase(tmp_path / "state")
     assert [int(value) for (value,) in again.rows("SELECT value FROM some ORDER BY at")] == 2 * numbers
     again.close()
+
+
+# -- what is left by a worker that was killed, and damaged then
+
+COMMITS = 20
+FRAME_BYTES = 24 + 1024
+
+
+def killed(tmp_path: Path, commits: int = COMMITS) -> Path:
+    """The files of a database that is in use, as they are at that moment."""
+    (tmp_path / "in-use").mkdir()
+    state = StateDatabase(tmp_path / "in-use/state.sqlite")
+    state.create("CREATE TABLE t (number INTEGER PRIMARY KEY, text TEXT);")
+    for number in range(commits):
+        state.change("INSERT INTO t VALUES (?, ?)", (number, "x" * 900))
+        state.commit()
+    shutil.copytree(tmp_path / "in-use", tmp_path / "left")
+    state.close()
+    return tmp_path / "left/state.sqlite"
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 1]))
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name("state.sqlite-wal")
+
+
+@pytest.mark.clause("S197")
+def test_what_a_killed_worker_left_is_whole(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    assert lost(path, has_bytes=True) == ""
+    again = StateDatabase(path, check=True)
+    assert again.rows("SELECT count(*) FROM t") == [(COMMITS,)]
+    again.close()
+    assert lost(path, has_bytes=True) == ""
+    assert not log_of(path).exists()
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("gone", ["state.sqlite", "state.sqlite-wal"])
+def test_a_file_of_the_state_that_is_gone_is_noticed(tmp_path: Path, gone: str) -> None:
+    path = killed(tmp_path)
+    path.with_name(gone).unlink()
+    assert "is gone" in lost(path, has_bytes=False)
+    path.with_name(gone).touch()
+    assert "is gone" in lost(path, has_bytes=False)
+
+
+@pytest.mark.clause("S197")
+def test_tier_files_without_any_state_are_noticed(tmp_path: Path) -> None:
+    assert lost(tmp_path / "state.sqlite", has_bytes=True) == "its database is gone"
+    assert lost(tmp_path / "state.sqlite", has_bytes=False) == ""
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("at", [3, 17, 32 + 24 + 100, 32 + 10 * FRAME_BYTES + 200, 32 + 10 * FRAME_BYTES + 20, 32 + 10 * FRAME_BYTES + 9])
+def test_a_bit_that_flipped_in_the_write_ahead_log_is_noticed(tmp_path: Path, at: int) -> None:
+    path = killed(tmp_path)
+    flip(log_of(path), at)
+    assert "is damaged" in lost(path, has_bytes=True)
+
+
+@pytest.mark.clause("S197")
+def test_a_write_ahead_log_of_garbage_is_noticed(tmp_path: Path) -> None:
+    path = killed(tmp_path)
+    log_of(path).write_bytes(os.urandom(5000))
+    assert "is damaged" in lost(path, has_bytes=True)
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("cut", [0, 1, 500, FRAME_BYTES, FRAME_BYTES + 7])
+def test_a_torn_end_is_no_damage(tmp_path: Path, cut: int) -> None:
+    """As a kill leaves it: in the middle of a frame."""
+    path = killed(tmp_path)
+    log = log_of(path)
+    os.truncate(log, log.stat().st_size - cut)
+    assert lost(path, has_bytes=True) == ""
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("at", [40, 24 + 100])
+def test_frames_of_a_transaction_that_was_cut_off_are_no_damage(tmp_path: Path, at: int) -> None:
+    """The next worker goes on over them: what is left of them fits to nothing. A torn last one has a commit mark."""
+    path = killed(tmp_path)
+    frames = (log_of(path).stat().st_size - 32) // FRAME_BYTES
+    flip(log_of(path), 32 + (frames - 1) * FRAME_BYTES + at)
+    flip(log_of(path), 32 + (frames - 2) * FRAME_BYTES + 24 + 7)
+    assert lost(path, has_bytes=True) == ""
+
+
+@pytest.mark.clause("S197")
+@pytest.mark.parametrize("at", [0, 2000])
+def test_a_damaged_database_is_refused_in_words(tmp_path: Path, at: int) -> None:
+    path = killed(tmp_path)
+    StateDatabase(path).close()
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(b"\xff" * 600)
+    with pytest.raises(RefusedError, match="is damaged"):
+        StateDatabase(path, check=True)

@@ -20,7 +20,7 @@ import pytest
 
 from acpfs.config import Settings
 from acpfs.errors import DeadlineError, ExitCode, MachineError, RefusedError
-from acpfs.supervisor import channel, daemon, starting
+from acpfs.supervisor import channel, starting
 from acpfs.supervisor.checks import apart, within
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
