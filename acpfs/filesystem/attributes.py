@@ -26,6 +26,9 @@ KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
 NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm", b"security.selinux"})
 """The kernel asks for these at nearly every call; answering from here keeps that free of the backing directory."""
 
+XATTRS_BYTES_MAX = 128 << 10
+"""Names and values of one node: twice the largest value that Linux takes. All are written anew with each change of the node."""
+
 
 class AttributeCalls:
     """Attribute calls over nodes."""
@@ -101,7 +104,7 @@ class AttributeCalls:
         """Set an extended attribute.
 
         Raises:
-            OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`.
+            OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`; ENOSPC for too many.
         """
         self._check_name(name)
         self._check_own(node, name, value)
@@ -112,6 +115,9 @@ class AttributeCalls:
             raise fail(errno.EEXIST)
         if flags & XATTR_REPLACE and name not in xattrs:
             raise fail(errno.ENODATA)
+        taken = sum(len(k) + len(v) for k, v in xattrs.items() if k != name)
+        if taken + len(name) + len(value) > XATTRS_BYTES_MAX:
+            raise fail(errno.ENOSPC)
         xattrs[name] = value
         self._changed(node, name, value)
 

@@ -285,24 +285,37 @@ class FileSystem:
                     self._view.reap(node)
             self._state.commit()
 
+    def _check_space(self, unique: int = 0) -> None:
+        """Before anything is changed; not for a request that comes again, and may have been carried out.
+
+        Raises:
+            OSError: ENOSPC: what is left for the state is for what was promised.
+        """
+        if self._state.space.is_short() and not self._open.comes_again(unique):
+            raise fail(errno.ENOSPC)
+
     async def readlink(self, ino: Ino) -> bytes:
         """Target of a symlink."""
         return await self._view.load_target(self._names.node(ino))
 
     async def mknod(self, parent: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Attributes:
         """Takes a kernel reference."""
+        self._check_space()
         return self._attributes.of(await self._names.mknod(parent, name, mode, rdev, caller))
 
     async def mkdir(self, parent: Ino, name: bytes, mode: int, caller: Caller) -> Attributes:
         """Takes a kernel reference."""
+        self._check_space()
         return self._attributes.of(await self._names.mkdir(parent, name, mode, caller))
 
     async def symlink(self, parent: Ino, name: bytes, target: bytes, caller: Caller) -> Attributes:
         """Takes a kernel reference."""
+        self._check_space()
         return self._attributes.of(await self._names.symlink(parent, name, target, caller))
 
     async def link(self, ino: Ino, parent: Ino, name: bytes) -> Attributes:
         """Takes a kernel reference."""
+        self._check_space()
         return self._attributes.of(await self._names.link(ino, parent, name))
 
     async def unlink(self, parent: Ino, name: bytes) -> None:
@@ -346,6 +359,7 @@ class FileSystem:
 
     async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0) -> None:
         """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2)."""
+        self._check_space()
         await self._attributes.setxattr(self._names.node(ino), name, value, flags)
 
     async def removexattr(self, ino: Ino, name: bytes) -> None:
@@ -360,11 +374,13 @@ class FileSystem:
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
+        self._check_space(caller.unique)
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
+        self._check_space(caller.unique)
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 

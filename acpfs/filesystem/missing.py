@@ -58,7 +58,7 @@ class Missing:
         self._tier.lose(tier_id)
         if path not in self._paths:
             self._paths[path] = None
-            log.error("the RAM tier has lost a file that is not persisted", path=path.decode("utf-8", "backslashreplace"))
+            _log.error("the RAM tier has lost a file that is not persisted", path=path.decode("utf-8", "backslashreplace"))
 
     def warnings(self) -> list[str]:
         """For `status`, while it lasts."""

@@ -334,6 +334,10 @@ class OpenFiles:
         """Whether one of those who have the file open for writing, or had, has closed it."""
         return any(handle.node is node and handle.closed_at > 0 for handle in self._handles.values())
 
+    def comes_again(self, unique: int) -> bool:
+        """Whether the last worker opened something for that request, and did not answer it."""
+        return unique in self._unanswered
+
     def _created_before(self, unique: int) -> tuple[OpenFile, Node] | None:
         """The answer to a request that made and opened a file, which the last worker carried out and did not give."""
         handle = self._unanswered.get(unique)

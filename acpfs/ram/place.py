@@ -15,15 +15,21 @@ import os
 import shutil
 import stat
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram.memory import PAGE_BYTES
 from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
 from acpfs.ram.numa import mount_option, policy_of
+from acpfs.ram.shortage import available_bytes
+from acpfs.ram.state_space import StateSpace
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
 STATE_SLACK_BYTES_MIN = 128 << 20
+STATE_BYTES_MAX = 2 << 30
+"""How far the state's tmpfs grows, whatever the budget is."""
+BALLAST = "reserve"
 DATA = "data"
 """The bytes have a tmpfs of their own below the state's: writers that the daemon does not see can fill it, and the state must go on."""
 SLACK_BYTES_MIN, SLACK_BYTES_MAX = 256 << 20, 2 << 30
@@ -231,6 +237,32 @@ def _data_size(budget_bytes: int) -> str:
 def _state_size(budget_bytes: int) -> str:
     """Room for the state database: a few hundred bytes per file, and its write-ahead log."""
     return f"size={max(STATE_SLACK_BYTES_MIN, budget_bytes // 16)},nr_inodes=0"
+
+
+def state_space(place: Place) -> StateSpace:
+    """Room for the state database."""
+    ballast = None if place.own_tmpfs else place.directory / BALLAST
+    return StateSpace(partial(_free_bytes, place.directory), partial(_grow_state, place), ballast)
+
+
+def _free_bytes(directory: Path) -> int:
+    info = os.statvfs(directory)
+    return info.f_frsize * info.f_bavail
+
+
+def _grow_state(place: Place) -> bool:
+    """By half, as far as the machine has memory; False: it stays as it is."""
+    if not place.own_tmpfs:
+        return False
+    capacity = _capacity_bytes(place.directory)
+    size = _rounded(min(capacity + max(capacity // 2, STATE_SLACK_BYTES_MIN), max(STATE_BYTES_MAX, place.budget_bytes // 8)))
+    if size <= capacity or available_bytes() < 2 * (size - capacity):
+        return False
+    try:
+        mount_tmpfs(place.directory, f"size={size}", remount=True)
+    except OSError:
+        return False
+    return True
 
 
 def taken_bytes(place: Place) -> int:

@@ -32,7 +32,7 @@ class Slots:
         size = slots * self._stride * WORD_BYTES
         if self._fd < 0:
             return memoryview(bytearray(size)).cast("Q")
-        os.ftruncate(self._fd, max(size, os.fstat(self._fd).st_size))
+        os.posix_fallocate(self._fd, 0, size)  # on a full tmpfs an error here, where a page that is missing later ends the worker by SIGBUS
         return memoryview(mmap.mmap(self._fd, size)).cast("Q")
 
     def __iter__(self) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -29,6 +29,7 @@ from typing import Any
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram import wal
+from acpfs.ram.state_space import StateSpace
 
 STATE_VERSION = 1
 """Format of all tables together. A worker refuses a state that is newer than itself."""
@@ -102,15 +103,15 @@ def _write_ahead_log(path: Path) -> Path:
 class StateDatabase:
     """Owner of the connection and of the transaction."""
 
-    def __init__(self, path: Path, *, check: bool = False) -> None:
-        """Open or create the database at `path` (mode 0600). `check`: look at all of it (30 ms for 34 MB).
+    def __init__(self, path: Path, space: StateSpace | None = None, *, check: bool = False) -> None:
+        """Open or create the database at `path` (mode 0600). `space`: the room that it has. `check`: look at all of it (30 ms for 34 MB).
 
         Raises:
             RefusedError: the state was written by a newer acpfs.
             DamagedError: it is damaged.
         """
         try:
-            self._open_database(path)
+            self._open_database(path, StateSpace() if space is None else space)
             if check and (found := self.rows("PRAGMA quick_check(1)")) != [("ok",)]:
                 raise DamagedError(f"{path} is damaged: {found[0][0]}")
         except sqlite3.DatabaseError as error:
@@ -118,8 +119,8 @@ class StateDatabase:
                 raise
             raise DamagedError(f"{path} is damaged: {error}") from error
 
-    def _open_database(self, path: Path) -> None:
-        self.path = path
+    def _open_database(self, path: Path, space: StateSpace) -> None:
+        self.path, self.space = path, space
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.close(fd)
         # Without SQLite's locks: a killed worker whose thread never comes back from the backing directory keeps them for as long. Whoever
@@ -232,9 +233,7 @@ class StateDatabase:
         """End the step's transaction, if it changed anything; whether all that was changed is recorded."""
         for write in self._writers:
             write()
-        if self.recording is Recording.LATE and (time.monotonic() < self._try_at or not self._replay()):
-            return False
-        if not self._end():
+        if not self._settle() and not (self._try_at <= 0 and self._settle()):
             return False
         if self._after:
             actions, self._after = self._after, []
@@ -268,7 +267,7 @@ class StateDatabase:
     def warnings(self) -> list[str]:
         """For `status`."""
         if self.recording is Recording.CURRENT:
-            return []
+            return self.space.warnings()
         since = time.strftime("%H:%M:%S", time.localtime(self.late_since))
         return [f"since {since} the state in the RAM tier cannot be written ({self.problem}): what applications change waits until it can"]
 
@@ -285,6 +284,12 @@ class StateDatabase:
         if not self._open:
             self._db.execute("BEGIN")
             self._open = True
+
+    def _settle(self) -> bool:
+        """End the transaction, with all that is late; False: it is (still) late."""
+        if self.recording is Recording.LATE and (time.monotonic() < self._try_at or not self._replay()):
+            return False
+        return self._end()
 
     def _end(self) -> bool:
         """End the transaction, if there is one; False: its changes are late."""
@@ -322,7 +327,8 @@ class StateDatabase:
         if _is_bug(error):
             raise error
         self._roll_back()
-        self.problem, self._try_at = str(error), time.monotonic() + RETRY_S
+        self.problem = str(error)
+        self._try_at = 0.0 if self.space.give_way() else time.monotonic() + RETRY_S
         if self.recording is Recording.CURRENT:
             self.late_since = time.time()
             log.error("the state in the RAM tier cannot be written; what applications change waits until it can", error=self.problem)

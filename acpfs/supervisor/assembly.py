@@ -242,12 +242,14 @@ def _open_state(settings: Settings, directory: BackingDirectory, identity: Ident
     if not link.session:
         mirroring.recover(settings, directory, identity, place, path)
         mirroring.remember_node(settings, identity.node_id)
+    space = places.state_space(place)
+    space.look()
     if link.workers_before or (path.exists() and not was_there):
-        return StateDatabase(path)
+        return StateDatabase(path, space)
     try:
         if why := lost(path, has_bytes=places.has_bytes(place.directory)):
             raise DamagedError(f"{path} is damaged: {why}")
-        return StateDatabase(path, check=True)
+        return StateDatabase(path, space, check=True)
     except DamagedError as error:
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 

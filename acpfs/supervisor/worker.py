@@ -399,6 +399,7 @@ class Worker:
             with self._parts.fs.lock:
                 self._parts.fs.freeze_old()
                 self._parts.fs.look_after_waiting()
+                self._parts.state.space.look()
             places.fit(self._parts.place)
 
     async def _watch_backing(self) -> None:

@@ -25,6 +25,7 @@ from acpfs.filesystem.steps import Call, T, settled
 from acpfs.ram.kept import Kept
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
+from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.engine import Engine
@@ -156,20 +157,21 @@ async def world(
     unknown_bytes: int | None = None,
     session: str = "",
     make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
+    state_space: StateSpace | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
 
     `headroom`: bytes that a process may still charge to its memory control group; `available`: bytes of memory that the machine has left;
     `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
-    there the second one is a worker that takes over from the first, and what was open goes on.
+    there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
     tier_directory.mkdir(exist_ok=True)
     lower = make_lower(settings.backing, "test")
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
-    state = StateDatabase(tier_directory / "state.sqlite")
+    state = StateDatabase(tier_directory / "state.sqlite", state_space)
     tier = Tier(tier_directory, budget_bytes)
     log, tree = OperationLog(state), LowerTree(state)
     calls = CallPools.make()

@@ -9,7 +9,8 @@ import pytest
 
 from acpfs.errors import MachineError, RefusedError
 from acpfs.ram import place as places
-from acpfs.ram.mounts import mount_table, mounted_at, unmount
+from acpfs.ram.mounts import mount_table, mount_tmpfs, mounted_at, unmount
+from acpfs.ram.state_space import RESERVE_BYTES
 
 BACKING = Path("/backing")
 MIB = 1 << 20
@@ -175,6 +176,18 @@ def test_a_smaller_budget_than_what_is_left_keeps_what_is_left_and_is_followed_a
     assert places.fit(second)
     assert capacity(second) == slack + 2 * MIB
     places.give_up(second)
+
+
+@needs_root
+@pytest.mark.clause("S203")
+def test_the_tmpfs_of_the_state_grows_when_little_of_it_is_free(tiers: Path) -> None:
+    place = places.take(tiers, "vol", "n1", BACKING, 8 * MIB)
+    space, before = places.state_space(place), os.statvfs(place.directory)
+    mount_tmpfs(place.directory, f"size={8 * MIB}", remount=True)
+    assert os.statvfs(place.directory).f_blocks < before.f_blocks
+    assert not space.is_short()
+    assert os.statvfs(place.directory).f_bavail * before.f_frsize >= RESERVE_BYTES
+    places.give_up(place)
 
 
 @pytest.mark.usefixtures("no_mounting")
