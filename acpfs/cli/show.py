@@ -73,13 +73,19 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Se
     console(stderr=stderr).print(drawn)
 
 
+def last_error(entry: Json) -> str:
+    """Why an operation failed, in the daemon's own words."""
+    detail = entry.get("last_detail")
+    return (entry["last_error"] or "") + (f": {printable(detail)}" if detail else "")
+
+
 def left_over(details: Json) -> None:
     """What an error says is left, as a table on stderr."""
     left = details.get("left") or []
     if not left:
         return
     rows = [
-        (printable(entry["name"]), entry["operation"], size(entry["size"]), entry["state"], str(entry["tries"]), entry["last_error"] or "")
+        (printable(entry["name"]), entry["operation"], size(entry["size"]), entry["state"], str(entry["tries"]), last_error(entry))
         for entry in left
     ]
     table(("name", "operation", "size", "state", "tries", "last error"), rows, numbers=("size", "tries"), stderr=True)

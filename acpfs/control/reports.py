@@ -27,6 +27,8 @@ class QueueEntry:
     last_error: str | None = None
     next_attempt: float | None = None
     streamed_bytes: int = 0
+    last_detail: str | None = None
+    """What `last_error` means, in words, as the log has it."""
 
 
 @dataclass(frozen=True, slots=True)

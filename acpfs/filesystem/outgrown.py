@@ -330,7 +330,7 @@ class OutgrownFiles:
 
     def _note(self, node: Node, error: OSError) -> None:
         for op in self._log.unsealed_of(node.ino):
-            op.tries, op.last_error = op.tries + 1, error.errno
+            op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
             self._log.save(op)
 
     def _complete(self, content: Content, size: int) -> None:

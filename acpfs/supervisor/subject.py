@@ -155,7 +155,7 @@ class WorkerSubject:
             interrupted=fs.interrupted_files,
             open_files=fs.open_files,
             oldest_unpersisted_age_s=0.0 if engine.oldest_logged_at is None else max(0.0, now - engine.oldest_logged_at),
-            backing_health=self._health(),
+            backing_health=self._health([entry for entry in engine.parked if entry.state != "withheld"]),
             features=asdict(parts.directory.features),
             counters=counters,
             warnings=[*parts.warnings(), *([PINNED_FULL] if fs.is_pinned_full else []), *map(_orphan, engine.guard.orphans)],
@@ -174,16 +174,20 @@ class WorkerSubject:
             cluster=cluster,
         )
 
-    def _health(self) -> HealthReport:
+    def _health(self, refused: Sequence[records.QueueEntry]) -> HealthReport:
+        """Calls that are answered well are no sign of health while the directory refuses operations for good."""
         health = self._parts.calls.health.statistics()
+        state, error = health.state, health.last_error
+        if state == "ok" and refused:
+            state, error = "refusing", f"{refused[0].kind} {refused[0].name}: {refused[0].last_detail}"
         return HealthReport(
-            health.state,
+            state,
             health.since,
             health.in_flight,
             health.stuck,
             health.oldest_s,
             health.failures,
-            health.last_error or None,
+            error or None,
             self._parts.anchor.problem or None,
         )
 
@@ -428,6 +432,7 @@ def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
         age_s=max(0.0, now - entry.logged_at),
         tries=entry.tries,
         last_error=entry.last_error,
+        last_detail=entry.last_detail,
         next_attempt=entry.next_attempt_at or None,
         streamed_bytes=entry.streamed_bytes,
     )

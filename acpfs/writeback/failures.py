@@ -53,9 +53,9 @@ class Failures:
             self._ops.save_version(op.version)
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))
         else:
-            op.last_error = errno.EIO  # its bytes left RAM and the backing directory lost them: only an alarm can help
-            self._ops.park(op)
-            self._tell(op, OSError(errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"), parked=True)
+            op.last_error, op.last_detail = errno.EIO, "the staging file is gone, and its bytes are not in RAM any more"
+            self._ops.park(op)  # only an alarm can help
+            self._tell(op, OSError(op.last_error, op.last_detail), parked=True)
 
     def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
         """In the log file: each first failure and each parking; retries only when they become rare."""

@@ -84,7 +84,7 @@ class Flusher:
         with self._lock:
             self._retry.retries += 1
             for op, _stat in group.done:
-                op.tries, op.last_error = op.tries + 1, error.errno
+                op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
 
     async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why."""

@@ -31,7 +31,7 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
         tries,  # type: ignore[arg-type]
         last_error,  # type: ignore[arg-type]
         next_attempt_at,  # type: ignore[arg-type]
-        bool(int(parked) & PARKED),  # type: ignore[call-overload]
+        parked=bool(int(parked) & PARKED),  # type: ignore[call-overload]
         let_go=bool(int(parked) & LET_GO),  # type: ignore[call-overload]
         begun=bool(committed),
         committed=committed == COMMITTED,

@@ -165,6 +165,8 @@ class Op:
     """Whether it removes or replaces such a file; None: not asked yet. Not persisted."""
     committed: bool = False
     """Visible on the backing directory, but not yet flushed there."""
+    last_detail: str = ""
+    """What `last_error` is in words, as the log has it. Not persisted."""
 
     @property
     def withheld(self) -> bool:

@@ -29,6 +29,8 @@ class QueueEntry:
     tries: int
     last_error: str | None
     """Symbolic errno."""
+    last_detail: str | None
+    """The same in words."""
     next_attempt_at: float
     """Wall clock, seconds; 0 when none is scheduled."""
     parked: bool

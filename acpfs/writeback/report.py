@@ -36,11 +36,17 @@ def queue_entry(op: Op, listener: Listener) -> QueueEntry:
         streamed_bytes=version.streamed_bytes if version else 0,
         tries=op.tries,
         last_error=errno_name(op.last_error) if op.last_error else None,
+        last_detail=_detail(op),
         next_attempt_at=op.next_attempt_at,
         parked=op.parked,
         logged_at=op.logged_at,
         digest=version.digest if version else "",
     )
+
+
+def _detail(op: Op) -> str | None:
+    """A worker that only found the operation in the log has the errno alone."""
+    return None if op.last_error is None or op.withheld else op.last_detail or os.strerror(op.last_error)
 
 
 def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueueEntry, ...]:

@@ -51,7 +51,7 @@ class RetryPolicy:
     def failed(self, op: Op, error: OSError) -> float | None:
         """Note a failure on the operation; seconds until the next attempt, or None: park it."""
         op.tries += 1
-        op.last_error = error.errno or errno.EIO
+        op.last_error, op.last_detail = error.errno or errno.EIO, error.strerror or str(error)
         self.retries += 1
         if op.last_error in _REFUSALS or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))

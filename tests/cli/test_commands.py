@@ -112,6 +112,7 @@ def status(**changes: object) -> dict[str, object]:
         "state": "serving",
         "parked": 0,
         "interrupted": 0,
+        "queue": [],
         "queue_length": 0,
         "queue_bytes": 0,
         "oldest_unpersisted_age_s": 0,
@@ -133,6 +134,10 @@ def status(**changes: object) -> dict[str, object]:
         ),
         ({"state": "draining"}, "told to end"),
         ({"parked": 1}, "REFUSED"),
+        (
+            {"parked": 1, "queue": [{"state": "parked", "name": "a\n", "last_error": "EPERM", "last_detail": "the owner\x07 says no"}]},
+            "; the first: a\\n (EPERM: the owner\\x07 says no)",
+        ),
         ({"interrupted": 1}, "not whole"),
         ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),

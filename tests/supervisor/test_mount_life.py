@@ -300,7 +300,9 @@ def test_what_is_refused_for_good_is_shown_retried_and_discarded(fault_fs: Fault
     done = mount.run("acpfs-ctl", "flush", check=False)
     assert done.returncode == ExitCode.FAILED
     assert "refused1" in done.stderr
-    assert "EACCES" in done.stderr
+    assert "EACCES: Permission denied" in done.stderr
+    health = mount.status()["backing_health"]
+    assert (health["state"], "Permission denied" in health["last_error"]) == ("refusing", True)
     assert "REFUSED" in mount.run("acpfs-ctl", "status").stdout
     assert mount.run("acpfs", "umount", str(mount.path), check=False).returncode == ExitCode.FAILED
     assert mount.ctl("discard", str(mount.path / "refused2"))["operations"] == 1

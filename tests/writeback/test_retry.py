@@ -5,10 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import random
+from pathlib import Path
+
+import pytest
 
 from acpfs.types import Ino, Seq
 from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.report import queue_entry
 from acpfs.writeback.retry import PERMANENT_TRIES, RetryPolicy
+from tests.writeback.world import World
 
 
 def policy() -> RetryPolicy:
@@ -37,6 +42,17 @@ def test_transient_failures_are_retried_for_ever_and_shown() -> None:
         assert delay_s is not None
         assert (op.tries, op.last_error, op.next_attempt_at) == (tries, errno.EIO, 1000.0 + delay_s)
     assert retry.retries == 99
+
+
+@pytest.mark.clause("S23")
+def test_a_failure_is_shown_in_the_words_of_the_log(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    op = world.store("f", b"x")
+    assert queue_entry(op, world.listener).last_detail is None
+    policy().failed(op, OSError(errno.EIO, "the staging file has 3 bytes, not 7"))
+    assert queue_entry(op, world.listener).last_detail == "the staging file has 3 bytes, not 7"
+    op.last_detail = ""  # of an earlier worker
+    assert queue_entry(op, world.listener).last_detail == os.strerror(errno.EIO)
 
 
 def test_refusals_in_a_row_park() -> None:

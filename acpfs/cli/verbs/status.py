@@ -189,7 +189,10 @@ def unsafe_lines(status: show.Json) -> list[str]:
         where = f"the last: {show.printable(first['path'])}, {beside}"
         lines.append(f"{status['conflicts_total']} CONFLICTS with native changes, nothing was overwritten; {where}")
     if status["parked"]:
-        lines.append(f"{status['parked']} operations REFUSED by the backing directory: kept in RAM until `acpfs-ctl retry` or `discard`")
+        parked = [entry for entry in status["queue"] if entry["state"] == "parked"][:1]
+        first = "".join(f"; the first: {show.printable(entry['name'])} ({show.last_error(entry)})" for entry in parked)
+        kept = "kept in RAM until `acpfs-ctl retry` or `discard`"
+        lines.append(f"{status['parked']} operations REFUSED by the backing directory: {kept}{first}")
     if status.get("cluster"):
         lines += _withheld(status["cluster"])
     if status["interrupted"]:
@@ -209,7 +212,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
     if len(waiting) > WAITING_LINES_MAX:
         lines.append(f"… and {len(waiting) - WAITING_LINES_MAX} more wait")
     if health["state"] != "ok":
-        said = f" ({health['last_error']})" if health["last_error"] else ""
+        said = f" ({show.printable(health['last_error'])})" if health["last_error"] else ""
         lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
     if health.get("problem"):
         lines.append(show.printable(health["problem"]))
@@ -241,7 +244,7 @@ def _queue(status: show.Json) -> None:
             show.size(entry["size"]),
             show.duration(entry["age_s"]),
             str(entry["tries"]),
-            entry["last_error"] or "",
+            show.last_error(entry),
             f"in {show.duration(max(0.0, entry['next_attempt'] - now))}" if entry["next_attempt"] else "",
             show.printable(entry["name"]),
         )
