@@ -61,6 +61,19 @@ class Anchor:
         log.warning("the backing directory was mounted anew: its descriptor was opened again", backing=os.fspath(self._directory.path))
         return True
 
+    def confirmed(self) -> str:
+        """The problem, if there still is one: the last `look` may be seconds old. Blocks as that does, and changes nothing."""
+        if not self.problem:
+            return ""
+        with contextlib.suppress(OSError):
+            fd = os.open(self._directory.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if self._held() == _identity(fd) or volume_at(fd) == self._volume_id:
+                    return ""
+            finally:
+                os.close(fd)
+        return self.problem
+
     def _held(self) -> tuple[int, int] | None:
         """What the descriptor leads to; None when it leads nowhere any more (server gone, stale handle)."""
         with contextlib.suppress(OSError):

@@ -96,9 +96,20 @@ def left_over(details: Json) -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[Json], None]]:
-    """A progress bar on stderr, if that is a terminal; yields what takes the daemon's progress events."""
+    """A progress bar on stderr, if that is a terminal; yields what takes the daemon's progress events.
+
+    What may keep the drain from its end is told in any case, once: a command that waits must not be silent about it.
+    """
+    told = set[str]()
+
+    def complain(event: Json) -> None:
+        trouble = event.get("trouble")
+        if trouble and trouble not in told:
+            told.add(trouble)
+            print(f"{text}: {printable(trouble)}", file=sys.stderr, flush=True)
+
     if not sys.stderr.isatty():
-        yield lambda _event: None
+        yield complain
         return
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -109,6 +120,7 @@ def progress(text: str) -> Iterator[Callable[[Json], None]]:
 
         def take(event: Json) -> None:
             nonlocal most
+            complain(event)
             if event.get("event") != "progress":
                 return
             weight = event["bytes"] + event["operations"]

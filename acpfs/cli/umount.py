@@ -34,6 +34,8 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
     with show.progress("draining") as take:
         result = ask(record, "unmount", {"timeout_s": timeout_s, "leave": leave}, take)
     _wait_for_end(record)
+    if result.get("problem"):
+        click.echo(f"{show.printable(result['problem'])}; what was persisted lies where the backing directory was opened", err=True)
     for held in result["guarded"]:
         click.echo(
             f"{show.printable(held['name'])} is deleted, but no newer checkpoint is persisted: it stays on the backing directory,"

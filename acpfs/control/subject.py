@@ -52,6 +52,14 @@ class Subject(Protocol):
 
     def status(self) -> Status: ...
 
+    async def problem(self) -> str:
+        """What is wrong with what lies at the backing directory's path now (gone, another volume), in words; "" for nothing."""
+        ...
+
+    def trouble(self) -> str:
+        """What may keep the drain from its end: that problem, or calls that do not return or fail; "" for nothing."""
+        ...
+
     def configuration(self) -> Json:
         """Effective settings."""
         ...

@@ -32,6 +32,8 @@ LEFT_NAMED_MAX = 100
 GUARDED = "guarded"
 REFUSED = "the backing directory refused some operations for good"
 WITHHELD = "pointer files are withheld, because nodes that may have what they point at are missing: see `acpfs-ctl nodes`, `nodes forget`"
+DRAINED_ELSEWHERE = "all is persisted, where the backing directory lay when it was opened"
+UNVERIFIED = "nothing can be verified there"
 LATE = "not everything is persisted in time"
 
 Handler = Callable[[Subject, Request, Report], Awaitable[Json]]
@@ -59,6 +61,7 @@ async def ls(subject: Subject, request: Request, tell: Report) -> Json:
 async def flush(subject: Subject, request: Request, tell: Report) -> Json:
     """Wait until all that was complete at the call is persisted."""
     done = await _drain_complete(subject, request.paths(), request.seconds("timeout_s"), tell)
+    await _still_there(subject, DRAINED_ELSEWHERE)
     return {**done, "guarded": [asdict(guarded) for guarded in subject.guarded()]}
 
 
@@ -67,12 +70,15 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
     paths = _paths(request)
     count = count_of(request)
     if count:
-        return {"files": await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)}
+        files = await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)
+        await _still_there(subject, DRAINED_ELSEWHERE)
+        return {"files": files}
     deadline = trio.current_time() + _limit(request.seconds("timeout_s"))
     paths = await followed(subject, paths, deadline)
     until = await covering(subject, paths, deadline)
     with trio.move_on_at(deadline):
         done = await drain(subject, until, None, tell, paths)
+        await _still_there(subject, DRAINED_ELSEWHERE)
         if request.flag("verified"):
             done["verified"] = await _check(subject, paths, tell)
         return done
@@ -82,6 +88,7 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def verify(subject: Subject, request: Request, tell: Report) -> Json:
     """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
+    await _still_there(subject, UNVERIFIED)
     return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
 
 
@@ -99,6 +106,7 @@ async def repair(subject: Subject, request: Request, tell: Report) -> Json:
         if verdict.status not in GOOD:
             bad.append(verdict)
 
+    await _still_there(subject, UNVERIFIED)
     await subject.verify(await _recorded(subject, request.paths()), judge)
     rewritten: dict[str, Verdict] = {}
     until = 0
@@ -218,6 +226,7 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
             raise
         late = True
     await subject.unmount(leave=late)
+    problem = await subject.problem()
     left: list[QueueEntry] = []
     until = await subject.complete_until([], 0)
     async with trio.open_nursery() as nursery:
@@ -229,7 +238,7 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     if left and not leave:
         raise _left_error(left, len(left), ExitCode.TIMEOUT, "unmounted; what is not persisted is kept in the RAM tier for the next mount")
     named = {"left": [asdict(entry) for entry in left[:LEFT_NAMED_MAX]], "guarded": [asdict(entry) for entry in guarded[:LEFT_NAMED_MAX]]}
-    return {**done, **named, "left_operations": len(left)}
+    return {**done, **named, "left_operations": len(left), "problem": problem or None}
 
 
 async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
@@ -349,15 +358,25 @@ async def _watch(subject: Subject, until: int, paths: Sequence[bytes], tell: Rep
         if rest.operations == 0 or rest.stuck:
             scope.cancel()
             return
-        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
+        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes, "trouble": subject.trouble()})
         await trio.sleep(max(PROGRESS_INTERVAL_S, PROGRESS_SHARE * took_s))
 
 
 async def _tell_progress(subject: Subject, until: int, tell: Report) -> None:
     while True:
         rest = subject.remaining(until)
-        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes})
+        await tell({"event": "progress", "operations": rest.operations, "bytes": rest.size_bytes, "trouble": subject.trouble()})
         await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+async def _still_there(subject: Subject, so_what: str) -> None:
+    """Nothing good is said of files where nobody can find them.
+
+    Raises:
+        AcpfsError: the backing directory is gone, or another one lies at its path.
+    """
+    if problem := await subject.problem():
+        raise AcpfsError(f"{problem}; {so_what}")
 
 
 def _none_interrupted(subject: Subject) -> None:
@@ -372,6 +391,8 @@ def _none_interrupted(subject: Subject) -> None:
 
 def left_over(subject: Subject, until: int, code: ExitCode, message: str) -> RemoteError:
     """The error that names what is left."""
+    trouble = subject.trouble() if code is ExitCode.TIMEOUT else ""
+    message += f": {trouble}" if trouble else ""
     return _left_error(subject.left(until), subject.remaining(until).operations, code, message)
 
 
@@ -394,6 +415,7 @@ async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, ever
         if every or verdict.status not in GOOD:
             await tell({"event": "items", "items": [asdict(verdict)]})
 
+    await _still_there(subject, UNVERIFIED)
     await subject.verify(paths, judge)
     if bad and not every:
         raise AcpfsError(f"{len(bad)} of {count} files are not as they were written, first {bad[0].path}: {bad[0].status}")

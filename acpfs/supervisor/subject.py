@@ -68,6 +68,7 @@ from acpfs.writeback.spill import SpillStatistics
 PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
 STATUS_QUEUE_ENTRIES_MAX = 100
 SPILL_ANSWERS_S = 10.0
+PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
 ENGINE_COUNTERS = (
     "persisted_ops",
@@ -190,6 +191,19 @@ class WorkerSubject:
             error or None,
             self._parts.anchor.problem or None,
         )
+
+    async def problem(self) -> str:
+        anchor = self._parts.anchor
+        looked = self._parts.calls.syncs.submit("look", anchor.confirmed)
+        with trio.move_on_after(PROBLEM_LOOK_S):
+            await settled(looked)
+        return looked.result() if looked.done() and looked.exception() is None else anchor.problem
+
+    def trouble(self) -> str:
+        health = self._parts.calls.health.statistics()
+        said = f" ({health.last_error})" if health.last_error else ""
+        calls = {"stuck": "the backing directory does not answer", "refusing": f"the backing directory refuses calls{said}"}
+        return self._parts.anchor.problem or calls.get(health.state, "")
 
     def configuration(self) -> Json:
         return self._parts.settings.model_dump(mode="json")

@@ -147,3 +147,12 @@ def status(**changes: object) -> dict[str, object]:
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
     (line,) = unsafe_lines(status(**changes))
     assert said in line
+
+
+@pytest.mark.clause("S219")
+def test_who_waits_is_told_once_what_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with show.progress("flushing") as take:
+        for trouble in ("", "/b is\x1b gone", "/b is\x1b gone", ""):
+            take({"event": "progress", "operations": 1, "bytes": 1, "trouble": trouble})
+        take({"event": "progress", "operations": 1, "bytes": 1})  # of an older daemon, or of `preload`
+    assert capsys.readouterr().err == "flushing: /b is\\x1b gone\n"

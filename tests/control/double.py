@@ -66,6 +66,7 @@ class DoubleSubject:
         self.broken = False
         self.absent: set[bytes] = set()
         self.stuck = False
+        self.gone = ""
 
     async def nodes(self) -> list[NodeReport]:
         return self.node_rows
@@ -107,6 +108,12 @@ class DoubleSubject:
             counters={"retries": 7},
             guarded=self.guarded_rows,
         )
+
+    async def problem(self) -> str:
+        return self.gone
+
+    def trouble(self) -> str:
+        return self.gone
 
     def configuration(self) -> Json:
         return {"streams": 8}

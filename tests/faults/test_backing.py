@@ -147,8 +147,10 @@ def test_unmounted_underneath_while_it_is_used(transport: str, make_mount: MakeM
         subprocess.run(["umount", "-l", str(backing)], check=True)
         subprocess.run(["umount", "-l", str(backing)], check=True)
         (mount.path / "f").write_bytes(b"x")
-        mount.wait_status(lambda s: s["backing_health"]["problem"])
-        mount.flush()
+        mount.wait_status(lambda s: s["backing_health"]["problem"] and not s["queue_length"])
+        for verb in ("flush", "verify"):
+            done = mount.run("acpfs-ctl", str(mount.path), verb, check=False)
+            assert (done.returncode, "a directory that acpfs has never used" in done.stderr) == (ExitCode.FAILED, True)
         assert os.listdir(backing) == []
         assert (keep / "f").read_bytes() == b"x"
         subprocess.run(["mount", "--bind", str(keep), str(backing)], check=True)
