@@ -1,7 +1,8 @@
 """Checkpoints as control shows them: files of the upper tree and of the manifest, put together by shape of name.
 
-Takes the file system's lock for each part of the answer and never calls the backing directory. What was written or looked at through this
-mount is shown; a checkpoint that lies on the backing directory and was never touched is not known here.
+Takes the file system's lock for each part of the answer, and calls the backing directory for nothing but sizes (`learn`).
+What was written or looked at through this mount is shown.
+A checkpoint that lies on the backing directory and was never touched is not known here.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+
+import trio
 
 from acpfs.backing.read_rate import ReadRate
 from acpfs.checkpoints import Checkpoint
@@ -17,6 +21,7 @@ from acpfs.control.reports import CheckpointFile, CheckpointReport
 from acpfs.filesystem.catalogue import CheckpointTimes
 from acpfs.filesystem.keeping import below
 from acpfs.filesystem.known_files import KnownFile
+from acpfs.filesystem.steps import settled
 from acpfs.supervisor.assembly import Parts
 
 MEASURED_BYTES = 64 << 20
@@ -30,6 +35,8 @@ class _Sum:
     persisted: int = 0
     writing: int = 0
     size: int = 0
+    unsized: int = 0
+    """Files whose size is not known, because the backing directory did not say."""
     ram: int = 0
     spilled: int = 0
     times: CheckpointTimes | None = field(default=None)
@@ -38,7 +45,8 @@ class _Sum:
         self.files += 1
         self.persisted += file.is_persisted
         self.writing += file.is_writing
-        self.size += file.size
+        self.size += max(0, file.size)
+        self.unsized += file.size < 0
         self.ram += file.ram_bytes
         self.spilled += file.spilled_bytes
 
@@ -50,6 +58,8 @@ class CheckpointView:
         self._parts = parts
         self._ram_rate = ReadRate()
         self._measured_at = 0.0
+        self._learning: Future[None] = Future()
+        self._learning.set_result(None)
 
     def files(self, report: CheckpointReport) -> list[CheckpointFile]:
         """Files of a checkpoint, in order; sizes, and checksums of what is persisted."""
@@ -57,6 +67,20 @@ class CheckpointView:
         files = self._known(os.fsencode(report.save_dir) if b"*" in path else path)
         ours = (self._file(file) for file in files if (c := recognise(file.path)) is not None and c.path == path)
         return sorted(ours, key=lambda file: file.path)
+
+    async def learn(self, path: bytes) -> None:
+        """Have the sizes of what an earlier mount stored; go on without them when the backing directory does not say."""
+        if self._learning.done():
+            manifest, below = self._parts.manifest, self._scope(path)
+            self._learning = self._parts.calls.requests.submit("sizes", manifest.learn_sizes, tuple(below.split(b"/")) if below else ())
+        with trio.move_on_after(self._parts.settings.patience_s):
+            await settled(self._learning)
+
+    def _scope(self, path: bytes) -> bytes:
+        """Where files of what is asked for may lie: a path in a checkpoint stands for that, which may have files beside it."""
+        with self._parts.fs.lock:
+            top = self._parts.fs.catalogue.recognise(path, directory=True)
+        return path if top is None else top.save_dir
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
         """(last close, last persisted) by time.monotonic()."""
@@ -69,7 +93,7 @@ class CheckpointView:
     def _file(self, file: KnownFile) -> CheckpointFile:
         with self._parts.fs.lock:
             checksum = self._parts.manifest.digest(tuple(file.path.split(b"/"))) if file.is_persisted else ""
-        return CheckpointFile(os.fsdecode(file.path), file.size, file.is_persisted, checksum or None)
+        return CheckpointFile(os.fsdecode(file.path), max(0, file.size), file.is_persisted, checksum or None)
 
     def persisted_files(self, path: bytes) -> tuple[int, int]:
         """(persisted, all) files at and below a path."""
@@ -77,7 +101,7 @@ class CheckpointView:
         return sum(file.is_persisted for file in files), len(files)
 
     def _known(self, path: bytes) -> Iterator[KnownFile]:
-        """From the upper tree, and from the manifest what has left it."""
+        """From the upper tree, and from the manifest what has left it; there a size of -1 is not known."""
         fs = self._parts.fs
         with fs.lock:
             known = {file.path: file for file in fs.known_files.below(path)}
@@ -87,7 +111,7 @@ class CheckpointView:
                 with fs.lock:
                     gone = fs.known_files.is_gone(row)
                 if not gone:
-                    yield KnownFile(row, max(0, size), 0, 0, is_writing=False, is_persisted=True)
+                    yield KnownFile(row, size, 0, 0, is_writing=False, is_persisted=True)
 
     # -- checkpoints
 
@@ -140,7 +164,7 @@ class CheckpointView:
             save_s=max(0.0, times.closed_at - times.began_at) if times.began_at and times.closed_at else None,
             persist_s=max(0.0, persisted_at - times.began_at) if times.began_at and persisted_at else None,
             loads_from=_place(total),
-            estimated_load_s=None if total.spilled else self._load_s(total.ram, total.size - total.ram),
+            estimated_load_s=None if total.spilled or total.unsized else self._load_s(total.ram, total.size - total.ram),
         )
 
     def _load_s(self, ram_bytes: int, cold_bytes: int) -> float | None:
@@ -175,7 +199,7 @@ class CheckpointView:
 
 def _place(total: _Sum) -> str:
     places = {"ram": total.ram, "spill": total.spilled, "backing": total.size - total.ram - total.spilled}
-    used = [place for place, size in places.items() if size]
+    used = [place for place, size in places.items() if size or (place == "backing" and total.unsized)]
     return "mixed" if len(used) > 1 else used[0] if used else "ram"
 
 
@@ -188,6 +212,6 @@ def _state(total: _Sum, times: CheckpointTimes, persisted_at: float) -> str:
         return "writing"
     if total.persisted < total.files:
         return "persisting" if total.persisted else "complete"
-    if not (total.ram or total.spilled) and total.size:
+    if not (total.ram or total.spilled) and (total.size or total.unsized):
         return "evicted"
     return "verified" if times.verified_at >= persisted_at > 0 else "persisted"

@@ -329,6 +329,7 @@ class WorkerSubject:
 
     async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
         await settled(self._parts.copies.submit("measure RAM", self._view.measure))
+        await self._view.learn(path)
         return self._view.reports(path)
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:

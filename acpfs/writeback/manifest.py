@@ -8,6 +8,7 @@ thread at a time.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from threading import RLock
@@ -36,6 +37,7 @@ class Manifest:
         self._names: LowerPath = (b"manifest", f"{node_id}.xxh128".encode())
         self._changes, self._written = 0, -1
         state.create(DDL)
+        self._lacks_sizes = self._find_lack()
         self.entries: int = state.rows("SELECT count(*) FROM checksum")[0][0]
 
     # -- the table, under the lock
@@ -134,10 +136,30 @@ class Manifest:
             self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", [(path, digest.decode()) for digest, path in lines])
             self._state.change("INSERT INTO checksum_origin VALUES (1)")
             self._state.commit()
+            self._lacks_sizes = self._find_lack()
             if not self._changes:
                 self._written = 0
             self.entries = self._state.rows("SELECT count(*) FROM checksum")[0][0]
         return len(lines)
+
+    def learn_sizes(self, below: LowerPath = ()) -> None:
+        """Look up sizes for rows that came from the written manifest, which has none: each once."""
+        if not self._lacks_sizes:
+            return
+        for key, digest, size in self.rows(below):
+            if size >= 0:
+                continue
+            with contextlib.suppress(OSError):  # gone, or not to be had now: asked again next time
+                found = self._lower.lstat(tuple(key.split(b"/")))
+                with self._lock:
+                    known = "UPDATE checksum SET size = ? WHERE path = ? AND digest = ? AND size < 0"
+                    self._state.change(known, (found.size, key, digest))
+                    self._state.commit()
+        with self._lock:
+            self._lacks_sizes = self._find_lack()
+
+    def _find_lack(self) -> bool:
+        return bool(self._state.rows("SELECT 1 FROM checksum WHERE size < 0 LIMIT 1"))
 
     @property
     def changes(self) -> int:

@@ -70,6 +70,10 @@ def test_the_life_of_a_checkpoint(mount: AcpfsMount, transport: str) -> None:
     shown = mount.run("acpfs-ctl", str(mount.path), "checkpoints", str(directory)).stdout
     assert "run/iter_0000100" in shown
     assert "evicted" in shown
+    mount.umount()
+    mount.start()  # only the written manifest knows of it, which has no sizes
+    report = the(mount, "run/iter_0000100")
+    assert (report["state"], report["loads_from"], report["bytes"], report["files"]) == ("evicted", "backing", 2 * SIZE, 2)
     shutil.rmtree(directory)
     assert mount.ask("checkpoints")["items"] == []
 

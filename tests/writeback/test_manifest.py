@@ -13,6 +13,7 @@ import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.manifest import PAGE_ROWS, Manifest
 from acpfs.writeback.manifest_writer import PAUSE_IDLE_S
@@ -169,6 +170,39 @@ def test_what_a_lost_node_had_not_written_to_its_manifest_is_known_by_the_file_i
     after = Manifest(StateDatabase(tmp_path / "state.db"), lower, threading.RLock(), "node")
     assert after.load() == 1
     assert [found.status for found in after.verify([split("rewritten"), split("new")])] == status
+
+
+@pytest.mark.clause("S113")
+def test_sizes_that_the_written_form_does_not_have_are_looked_up_once(tmp_path: Path) -> None:
+    lower = MemoryLower()
+    looked: list[LowerPath] = []
+
+    def fault(label: str, path: LowerPath) -> None:
+        if label == "lstat":
+            looked.append(path)
+
+    before = Manifest(StateDatabase(tmp_path / "lost.db"), lower, threading.RLock(), "node")
+    before.load()
+    for name in ("d/f", "g", "gone"):
+        before.put(split(name), "0" * 32, 3)
+    before.write()
+    lower.mkdir((b"d",))
+    for path in ((b"d", b"f"), (b"g",)):
+        fd = lower.create_staging("s")
+        lower.write(fd, memoryview(b"123"), 0)
+        lower.close(fd)
+        lower.rename(lower.staging_path("s"), path)
+    after = Manifest(StateDatabase(tmp_path / "state.db"), lower, threading.RLock(), "node")
+    after.load()
+    assert {size for _key, _digest, size in after.rows()} == {-1}
+    lower.fault = fault
+    after.learn_sizes((b"d",))
+    assert [(key, size) for key, _digest, size in after.rows()] == [(b"d/f", 3), (b"g", -1), (b"gone", -1)]
+    after.remove((b"gone",))
+    after.learn_sizes()
+    after.learn_sizes()
+    assert [size for _key, _digest, size in after.rows()] == [3, 3]
+    assert looked == [(b"d", b"f"), (b"g",)]
 
 
 def test_what_a_killed_worker_left_of_a_writing_is_removed(world: World, run: Run) -> None:
