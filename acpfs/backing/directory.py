@@ -170,13 +170,16 @@ class BackingDirectory:
             os.close(fd)
 
     def digest(self, path: LowerPath) -> str:
+        note = self.note(path)
+        return "" if note is None else note.digest
+
+    def note(self, path: LowerPath) -> Note | None:
         self._count("xattrs")
         fd = self._entries.open(path, os.O_PATH)
         try:
-            note = _note(f"/proc/self/fd/{fd}")
+            return _note(f"/proc/self/fd/{fd}")
         finally:
             os.close(fd)
-        return "" if note is None else note.digest
 
     def noted(self, fd: int) -> Note | None:
         self._count("xattrs")

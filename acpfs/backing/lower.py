@@ -220,8 +220,12 @@ class Lower(Protocol):
         """xxh3-128 that acpfs noted at the file itself when it stored it (xattr `user.acpfs.xxh3`); "" for none."""
         ...
 
+    def note(self, path: LowerPath) -> Note | None:
+        """`digest` of a file, and what the file looked like then."""
+        ...
+
     def noted(self, fd: int) -> Note | None:
-        """`digest` of an open file, and what the file looked like then."""
+        """`note` of an open file."""
         ...
 
     def sync_entry(self, path: LowerPath) -> None:

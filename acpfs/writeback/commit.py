@@ -28,6 +28,7 @@ from acpfs.writeback.given_back import GivenBack
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
@@ -564,7 +565,7 @@ class Committer:
         st: LowerStat | None = None
         if path is not None:
             try:
-                self._lower.apply(path, op.meta)
+                self._lower.apply(path, with_note(self._lower, path, op.meta, doubtful=self._doubtful))
                 st = self._lower.lstat(path)
             except FileNotFoundError:
                 absence.make_sure(self._lower, path)

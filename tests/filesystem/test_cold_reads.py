@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from acpfs.backing.health import STUCK_AFTER_S
 from acpfs.backing.lower import LowerPath, Note
 from acpfs.config import WarmReads
 from acpfs.filesystem import whole_reads
+from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -289,6 +291,27 @@ def tier_bytes(w: World) -> int:
                 files[st.st_ino] = st.st_blocks * 512
     files |= {st.st_ino: st.st_blocks * 512 for st in (entry.stat() for entry in os.scandir(w.tier.directory / "data"))}
     return sum(files.values())
+
+
+@pytest.mark.clause("S192", "S104")
+def test_damage_is_found_in_a_file_whose_times_were_set_after_it_was_stored(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with world(tmp_path, hold=False, verify_reads=True) as w:
+            ino = await w.write(b"f", b"good" * 1000)
+            await w.drained()
+            await w.do(w.fs.setattr(ino, AttributeChange(mtime_ns=1_700_000_000_000_000_000), None, CALLER))
+            await w.drained()
+        st = (tmp_path / "backing/f").stat()
+        (tmp_path / "backing/f").write_bytes(b"rots" * 1000)
+        os.utime(tmp_path / "backing/f", ns=(st.st_atime_ns, st.st_mtime_ns))
+        shutil.rmtree(tmp_path / "tier")
+        async with world(tmp_path, verify_reads=True) as w:
+            found = await w.do(w.fs.lookup(ROOT, b"f"))
+            with pytest.raises(OSError, match="not what was stored") as refused:
+                await w.read(found.ino)
+            assert refused.value.errno == errno.EIO
+
+    trio.run(scenario)
 
 
 @pytest.mark.clause("S131", "S101")

@@ -173,7 +173,16 @@ class MemoryLower:
 
     def digest(self, path: LowerPath) -> str:
         self._call("xattrs", path)
-        return Note.decode(self._find(path).xattrs.get(b"user.acpfs.xxh3", b"")).digest
+        note = self._noted(path)
+        return "" if note is None else note.digest
+
+    def note(self, path: LowerPath) -> Note | None:
+        self._call("xattrs", path)
+        return self._noted(path)
+
+    def _noted(self, path: LowerPath) -> Note | None:
+        value = self._find(path).xattrs.get(b"user.acpfs.xxh3")
+        return None if value is None else Note.decode(value)
 
     def space(self) -> SpaceInfo:
         return SpaceInfo(4096, 1000, 1000, 1000, 1000, 1000, 255)
