@@ -113,6 +113,15 @@ class WhenFull(str, Enum):
     ERROR = "error"
 
 
+class WhenKilled(str, Enum):
+    """What becomes of a file whose writer is killed before it has closed it."""
+
+    KEEP = "keep"
+    """It is `interrupted`: in the mount as far as it was written, and not published. A log is published."""
+    PUBLISH = "publish"
+    """It is published as far as it was written."""
+
+
 class SpillMode(str, Enum):
     """What goes to the spill directory."""
 
@@ -192,6 +201,8 @@ class Settings(BaseModel):
     """Nodes of one backing directory begin to drain a save one after the other, the last one at most so much later; 0: all at once."""
     when_full: WhenFull = WhenFull.WAIT
     """What a writer meets when the RAM tier is full of dirty bytes."""
+    when_killed: WhenKilled = WhenKilled.KEEP
+    """What becomes of a file whose writer is killed in the middle: keep (not published before someone decides), or publish (as it is)."""
     warm_reads: WarmReads = WarmReads.AUTO
     """Whether a file that is read from the backing directory comes to RAM: auto (where RAM is free), on (clean files make room), off."""
     verify_reads: bool = False

@@ -187,7 +187,7 @@ class Changes:
             child.checked_at = child.settled_at = time.monotonic()
 
     def discard(self, node: Node) -> None:
-        """Drop a content that is not to be stored: the backing directory's, if any, is shown again.
+        """Drop a content that is not to be stored: what it was before, if anything, is shown again.
 
         Raises:
             OSError: EBUSY: it is open.
@@ -195,11 +195,22 @@ class Changes:
         if node.handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         self._contents.drop(node)
+        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.tier_id), None)
+        if last is not None:
+            self._back_to(node, last)
+            return
         if node.unlogged:
             for parent, name in list(node.names):
                 self.forget_birth(parent, name)
         node.identity, node.checked_at = None, 0.0
         self._view.reap(node)
+
+    def _back_to(self, node: Node, store: Op) -> None:
+        """Show what was complete last, and is on its way to the backing directory."""
+        assert store.version is not None
+        self._contents.adopt_version(node, store.version)
+        node.mtime_ns = store.meta.mtime_ns or node.mtime_ns
+        node.touch(mtime=False)
 
     # -- Listener
 

@@ -70,7 +70,7 @@ class Writing(enum.Enum):
         return cls.APPENDING if offset == file_size and (by_append or size <= LOG_PIECE_BYTES_MAX) else cls.WHOLE
 
 
-_MODIFIED, _FAILED_SHIFT, _FAILED_MASK, _WHOLE, _WAS_WHOLE = 1, 1, 0xFF, 1 << 10, 1 << 11
+_MODIFIED, _FAILED_SHIFT, _FAILED_MASK, _INTERRUPTED, _WHOLE, _WAS_WHOLE = 1, 1, 0xFF, 1 << 9, 1 << 10, 1 << 11
 FAILED_AT_SHIFT = 12
 """Bits of `Content.state`: an errno is less than 256; offsets below 2 PiB then fit into SQLite's 63 bits."""
 
@@ -94,7 +94,8 @@ class Content:
     last_writing: Writing = Writing.APPENDING
     """How it had been changed when that version was frozen, should it be withdrawn."""
     interrupted: bool = False
-    """Its writer was lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone decides."""
+    """Its writer was killed, or lost with an earlier daemon, or closed it although a write failed: shown, but not committed before someone
+    decides, or writes to it and closes it."""
     seen: tuple[int, int] = UNSEEN
     """(mtime in ns, size) that the tier file was marked with (`kernel_writes`); differs: the kernel may have written in passthrough."""
     fd: int = -1
@@ -114,11 +115,11 @@ class Content:
         """For the state database: whether it is modified, and how, and a failed write, in one number."""
         failed = self.failed << _FAILED_SHIFT | self.failed_at << FAILED_AT_SHIFT if self.failed else 0
         whole = _WHOLE * (self.writing is Writing.WHOLE) | _WAS_WHOLE * (self.last_writing is Writing.WHOLE)
-        return _MODIFIED * self.modified | failed | whole
+        return _MODIFIED * self.modified | _INTERRUPTED * self.interrupted | failed | whole
 
     def set_state(self, number: int) -> None:
         """Inverse of `state`."""
-        self.modified = bool(number & _MODIFIED)
+        self.modified, self.interrupted = bool(number & _MODIFIED), bool(number & _INTERRUPTED)
         self.failed, self.failed_at = number >> _FAILED_SHIFT & _FAILED_MASK, number >> FAILED_AT_SHIFT
         self.writing = Writing.WHOLE if number & _WHOLE else Writing.APPENDING
         self.last_writing = Writing.WHOLE if number & _WAS_WHOLE else Writing.APPENDING

@@ -134,6 +134,13 @@ class Contents:
         self.retention.settle(node)
         self._table.changed(node)
 
+    def adopt_version(self, node: Node, version: Version) -> None:
+        """Give a node the content of a version that is not persisted yet; it may have the first bytes of a tier file that went on."""
+        if not is_spilled(version.tier_id):
+            self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
+        self._resized(node, version.size)
+        self.adopt(node, version.tier_id)
+
     def drop(self, node: Node) -> None:
         """The node's content is not needed any more (evicted, deleted, or outdated)."""
         self._let_go(node)
@@ -186,7 +193,7 @@ class Contents:
         """The last handle of the node is gone."""
         content = node.content
         if content is not None and content.failed and content.modified and content.outgrown is None:
-            content.interrupted = True  # nothing is published or dropped before somebody writes it anew, or decides
+            self.interrupt(node)
         if content is not None and not content.overflow:
             self._close(content)
             self.retention.settle(node)
@@ -194,6 +201,12 @@ class Contents:
             self.retention.settle(node)
         elif not (content.modified or content.sealed):
             self.drop(node)  # brought up to be changed, and then it was not
+
+    def interrupt(self, node: Node) -> None:
+        """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""
+        assert node.content is not None
+        node.content.interrupted = True
+        self._table.changed(node)
 
     @staticmethod
     def _close(content: Content) -> None:

@@ -63,6 +63,7 @@ class Files:
         handle = self._open.handle(number)
         handle.wrote = True
         await self._outgrown.check(handle.node)
+        self._open.goes_on(handle)
         self._open.complete(handle, quiet=True)
         self._open.report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import RLock
@@ -17,13 +17,14 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerStat, SpaceInfo
 from acpfs.backing.read_rate import ReadRate
 from acpfs.checkpoints import Checkpoints
-from acpfs.config import FsyncMode, Settings, WhenFull
+from acpfs.config import FsyncMode, Settings, WhenFull, WhenKilled
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories
@@ -124,11 +125,13 @@ class FileSystem:
         kept: Kept | None = None,
         make_spill: Callable[[RLock], Spill] | None = None,
         fills: CallPool | None = None,
+        closing: Callable[[int], Closing] = closing_of,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
         `fills`: threads for reading cold files ahead (None: those of `calls`).
         `headroom` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
+        `closing`: how a thread comes to close what it has open.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
@@ -162,7 +165,8 @@ class FileSystem:
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
         """What goes to the spill tier, where there is one."""
         self.spill = self.spilling.spill if self.spilling is not None else None
-        self._open, self._files = self._regular_files(admission, changeable)
+        closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
+        self._open, self._files = self._regular_files(admission, changeable, closing)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         shapes = Checkpoints(settings.checkpoint_patterns)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
@@ -173,7 +177,7 @@ class FileSystem:
         self._space: SpaceInfo | None = None
         self._space_at, self._space_asked = 0.0, False
 
-    def _regular_files(self, admission: Admission, changeable: Changeable) -> tuple[OpenFiles, Files]:
+    def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
         opened = OpenFiles(
             self._table,
@@ -190,6 +194,7 @@ class FileSystem:
             self.warming,
             self._log,
             self.kept,
+            closing,
         )
         return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
 
@@ -233,23 +238,21 @@ class FileSystem:
             node = self._table.get(Ino(ino))
             if node is not None:
                 node.lookups = max(node.lookups, count)
-        interrupted = set(self.kept.fact("interrupted") or ())
         for node in self._table:
-            self._take_over(node, interrupted)
-        self.kept.record("interrupted", [node.ino for node in self._table if node.interrupted])
+            self._take_over(node)
         return self._space
 
-    def _take_over(self, node: Node, interrupted: Container[Ino]) -> None:
+    def _take_over(self, node: Node) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
         if not node.names and node.ino != ROOT:
             pass  # deleted, or never named: nobody else will ask for what it had
         elif node.kernel_writers:
             self._contents.watch_again(node, versions_too=not self._open.appending_only(node))
         elif node.content is not None and node.content.modified and not node.handles:
-            if self.kept.taken_over and node.ino not in interrupted and not node.content.failed:
+            if self.kept.taken_over and not node.interrupted and not node.content.failed:
                 self.changes.freeze(node)  # its last RELEASE was under way
             else:
-                node.content.interrupted = True
+                self._contents.interrupt(node)
         if not node.kernel_writers:
             self._contents.kernel_ended(node)
         if node.content is not None:
@@ -401,9 +404,9 @@ class FileSystem:
         """Write all bytes; returns how many."""
         return await self._files.write(handle, offset, data)
 
-    async def flush(self, handle: HandleId) -> None:
-        """One descriptor of the open file was closed."""
-        await self._open.flush(handle)
+    async def flush(self, handle: HandleId, pid: int = 0) -> None:
+        """One descriptor of the open file was closed, by the thread `pid`; 0: who opened it, for all that is known."""
+        await self._open.flush(handle, pid)
 
     async def release(self, handle: HandleId) -> None:
         """The open file is gone."""
@@ -541,6 +544,7 @@ class FileSystem:
         for node in nodes:
             assert node.content is not None
             node.content.failed = node.content.failed_at = 0  # as it is
+            node.content.interrupted = False
             self.changes.freeze(node)
             self._finish_outgrown(node)
         self._state.commit()

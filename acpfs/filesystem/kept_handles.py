@@ -20,7 +20,7 @@ from acpfs.writeback.ops import Op
 NO_SLOT = -1
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
-_WROTE, _UNSEEN, _CREATED, _BOUND = 1, 2, 4, 8
+_WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +49,8 @@ class Handle:
     """Monotonic time, seconds, of its latest close (of a copy of it, since it is still there); 0: this worker has seen none."""
     wrote: bool = False
     """It changed the content since the last FLUSH."""
+    killed: bool = False
+    """Who wrote through it was killed before it closed it, and left a half; copies of the descriptor may still be open."""
     unique: int = 0
     """Of the request that opened it."""
     created: bool = False
@@ -99,7 +101,7 @@ class KeptHandles:
 
     @staticmethod
     def _bits(handle: Handle) -> int:
-        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound
+        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound | _KILLED * handle.killed
 
     def changed(self, handle: Handle) -> None:
         """Its lane, or whether it wrote, or its tentative close changed."""
@@ -126,7 +128,7 @@ class KeptHandles:
             handle = Handle(HandleId(words[_NUMBER]), node, words[_FLAGS], lane=_LANES[words[_LANE]], pid=words[_PID])
             handle.unique, handle.slot = words[_UNIQUE], slot
             handle.wrote, handle.unseen, handle.created = bool(bits & _WROTE), bool(bits & _UNSEEN), bool(bits & _CREATED)
-            handle.bound = bool(bits & _BOUND)
+            handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:
                 node.kernel_target = TierId(words[_TARGET])
             yield handle, words[_TENTATIVE]

@@ -79,6 +79,9 @@ class KernelWrites:
         if (st.st_mtime_ns, st.st_size) == content.seen:
             return False
         node.size, node.blocks = st.st_size, st.st_blocks
+        if content.interrupted and content.seen != UNSEEN:  # somebody goes on writing to it
+            content.interrupted = False
+            self._table.changed(node)
         only_marked = content.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS  # by a worker that died before it said so
         if not only_marked:
             node.mtime_ns = node.ctime_ns = st.st_mtime_ns
@@ -94,9 +97,9 @@ class KernelWrites:
     def expect(self, node: Node) -> None:
         """From now on somebody may write unseen. Marks the tier file, unless it holds something unfrozen anyway."""
         if not node.kernel_writers and node.content is not None:
-            if not node.modified:
+            if not node.modified or node.interrupted:
                 node.content.seen = stamp(self._opened(node.content))
-            self._marks.set(node.ino, UNSEEN if node.modified else node.content.seen)
+            self._marks.set(node.ino, UNSEEN if node.modified and not node.interrupted else node.content.seen)
         node.kernel_writers += 1
 
     def note(self, node: Node, seen: tuple[int, int]) -> None:

@@ -187,7 +187,7 @@ class Node:
 
     @property
     def interrupted(self) -> bool:
-        """Whether its writer was lost with an earlier daemon and nobody has decided yet."""
+        """Whether its writer was killed, or lost with an earlier daemon, and nobody has decided yet."""
         return self.content is not None and self.content.interrupted
 
     def adopt(self, st: LowerStat) -> None:

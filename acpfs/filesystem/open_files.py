@@ -12,11 +12,15 @@ import os
 import stat
 import time
 from collections import Counter
+from collections.abc import Callable
+
+import structlog
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import Writing
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
@@ -27,12 +31,14 @@ from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.records import Caller, Lane, OpenFile
+from acpfs.filesystem.steps import unlocked
 from acpfs.filesystem.warming import Warming
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op
 
+log = structlog.get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
 
@@ -56,7 +62,9 @@ class OpenFiles:
         warming: Warming,
         log: OperationLog,
         kept: Kept,
+        closing: Callable[[int], Closing],
     ) -> None:
+        """`closing`: how a thread comes to close what it has open."""
         self._table = table
         self._lanes = lanes
         self._lane_use = lane_use
@@ -70,6 +78,7 @@ class OpenFiles:
         self._outgrown = outgrown
         self._warming = warming
         self._log = log
+        self._closing = closing
         self._kept = KeptHandles(kept)
         self._handles: dict[HandleId, Handle] = {}
         self._last_handle = kept.first_number
@@ -205,10 +214,11 @@ class OpenFiles:
         node.lookups += 1
         return await self._opened(node, flags, caller, wrote=True, created=True), node
 
-    async def flush(self, number: HandleId) -> None:
+    async def flush(self, number: HandleId, pid: int) -> None:
         """close(2) of one descriptor: what it wrote is complete, if no copy of the descriptor (dup, fork) is open elsewhere.
 
         The place in the order is taken now; whether it was the last close, RELEASE tells, which comes in the background.
+        What somebody who was killed has not finished is a half: it is `interrupted`, and its older version stays.
         Tells writers what the backing directory refused for good.
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
@@ -217,6 +227,8 @@ class OpenFiles:
             await self._outgrown.check(handle.node)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
+        if await self._is_half(handle, pid or handle.pid):
+            return
         op = self.complete(handle)
         handle.closed_at = time.monotonic()
         if op is not None:
@@ -224,6 +236,31 @@ class OpenFiles:
             self._kept.changed(handle)
         if handle.writable:
             self.report_refusal(handle.node)
+
+    async def _is_half(self, handle: Handle, pid: int) -> bool:
+        """Whether what was written through the descriptor is not finished: its writer was killed, and nobody has gone on."""
+        node = handle.node
+        if handle.writes_unseen:
+            self._lane_use.look(handle)
+        if not handle.wrote or not node.modified or self.is_log(node):
+            return False
+        closing = await unlocked(self._closing, pid)
+        if closing is Closing.KILL and not node.interrupted and node.modified:
+            log.warning("its writer was killed: not published, until it is written anew or `acpfs-ctl retry`", path=self._shown(node))
+            self._contents.interrupt(node)
+            handle.killed = True
+            self._kept.changed(handle)
+        elif closing is Closing.CALL:
+            self.goes_on(handle)
+        return node.interrupted
+
+    def goes_on(self, handle: Handle) -> None:
+        """A copy of the descriptor is in other hands than those that were killed, and these close or sync it: it is what they say it is."""
+        if handle.killed and handle.node.content is not None:
+            handle.node.content.interrupted = False
+
+    def _shown(self, node: Node) -> str:
+        return self._table.path(node.ino).decode("utf-8", "backslashreplace")
 
     def settle_tentative(self, handle: Handle, *, written: bool) -> None:
         """The descriptor's first close was followed by a write, or by its last close."""
@@ -290,7 +327,7 @@ class OpenFiles:
         self._kept.closed(handle)
         self._view.reads.left(handle)
         node = handle.node
-        if handle.wrote or (handle.writable and node.handles == 1 and node.modified and not node.interrupted):
+        if not node.interrupted and (handle.wrote or (handle.writable and node.handles == 1 and node.modified)):
             self._changes.freeze(node)  # no FLUSH came, or a shared mapping wrote after the last one
         if handle.writable and not node.kernel_writers and not node.interrupted:
             await self._outgrown.finish(node)

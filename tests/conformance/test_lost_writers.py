@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -105,3 +108,81 @@ def test_what_was_closed_before_is_complete_and_what_came_after_is_not(transport
     mount.run("acpfs-ctl", "retry", str(mount.path / "f"))
     mount.flush()
     assert (fault_fs.source / "f").read_bytes() == NEW
+
+
+# -- one program ends, acpfs goes on
+
+WRITE = "import os, threading, time; fd = os.open(PATH, os.O_WRONLY | os.O_TRUNC); os.write(fd, b'n' * 4096)"
+THREADS = "[threading.Thread(target=time.sleep, args=(600,), daemon=True).start() for _ in range(3)]"
+READY = "print('ready', flush=True); time.sleep(600)"
+
+
+def python(*lines: str) -> list[str]:
+    return [sys.executable, "-S", "-c", "import sys; PATH = sys.argv[1]\n" + dedent("\n".join(lines))]
+
+
+def shell(line: str) -> list[str]:
+    return ["sh", "-c", f"F=$0; {line}"]
+
+
+KILLED = {
+    "kill": (python(WRITE, READY), "KILL"),
+    "terminate": (python(WRITE, READY), "TERM"),
+    "kill-threads": (python(WRITE, THREADS, READY), "KILL"),
+    "abort": (python(WRITE, "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); os.abort()"), ""),
+    "copy": (shell("exec dd of=$F bs=4096 status=none conv=notrunc"), "KILL"),
+}
+ENDED = {
+    "exit": python(WRITE, "os._exit(0)"),
+    "exit-badly": python(WRITE, "os._exit(3)"),
+    "exit-threads": python(WRITE, THREADS, "os._exit(0)"),
+    "exit-from-thread": python(WRITE, "threading.Thread(target=lambda: os._exit(0)).start()", "time.sleep(600)"),
+    "unclosed": python("file = open(PATH, 'r+b', buffering=0)", "file.write(b'n' * 4096)"),
+    "echo": shell("echo n > $F"),
+    "shell-descriptor": shell("exec 3>$F; echo n >&3"),
+}
+
+
+def end(command: list[str], path: Path, signal: str) -> None:
+    """Run a program that writes to a file until it ends, or has written and is sent the signal."""
+    with subprocess.Popen([*command, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if signal:
+            if "dd" in command[-1]:
+                process.stdin.write(NEW[:4096])
+                process.stdin.flush()
+                while path.read_bytes() == OLD:
+                    assert process.poll() is None
+            else:
+                assert process.stdout.readline()
+            subprocess.run(["kill", f"-{signal}", str(process.pid)], check=True)
+        process.wait(60)
+
+
+@clause("S181")
+def test_what_a_killed_process_left_is_kept_back_and_what_an_ended_one_left_is_published(
+    transport: str, make_mount: MakeMount, tmp_path: Path
+) -> None:
+    backing = tmp_path / "backing"
+    backing.mkdir()
+    for name in (*KILLED, *ENDED):
+        (backing / name).write_bytes(OLD)
+    mount = make_mount(backing, transport, max_dirty_age=0)
+    for name, (command, signal) in KILLED.items():
+        end(command, mount.path / name, signal)
+    for name, command in ENDED.items():
+        end(command, mount.path / name, "")
+    assert mount.wait_status(lambda s: s["open_files"] == 0)
+    mount.flush()
+    assert {name for name in ENDED if (backing / name).read_bytes() == OLD} == set(), "not published"
+    assert {name for name in KILLED if (backing / name).read_bytes() != OLD} == set(), "published"
+    assert mount.status()["interrupted"] == len(KILLED)
+    for name in KILLED:
+        assert (mount.path / name).read_bytes() != OLD
+    mount.run("acpfs-ctl", "discard", str(mount.path / "kill"))
+    assert (mount.path / "kill").read_bytes() == OLD
+    mount.run("acpfs-ctl", "retry", str(mount.path))
+    mount.flush()
+    assert (backing / "terminate").read_bytes() == (mount.path / "terminate").read_bytes() == NEW[:4096]
+    assert mount.status()["interrupted"] == 0

@@ -147,11 +147,12 @@ def drain(stand: Stand) -> list[str]:
 
 
 def kill_application(stand: Stand) -> Outcome:
-    """The application dies with files open; what it had written counts as closed."""
+    """The application dies with files open; what it had written counts as closed, once somebody says so of what is no log (S181)."""
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
     stand.kill_application()
     stand.history, losses = verdict.check_mount(stand.history, *stand.read_mount())
+    stand.mount.ask("retry", paths=[""])
     stand.history.close_all()
     stand.history.publish_all()
     losses += check_still(stand) + stand.check_reads()

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from acpfs.config import WhenKilled
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.types import Ino
@@ -251,5 +253,188 @@ def test_the_end_of_a_mount_beneath_a_writer_publishes_no_half(tmp_path: Path) -
             assert w.fs.statistics().interrupted_files == 1
             assert (w.backing / "half").read_bytes() == OLD
             assert (w.backing / "closed").read_bytes() == b"the last of a mapping"
+
+    trio.run(main)
+
+
+# -- writers that are killed
+
+LIVES, ENDS, IS_KILLED = 1, 2, 3
+
+
+def closing(pid: int) -> Closing:
+    return {ENDS: Closing.END, IS_KILLED: Closing.KILL}.get(pid, Closing.CALL)
+
+
+async def after(w: World) -> bytes:
+    """What the backing directory has of the file when all is drained that drains by itself."""
+    await w.drained()
+    return (w.backing / "f").read_bytes()
+
+
+async def shown(w: World) -> bytes:
+    return await w.read((await w.do(w.fs.lookup(Ino(1), b"f"))).ino)
+
+
+def kill_a_writer(base: Path, scenario: Scenario, then: Callable[[World, OpenFile], Awaitable[None]], session: str = "") -> None:
+    """The writer of a file that is stored is killed; `then` happens before the kernel lets the open file go."""
+
+    async def main() -> None:
+        async with world(base, closing=closing, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            opened = await scenario(w, ino)
+            await w.do(w.fs.flush(opened.handle, IS_KILLED))
+            if not session:
+                await then(w, opened)
+        if session:
+            async with world(base, closing=closing, session=session, max_dirty_age_s=0) as w:
+                await then(w, opened)
+
+    trio.run(main)
+
+
+async def is_interrupted(w: World, opened: OpenFile) -> None:
+    await w.do(w.fs.release(opened.handle))
+    half = await shown(w)
+    assert half != OLD
+    assert await after(w) == OLD
+    assert w.fs.statistics().interrupted_files == 1
+    assert [report.state for report in w.fs.files_report()] == ["interrupted"]
+    with w.fs.lock:
+        assert w.fs.resume_interrupted(b"f") == 1
+    assert await after(w) == half
+    assert w.fs.statistics().interrupted_files == 0
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("scenario", WHOLES)
+def test_a_writer_that_is_killed_replaces_nothing(tmp_path: Path, scenario: Scenario) -> None:
+    kill_a_writer(tmp_path, scenario, is_interrupted)
+
+
+@pytest.mark.clause("S181", "S81")
+@pytest.mark.parametrize("scenario", [rewrite, write_in_passthrough])
+def test_nor_in_the_life_of_the_next_worker(tmp_path: Path, scenario: Scenario) -> None:
+    kill_a_writer(tmp_path, scenario, is_interrupted, session="s")
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("scenario", LOGS)
+def test_a_log_whose_writer_is_killed_is_published(tmp_path: Path, scenario: Scenario) -> None:
+    async def then(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.release(opened.handle))
+        assert await after(w) == await shown(w) != OLD
+
+    kill_a_writer(tmp_path, scenario, then)
+
+
+@pytest.mark.clause("S181")
+def test_what_a_killed_writer_has_synced_is_published(tmp_path: Path) -> None:
+    async def scenario(w: World, ino: Ino) -> OpenFile:
+        opened = await rewrite(w, ino)
+        await w.do(w.fs.fsync(opened.handle, False))
+        return opened
+
+    async def then(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.release(opened.handle))
+        assert await after(w) == b"first of many"
+
+    kill_a_writer(tmp_path, scenario, then)
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("pid", [LIVES, ENDS])
+def test_a_process_that_ends_without_closing_publishes_what_it_wrote(tmp_path: Path, pid: int) -> None:
+    async def main() -> None:
+        async with world(tmp_path, closing=closing) as w:
+            opened = await rewrite(w, await w.write(b"f", OLD))
+            await w.close(opened, pid)
+            assert await after(w) == b"first of many"
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S181")
+def test_a_setting_publishes_halves(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with world(tmp_path, closing=closing, when_killed=WhenKilled.PUBLISH) as w:
+            opened = await rewrite(w, await w.write(b"f", OLD))
+            await w.close(opened, IS_KILLED)
+            assert await after(w) == b"first of many"
+
+    trio.run(main)
+
+
+async def close_a_copy(w: World, opened: OpenFile) -> None:
+    await w.do(w.fs.flush(opened.handle, LIVES))
+
+
+async def sync_a_copy(w: World, opened: OpenFile) -> None:
+    await w.do(w.fs.fsync(opened.handle, False))
+    await w.do(w.fs.flush(opened.handle, ENDS))
+
+
+async def write_through_a_copy(w: World, opened: OpenFile) -> None:
+    await w.do(w.fs.write(opened.handle, 0, b"F"))
+    await w.do(w.fs.flush(opened.handle, ENDS))
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("use", [close_a_copy, sync_a_copy, write_through_a_copy])
+def test_who_has_a_copy_of_the_descriptor_and_lives_decides(tmp_path: Path, use: Callable[[World, OpenFile], Awaitable[None]]) -> None:
+    async def then(w: World, opened: OpenFile) -> None:
+        assert await after(w) == OLD
+        await use(w, opened)
+        await w.do(w.fs.release(opened.handle))
+        assert (await after(w)).lower() == b"first of many"
+
+    kill_a_writer(tmp_path, rewrite, then)
+
+
+@pytest.mark.clause("S181")
+def test_a_copy_in_the_hands_of_a_process_that_ends_later_decides_nothing(tmp_path: Path) -> None:
+    async def then(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.flush(opened.handle, ENDS))
+        await is_interrupted(w, opened)
+
+    kill_a_writer(tmp_path, rewrite, then)
+
+
+@pytest.mark.clause("S181")
+def test_one_that_goes_on_in_passthrough_publishes_it_by_its_close(tmp_path: Path) -> None:
+    async def then(w: World, opened: OpenFile) -> None:
+        await w.do(w.fs.release(opened.handle))
+        ino = (await w.do(w.fs.lookup(Ino(1), b"f"))).ino
+        again = await w.do(w.fs.open(ino, os.O_WRONLY, WRITER))
+        assert again.lane is Lane.PASSTHROUGH
+        assert await after(w) == OLD
+        os.pwrite(again.backing_fd, b"new", 0)
+        await w.close(again)
+        assert await after(w) == b"new and complete"
+
+    kill_a_writer(tmp_path, write_in_passthrough, then)
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("scenario", [rewrite, overwrite, append_much])
+def test_discarding_a_half_shows_what_was_complete_before(tmp_path: Path, scenario: Scenario) -> None:
+    """Also where that is on its way: it is not yet on the backing directory."""
+
+    async def main() -> None:
+        async with world(tmp_path, closing=closing) as w:
+            ino = await w.write(b"f", b"older")
+            await w.drained()
+            w.engine.hold(True)
+            await w.write(b"f", OLD)
+            await w.close(await scenario(w, ino), IS_KILLED)
+            with w.fs.lock:
+                assert w.fs.discard_interrupted(b"f") == (1, [])
+            assert await shown(w) == OLD
+            assert (await w.do(w.fs.getattr(ino))).size == len(OLD)
+            assert await after(w) == OLD
+            assert await shown(w) == OLD
+            await w.write(b"f", b"next")
+            assert await after(w) == b"next"
 
     trio.run(main)

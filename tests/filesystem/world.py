@@ -18,6 +18,7 @@ import trio
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.config import Settings, SpillMode
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
@@ -74,8 +75,8 @@ class World:
         await self.close(opened)
         return attributes.ino
 
-    async def close(self, opened: OpenFile) -> None:
-        await self.do(self.fs.flush(opened.handle))
+    async def close(self, opened: OpenFile, pid: int = 0) -> None:
+        await self.do(self.fs.flush(opened.handle, pid))
         await self.do(self.fs.release(opened.handle))
 
     async def read(self, ino: Ino, size: int = 1 << 20) -> bytes:
@@ -158,13 +159,15 @@ async def world(
     session: str = "",
     make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
     state_space: StateSpace | None = None,
+    closing: Callable[[int], Closing] = lambda _pid: Closing.CALL,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
 
     `headroom`: bytes that a process may still charge to its memory control group; `available`: bytes of memory that the machine has left;
     `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
-    there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database.
+    there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database;
+    `closing`: as `FileSystem` has it.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -176,19 +179,14 @@ async def world(
     log, tree = OperationLog(state), LowerTree(state)
     calls = CallPools.make()
     kept = Kept(tier_directory / "session" if session else None, session)
+    parts = (settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
     fs = FileSystem(
-        settings,
-        state,
-        tier,
-        log,
-        tree,
-        lower,
-        calls.requests,
-        CallPool("copies", 2),
+        *parts,
         headroom=headroom,
         unknown_bytes=unknown_bytes,
         available=available,
         kept=kept,
+        closing=closing,
         make_spill=_spill(settings, state, tier),
     )
     spill = fs.spilling.spill if fs.spilling is not None else None

@@ -218,7 +218,7 @@ class Calls:
         return self._and_kill(Ino(request.ino), request, call) if flags & WRITE_KILL_SUIDGID else call
 
     def flush(self, request: Request) -> Call[None]:
-        return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]))
+        return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]), request.pid)
 
     def release(self, request: Request) -> Call[None]:
         handle = HandleId(RELEASE_IN.unpack_from(request.body())[0])

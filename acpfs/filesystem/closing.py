@@ -1,0 +1,65 @@
+"""How a descriptor came to be closed: by its program, by the end of its process, or because that was killed.
+
+The kernel closes what a process has open when that ends, from one of its threads, and says so no more than it says why. What
+/proc/PID/stat and status tell everybody is enough for nearly all: the kernel marks a thread that ends, and one that is ended by a
+signal. But the threads of a process of several are ended by a signal too when one of them calls exit; so it takes one more thing that only
+a killed process has: a deadly signal that waits for the whole process, or a core dump. (Exit codes would say it, but take CAP_SYS_PTRACE.)
+Where it cannot be told, it counts as no kill: a signal to one thread only (cgroup.kill, a crash of a thread other than the first), a
+process of another PID namespace, a /proc with hidepid. Knows /proc and nothing else; thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+_EXITING, _DUMPED_CORE, _SIGNALED = 0x4, 0x200, 0x400
+"""Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this century."""
+_KILL = 1 << 8
+_HARMLESS = sum(1 << (number - 1) for number in (17, 18, 19, 20, 21, 22, 23, 28))
+"""SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody. Signals of real time, from 32 on, are deadly as well."""
+
+
+class Closing(enum.Enum):
+    """Who closed a descriptor."""
+
+    CALL = "call"
+    """The program, with close(2) or the like; or it cannot be told."""
+    END = "end"
+    """Nobody: its process ended, by itself as far as can be told."""
+    KILL = "kill"
+    """Nobody: its process was killed."""
+
+
+def closing_of(pid: int, proc: Path = Path("/proc")) -> Closing:
+    """How the thread `pid`, whose close is not answered yet, comes to close; `pid` 0: not known."""
+    try:
+        return _closing_of(proc / str(pid)) if pid else Closing.CALL
+    except (OSError, ValueError, IndexError, KeyError):
+        return Closing.CALL
+
+
+def _closing_of(thread: Path) -> Closing:
+    tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
+    _state, flags = _state_and_flags(thread)
+    if not flags & _EXITING or all(state in "ZX" for state, _flags in tasks):
+        return Closing.CALL  # it lives; or it has closed what it had already, and somebody else has a copy
+    if flags & _SIGNALED and (_is_deadly(thread) or any(others & _DUMPED_CORE for _state, others in tasks)):
+        return Closing.KILL
+    return Closing.END
+
+
+def _state_and_flags(task: Path) -> tuple[str, int]:
+    try:
+        fields = (task / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X", 0
+    return fields[0], int(fields[6])
+
+
+def _is_deadly(thread: Path) -> bool:
+    """Whether a signal waits for the process that ends it."""
+    text = (thread / "status").read_text(encoding="ascii", errors="replace")
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    pending, blocked, ignored, caught = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
+    return bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))

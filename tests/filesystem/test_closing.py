@@ -1,0 +1,74 @@
+"""How a close is told from the end of a process, and that from a kill: by what /proc said of real ones (Linux 6.18) while they closed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from acpfs.filesystem.closing import Closing, closing_of
+
+SIGKILL, SIGTERM, SIGCHLD = 1 << 8, 1 << 14, 1 << 16
+
+
+@dataclass
+class Process:
+    """The thread that closes is the last one."""
+
+    threads: list[tuple[str, int]]
+    pending: int = 0
+    blocked: int = 0
+    caught: int = 0
+
+    def under(self, proc: Path) -> int:
+        """Write what /proc shows; returns the number of the thread that closes."""
+        numbers = [10 + at for at in range(len(self.threads))]
+        for number in numbers:
+            for task, (state, flags) in zip(numbers, self.threads, strict=True):
+                (proc / str(number) / "task" / str(task)).mkdir(parents=True)
+                (proc / str(number) / "task" / str(task) / "stat").write_text(_stat(task, state, flags))
+        for number, (state, flags) in zip(numbers, self.threads, strict=True):
+            (proc / str(number) / "stat").write_text(_stat(number, state, flags))
+            signals = {"ShdPnd": self.pending, "SigBlk": self.blocked, "SigIgn": 0, "SigCgt": self.caught}
+            lines = [f"{name}:\t{bits:016x}\n" for name, bits in signals.items()]
+            (proc / str(number) / "status").write_text("Name:\tpy thon)\n" + "".join(lines))
+        return numbers[-1]
+
+
+def _stat(number: int, state: str, flags: int) -> str:
+    return f"{number} (py thon)) {state} 1 1 1 0 -1 {flags} 0 0\n"
+
+
+CASES = {
+    "close": (Process([("S", 0x400100)]), Closing.CALL),
+    "close, with a deadly signal on its way": (Process([("S", 0x400100)], pending=SIGKILL), Closing.CALL),
+    "exit": (Process([("S", 0x40010C)]), Closing.END),
+    "exit by the first of several threads": (Process([("Z", 0x40810C), ("S", 0x40044C)]), Closing.END),
+    "exit by another thread, which is gone": (Process([("Z", 0x40850C), ("S", 0x40044C)]), Closing.END),
+    "exit, while a harmless signal waits": (Process([("S", 0x40044C)], pending=SIGCHLD), Closing.END),
+    "exit, while a blocked signal waits": (Process([("S", 0x40044C)], pending=SIGTERM, blocked=SIGTERM), Closing.END),
+    "exit, while a signal waits that would be handled": (Process([("S", 0x40044C)], pending=SIGTERM, caught=SIGTERM), Closing.END),
+    "kill -9": (Process([("D", 0x40050C)], pending=SIGKILL), Closing.KILL),
+    "SIGTERM": (Process([("D", 0x40050C)], pending=SIGTERM), Closing.KILL),
+    "kill -9 of several threads": (Process([("Z", 0x40850C), ("D", 0x40044C)], pending=SIGKILL), Closing.KILL),
+    "abort": (Process([("S", 0x40070C)]), Closing.KILL),
+    "abort in the first of several threads": (Process([("Z", 0x40870C), ("S", 0x40044C)]), Closing.KILL),
+    "a signal to one thread: not told from exit by a thread that is gone": (Process([("S", 0x40050C)]), Closing.END),
+    "it was killed and is gone, and somebody else has a copy": (Process([("Z", 0x40850C)], pending=SIGKILL), Closing.CALL),
+}
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.parametrize("name", CASES)
+def test_what_proc_says(tmp_path: Path, name: str) -> None:
+    process, expected = CASES[name]
+    assert closing_of(process.under(tmp_path), tmp_path) is expected
+
+
+def test_what_cannot_be_told_is_a_close(tmp_path: Path) -> None:
+    assert closing_of(0) is Closing.CALL, "a process of another PID namespace"
+    assert closing_of(17, tmp_path) is Closing.CALL, "one that is gone, or hidden"
+    Process([("D", 0x40050C)], pending=SIGKILL).under(tmp_path)
+    (tmp_path / "10" / "status").write_text("?")
+    assert closing_of(10, tmp_path) is Closing.CALL
