@@ -82,7 +82,8 @@ class Catalogue:
             self._times[Checkpoint(bytes(save_dir), bytes(name), step, epoch)] = CheckpointTimes(*times)
         stamped = {(bytes(row[0]), bytes(row[1])): Moments(*row[2:]) for row in state.rows("SELECT * FROM checkpoint_moments")}
         self._moments = {c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times}
-        self.look_again()
+        for node in table:
+            self._look_at(node)
         state.before_commit(self._flush_rows)
 
     def of(self, node: Node) -> Checkpoint | None:
@@ -126,6 +127,11 @@ class Catalogue:
             self.born(node)
         elif op.kind in (OpKind.RENAME, OpKind.EXCHANGE):
             self._moved(node)
+            other = self._table.get(op.victim) if op.kind is OpKind.EXCHANGE else None
+            if other is not None:
+                self._look_below(other)
+                self._settle(other.ino)
+                self._look_at(other)
         elif op.kind in (OpKind.STORE, OpKind.LINK):
             self._closed(node)
 
@@ -138,10 +144,28 @@ class Catalogue:
             self._unsettle(node, checkpoint)
 
     def _moved(self, node: Node) -> None:
-        if node.is_dir:
-            self.look_again()
+        self._look_below(node)
         self._settle(node.ino)
         self._closed(node)
+
+    def _look_below(self, node: Node) -> None:
+        """It was moved: what lies below may belong to another checkpoint than before. Nothing else does, of which much may be known."""
+        directories = [node] if node.is_dir else []
+        while directories:
+            for child in directories.pop().dir.children.values():
+                below = self._table.get(child.ino)
+                if below is None:
+                    continue
+                if below.is_dir:
+                    directories.append(below)
+                self._settle(below.ino)
+                self._look_at(below)
+
+    def _look_at(self, node: Node) -> None:
+        if node.names and not node.is_dir and (node.modified or self._log.is_pending(node.ino)):
+            checkpoint = self.of(node)
+            if checkpoint is not None:
+                self._unsettle(node, checkpoint)
 
     def done(self, op: Op, *, persisted: bool) -> None:
         """An operation left the log."""
@@ -181,16 +205,6 @@ class Catalogue:
     def _drop(self, checkpoint: Checkpoint) -> None:
         del self._times[checkpoint], self._moments[checkpoint]
         self._changed[checkpoint] = None
-
-    def look_again(self) -> None:
-        """A directory was moved, or a worker begins: files may belong to other checkpoints than before."""
-        self._unsettled.clear()
-        self._unsettled_files.clear()
-        for node in self._table:
-            if node.names and not node.is_dir and (node.modified or self._log.is_pending(node.ino)):
-                checkpoint = self.of(node)
-                if checkpoint is not None:
-                    self._unsettle(node, checkpoint)
 
     def _begin(self, checkpoint: Checkpoint, at: float) -> CheckpointTimes:
         times = self._times.get(checkpoint)

@@ -1,0 +1,39 @@
+"""What a call costs under the lock does not grow with what is known of other files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acpfs.filesystem.nodes import NodeTable
+from acpfs.types import ROOT
+from tests.filesystem.test_versions import run
+from tests.filesystem.world import CALLER, World
+
+RENAME_EXCHANGE = 2
+
+
+def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(w: World) -> None:
+        directory = await w.do(w.fs.mkdir(ROOT, b"tmp", 0o755, CALLER))
+        inner = await w.do(w.fs.mkdir(directory.ino, b"rank0", 0o755, CALLER))
+        await w.write(b"shard", b"x", inner.ino)
+        other = await w.do(w.fs.mkdir(ROOT, b"other", 0o755, CALLER))
+        await w.write(b"shard", b"x", other.ino)
+        recognise, catalogue = w.fs.catalogue.recognise, w.fs.catalogue
+        before, after = (recognise(b"checkpoint-%d" % n, directory=True) for n in (1, 2))
+        assert before is not None
+        assert after is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
+            await w.do(w.fs.rename(ROOT, b"tmp", ROOT, b"checkpoint-1", 0))
+            assert (catalogue.is_settled(before), catalogue.is_settled(after)) == (False, True)
+            await w.do(w.fs.rename(ROOT, b"checkpoint-1", ROOT, b"checkpoint-2", 0))
+            assert (catalogue.is_settled(before), catalogue.is_settled(after)) == (True, False)
+            await w.do(w.fs.rename(ROOT, b"checkpoint-2", ROOT, b"other", RENAME_EXCHANGE))
+            assert not catalogue.is_settled(after), "now the other directory is it, and its file waits"
+        await w.drained()
+        assert catalogue.is_settled(after)
+
+    run(tmp_path, scenario)
