@@ -166,6 +166,9 @@ DEFAULT_POINTER_PATTERNS = (
 )
 
 
+REMEMBERED_VOLUME, ANY_VOLUME = "remembered", "any"
+
+
 class Settings(BaseModel):
     """Everything that a mount can be told."""
 
@@ -193,6 +196,10 @@ class Settings(BaseModel):
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
     node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
     """This mount's identity among all that share the backing directory; default: made up at the first mount on a mount point."""
+    expect_volume: Annotated[str, Field(pattern=rf"^({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})$")] = REMEMBERED_VOLUME
+    """The volume that must lie at the backing directory: remembered (that of the last mount), its id (in .acpfs/volume), or any."""
+    new_volume: bool = False
+    """Take what lies there now for the volume from now on: another one, an empty directory, or another file system."""
     streams: Annotated[int, Field(ge=1, le=256)] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0

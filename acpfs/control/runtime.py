@@ -15,6 +15,8 @@ from acpfs.errors import RefusedError
 
 ROOT_RUNTIME_DIR = Path("/run/acpfs")
 ENVIRONMENT_VARIABLE = "ACPFS_RUNTIME_DIR"
+ROOT_MEMORY_DIR = Path("/var/lib/acpfs")
+MEMORY_VARIABLE = "ACPFS_MEMORY_DIR"
 
 
 def runtime_dir() -> Path:
@@ -27,6 +29,17 @@ def runtime_dir() -> Path:
         return Path(base) / "acpfs"
     by_login = Path(f"/run/user/{os.getuid()}")
     return by_login / "acpfs" if by_login.is_dir() else Path(f"/tmp/acpfs-{os.getuid()}")  # noqa: S108 — owner and mode are checked below
+
+
+def memory_dir(runtime: Path) -> Path:
+    """Where is kept what a reboot must not take. Whoever chooses a runtime directory has it there, unless told otherwise."""
+    if named := os.environ.get(MEMORY_VARIABLE):
+        return Path(named)
+    if os.environ.get(ENVIRONMENT_VARIABLE) or runtime != runtime_dir():
+        return runtime / "remembered"
+    if os.getuid() == 0:
+        return ROOT_MEMORY_DIR
+    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "acpfs"
 
 
 def places_to_look() -> list[Path]:

@@ -43,6 +43,7 @@ from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.supervisor import mirroring
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
+from acpfs.supervisor.expected import ExpectedVolume
 from acpfs.supervisor.link import Link
 from acpfs.supervisor.spilling import SpillPlace
 from acpfs.writeback.cluster import Cluster
@@ -327,11 +328,14 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
 
     def open_and_claim() -> None:
         check_not_bare(settings.backing, runtime / "tiers")
+        expected = ExpectedVolume(settings, runtime)
+        expected.check()
         directory = BackingDirectory(settings.backing, node)
         try:
             claimed.append((directory, claim(directory, runtime)))
         except OSError as error:
             raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs/volume)") from error
+        expected.remember(claimed[0][1].volume_id)
 
     within(BACKING_WAIT_S, complaint, open_and_claim)
     directory, identity = claimed[0]
