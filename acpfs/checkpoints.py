@@ -58,6 +58,10 @@ counts only where no other matches. What looks like a temporary file (`.tmp` and
 _PLACEHOLDER = re.compile(r"\{([^{}/]*)\}")
 _GLOB = re.compile(r"(?P<choice>\[[A-Za-z0-9._+=-]+\])|.", re.DOTALL)
 _TEMPORARY = re.compile(rb"^\.|\.(tmp|part|partial|temp|lock)(?![^._-])|[._-]tmp[._-]|~$", re.IGNORECASE)
+_STATE = re.compile(
+    rb"\.(%s|npy|onnx|pickle|index)$|(^|/)(\.metadata|_METADATA|_CHECKPOINT_METADATA|commit_success\.txt"
+    rb"|manifest\.ocdbt|checkpoint|saved_model\.pb|\.zarray|\.zgroup|zarr\.json)$" % "|".join(_SUFFIXES).encode()
+)
 _GROUP = re.compile(rb"\(\?P<\w+>")
 _FLAGS = re.IGNORECASE | re.DOTALL
 _REMEMBERED_PATHS = 4096
@@ -96,6 +100,11 @@ class _Shape:
     directory: bool
     bare: bool
     """Nothing but a number: the weakest."""
+
+
+def is_state(name: bytes) -> bool:
+    """Whether a file's name (or path) says that it is part of a checkpoint."""
+    return _STATE.search(name) is not None
 
 
 class Checkpoints:

@@ -48,7 +48,9 @@ DECIDED_LOOK_S = 0.02
 PATIENCE_S = 5.0
 """How long a drain waits for a look at a backing directory that does not answer."""
 NUMBER_BYTES_MIN = 1 << 20
-"""A directory called by a number alone and smaller than this is something else: caches and process directories are called so, too."""
+"""A directory called by a number alone and smaller than this is something else: caches and process directories are called so, too.
+
+So is one in which nothing looks like the state of a program (`Inventory.has_state`)."""
 NAME_BYTES_MAX = 255
 
 _MAKING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD, OpKind.LINK})
@@ -385,7 +387,8 @@ class Guard:
         if not own.is_there:
             held.why = "it is not where it should be: removed by others?"
             return
-        if not own.size_bytes or (held.checkpoint.name.isdigit() and own.size_bytes < NUMBER_BYTES_MIN):
+        is_other = held.checkpoint.name.isdigit() and (own.size_bytes < NUMBER_BYTES_MIN or not own.has_state)
+        if not own.size_bytes or is_other:
             self._release_in_turn(held, "small")
             return
         held.why = "no newer checkpoint lies beside it"

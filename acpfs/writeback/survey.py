@@ -14,11 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from acpfs.backing.lower import Lower, LowerPath
-from acpfs.checkpoints import Checkpoint, Checkpoints
+from acpfs.checkpoints import Checkpoint, Checkpoints, is_state
 
 LIKE_SHARE = 0.9
 """A checkpoint with fewer than 90 % of another's bytes is not whole yet: states of one run differ by less, a missing shard is more."""
+LARGE_FILE_BYTES = 64 << 20
+"""A file of this size is taken for the state of a program, whatever it is called."""
 _NUMBER = re.compile(rb"[0-9]+")
+_CONTENT_HASH = re.compile(rb"(?<![0-9A-Za-z])[0-9A-Fa-f]{20,}(?![0-9A-Za-z])")
+"""In names that are made of what the file holds (OCDBT's `d/3b7e…`): each save has others, and another number of them."""
 _NAMES_TOLD_MAX = 3
 
 
@@ -28,11 +32,15 @@ class Inventory:
 
     checkpoint: Checkpoint
     names: Counter[bytes] = field(default_factory=Counter)
-    """Relative to the checkpoint, numbers alike: what the next checkpoint of the same run calls them too, and how many there are."""
+    """Relative to the checkpoint, numbers alike: what the next checkpoint of the same run calls them too, and how many there are.
+
+    Names that are made of the content are alike, and count once."""
     files: int = 0
     size_bytes: int = 0
     newest_ns: int = 0
     """Last change of any of its files' contents."""
+    has_state: bool = False
+    """Whether any of it looks like what a program saves of its state, by name or by size."""
     is_there: bool = False
     """Whether anything of it is, be it an empty directory."""
     roots: set[LowerPath] = field(default_factory=set)
@@ -40,7 +48,10 @@ class Inventory:
 
     def add(self, name: bytes, size: int, mtime_ns: int) -> None:
         """One more file."""
-        self.names[_NUMBER.sub(b"#", name)] += 1
+        kind, hashes = _CONTENT_HASH.subn(b"#", name)
+        kind = _NUMBER.sub(b"#", kind)
+        self.names[kind] = 1 if hashes else self.names[kind] + 1
+        self.has_state = self.has_state or size >= LARGE_FILE_BYTES or is_state(name)
         self.files += 1
         self.size_bytes += size
         self.newest_ns = max(self.newest_ns, mtime_ns)
