@@ -21,6 +21,7 @@ from acpfs.config import FsyncMode, Settings, WhenFull, WhenKilled
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
+from acpfs.filesystem.backing_space import BackingSpace
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
@@ -67,7 +68,6 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.spill import Spill, SpillStatistics
 
-SPACE_MAX_AGE_S = 2.0
 """statfs answers from memory up to this age, and beyond when the backing directory does not answer."""
 
 
@@ -174,8 +174,7 @@ class FileSystem:
         self.mending = Mending(self._table, log, self._contents, self.changes, tier)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self._reports = Reports(self._table, log, self._contents, self._open)
-        self._space: SpaceInfo | None = None
-        self._space_at, self._space_asked = 0.0, False
+        self._space = BackingSpace(lower, calls, self.lock)
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
@@ -222,11 +221,10 @@ class FileSystem:
             OSError: the backing directory does not answer.
         """
         if space is not None and ROOT in self._table:
-            self._space = space
+            self._space.learn(space, of_earlier_worker=True)
         else:
             top: LowerStat = await self._view.call("lstat top", self._lower.lstat, ())
-            self._space = await self._view.call("statfs", self._lower.space)
-            self._space_at = time.monotonic()
+            self._space.learn(await self._view.call("statfs", self._lower.space))
             if ROOT not in self._table:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)
@@ -240,7 +238,7 @@ class FileSystem:
                 node.lookups = max(node.lookups, count)
         for node in self._table:
             self._take_over(node)
-        return self._space
+        return self._space.now()
 
     def _take_over(self, node: Node) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
@@ -468,18 +466,7 @@ class FileSystem:
 
     async def statfs(self) -> SpaceInfo:
         """Space of the backing file system, from memory; renewed behind the answer, so that `df` never waits."""
-        assert self._space is not None
-        if time.monotonic() - self._space_at > SPACE_MAX_AGE_S and not self._space_asked:
-            self._space_asked = True
-            future = self._calls.submit("statfs", self._lower.space)
-            future.add_done_callback(lambda f: self._learn_space(None if f.exception() else f.result()))
-        return self._space
-
-    def _learn_space(self, space: SpaceInfo | None) -> None:
-        with self.lock:
-            self._space_asked = False
-            if space is not None:
-                self._space, self._space_at = space, time.monotonic()
+        return self._space.now()
 
     def tick(self) -> float:
         """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""

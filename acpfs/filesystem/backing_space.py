@@ -1,0 +1,42 @@
+"""Space of the backing file system, as statfs tells applications: from memory, renewed behind the answer, so that `df` never waits."""
+
+from __future__ import annotations
+
+import time
+from threading import RLock
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Lower, SpaceInfo
+
+SPACE_MAX_AGE_S = 2.0
+
+
+class BackingSpace:
+    """What was last heard. Used under the file system's lock."""
+
+    def __init__(self, lower: Lower, calls: CallPool, lock: RLock) -> None:
+        self._lower, self._calls, self._lock = lower, calls, lock
+        self._known: SpaceInfo | None = None
+        self._known_at = 0.0
+        """Monotonic, seconds."""
+        self._asked = False
+
+    def learn(self, space: SpaceInfo, *, of_earlier_worker: bool = False) -> None:
+        """What was heard just now, or by an earlier worker."""
+        self._known = space
+        self._known_at = 0.0 if of_earlier_worker else time.monotonic()
+
+    def now(self) -> SpaceInfo:
+        """The last answer, which is asked for anew where it is old. `learn` has to come first."""
+        assert self._known is not None
+        if time.monotonic() - self._known_at > SPACE_MAX_AGE_S and not self._asked:
+            self._asked = True
+            future = self._calls.submit("statfs", self._lower.space)
+            future.add_done_callback(lambda f: self._answered(None if f.exception() else f.result()))
+        return self._known
+
+    def _answered(self, space: SpaceInfo | None) -> None:
+        with self._lock:
+            self._asked = False
+            if space is not None:
+                self.learn(space)
