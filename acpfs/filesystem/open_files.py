@@ -14,8 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-import structlog
-
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
@@ -33,12 +31,13 @@ from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import unlocked
 from acpfs.filesystem.warming import Warming
+from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
 

@@ -14,14 +14,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
+from acpfs.logger import get_logger
 
 RESERVE_BYTES = 16 << 20
 """Some 40,000 operations."""
 START_BYTES = 1 << 20
 """What a worker needs to come to serve: its session's records."""
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 def _does_nothing() -> bool:

@@ -13,17 +13,16 @@ import json
 import os
 from pathlib import Path
 
-import structlog
-
 from acpfs.backing.anchor import volume_at
 from acpfs.config import ANY_VOLUME, REMEMBERED_VOLUME, Settings
 from acpfs.control import runtime
 from acpfs.errors import RefusedError
+from acpfs.logger import get_logger
 from acpfs.ram.mounts import kind_at
 
 _BYTES_MAX = 1 << 16
 
-log = structlog.get_logger(__name__)
+log = get_logger(__name__)
 
 
 class ExpectedVolume:
