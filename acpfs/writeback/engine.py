@@ -166,6 +166,7 @@ class Engine:
         self._bucket.open()
         with self._lock:
             self._due.clear()
+            self._failures.resume()
             self._queue.wake_all()
 
     def _stop(self) -> None:
@@ -322,6 +323,8 @@ class Engine:
     async def _commit_forever(self) -> None:
         while True:
             with self.section():
+                if not self._paused and self._failures.try_parked(trio.current_time()):
+                    self._stream_bell.ring()
                 group, due = self._next_group(trio.current_time())
                 untimed = self._flusher.take_untimed()
             if untimed.directories:
@@ -331,7 +334,7 @@ class Engine:
             if group:
                 await self._commit(group)
             else:
-                await self._commit_bell.heard(due)
+                await self._commit_bell.heard(min(due, self._failures.next_parked() if not self._paused else math.inf))
 
     def _next_group(self, now: float) -> tuple[list[Op], float]:
         """The next group, or when to look again. Asks first whether to stand back: looking costs more than committing does."""
@@ -371,6 +374,7 @@ class Engine:
         for op, stat in result.done:
             self.guard.finishing(op)
             self.gate.persisted(op)
+            self._failures.persisted(op)
             self._remove(op)
             self._totals.persisted_ops += 1
             self._totals.persisted_bytes += op.version.size if op.version is not None else 0
@@ -391,7 +395,7 @@ class Engine:
         self._due.pop(op.seq, None)
         self._staged_bytes.pop(op.seq, None)
         self._rewritten_since.pop(op.seq, None)
-        self._retry.forget(op)
+        self._failures.forget(op)
         if op.version is not None:
             self._streamer.applied.pop(op.version.vid, None)
 
@@ -472,9 +476,8 @@ class Engine:
         with self.section():
             parked = [op for op in self._ops.parked() if not wanted or op.seq in wanted]
             for op in parked:
-                self._ops.unpark(op)
-                if op.version is not None and op.version.state is VersionState.COMPLETE:
-                    self._queue.add(op)
+                self._failures.forget(op)
+            self._failures.unpark(parked)
             count = len({op.seq for op in parked} | self._due.keys())
             self._due.clear()
             self._queue.wake_all()

@@ -2,7 +2,8 @@
 
 Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
 it is flushed first. While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
-above or below, every deletion, replacement and pointer file waits (`Op.held`): an old consistent checkpoint beats a new broken one.
+above or below, every deletion, and replacements and pointer files below the same directory at the top wait (`Op.held`): an old consistent
+checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds up only what touches it.
 A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
 A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
 until a later pointer is persisted; a later pointer has its own gate.
@@ -34,6 +35,7 @@ SET_ASIDE_OPS_MAX = 15 * SCAN_OPS_MAX
 """So many that are held behind parked ones do not count in that, and parked ones never do."""
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
+_ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
 _TAKING = frozenset({OpKind.UNLINK, OpKind.RENAME, OpKind.EXCHANGE})
 
 
@@ -56,8 +58,8 @@ class Order:
         self._log, self._tree, self._due, self._elide = log, tree, due, elide
         self._pointers = re.compile("|".join(fnmatch.translate(pattern) for pattern in pointer_patterns) or r"(?!)")
         self.gate = Gate(log, self.is_pointer, self._takes_pointer, cluster_order)
-        self._parked = Parked(log, tree, elide, log.parked_after)
-        self._put_off = Parked(log, tree, elide, self.gate.put_off_after)
+        self._parked = Parked(log, tree, elide, log.parked_after, self._is_missed, is_directory)
+        self._put_off = Parked(log, tree, elide, self.gate.put_off_after, self._is_missed, is_directory)
         guard.follow(self.gate)
 
     def is_pointer(self, op: Op) -> bool:
@@ -135,7 +137,8 @@ class Order:
         deletions_wait = self._parked.newest_withheld > self.gate.pointer_seq
         held, looked_at = Aside(self._tree), 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
-            waits = (self._parked.refused and self._waits_for_all(op)) or (deletions_wait and self._destroys(op))
+            waits = (self._parked.refused or deletions_wait) and self._destroys(op)
+            waits = waits or (self._is_published(op) and self._parked.is_near(op))
             op.held = waits or self._parked.meets(op) or held.meets(op) or self._meets_put_off(op)
             if op.held:
                 held.add(op)
@@ -153,9 +156,13 @@ class Order:
             self.gate.need(self._put_off.met_by(op))
         return True
 
-    def _waits_for_all(self, op: Op) -> bool:
-        """Whether the operation may destroy, or point at what is not there."""
-        return self._destroys(op) or bool(op.victim) or self.is_pointer(op)
+    def _is_missed(self, op: Op) -> bool:
+        """Whether others rely on the operation. Without a removal there is more than need be; but what a pointer names may go next."""
+        return op.kind not in _ADDING_NOTHING or self._takes_pointer(op)
+
+    def _is_published(self, op: Op) -> bool:
+        """Whether the operation may point at what is not there, or put it in place of what is."""
+        return bool(op.victim) or self.is_pointer(op)
 
     @staticmethod
     def _destroys(op: Op) -> bool:

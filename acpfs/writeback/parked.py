@@ -65,12 +65,39 @@ class Aside:
             directory = places[0][0]
 
 
+def regions(tree: LowerTree, is_directory: Callable[[Ino], bool], op: Op) -> set[bytes]:
+    """The directories at the top that an operation lies in; b"" for the top itself, or where that is not known: it may lie anywhere."""
+
+    def region(directory: Ino, name: bytes) -> bytes:
+        if directory == ROOT:
+            return name if is_directory(op.ino) else b""
+        while places := tree.places(directory):
+            directory, name = places[0]
+            if directory == ROOT:
+                return name
+        return b""
+
+    return {region(directory, name) for directory, name in op.touches()}
+
+
 class Parked:
     """All that are parked, or all that are put off."""
 
-    def __init__(self, log: OperationLog, tree: LowerTree, elide: Callable[[Op], bool], after: Callable[[int], Iterable[Op]]) -> None:
-        """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many."""
+    def __init__(
+        self,
+        log: OperationLog,
+        tree: LowerTree,
+        elide: Callable[[Op], bool],
+        after: Callable[[int], Iterable[Op]],
+        is_missed: Callable[[Op], bool],
+        is_directory: Callable[[Ino], bool],
+    ) -> None:
+        """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many.
+
+        `is_missed`: whether the backing directory is broken, for those who rely on it, without the operation.
+        """
         self._log, self._tree, self._elide, self._after = log, tree, elide, after
+        self._is_missed, self._is_directory = is_missed, is_directory
         self._known = (-1, -1)
         self._begin_anew()
 
@@ -79,7 +106,9 @@ class Parked:
         self._stores: list[Op] = []
         self._aside = Aside(self._tree)
         self.refused = False
-        """Whether the backing directory has refused one of them."""
+        """Whether the backing directory has refused one of them that is missed."""
+        self._regions: set[bytes] = set()
+        """Where those lie."""
         self.newest_withheld = 0
         """Number of the newest that waits for a missing node."""
 
@@ -103,8 +132,9 @@ class Parked:
                 self._stores.append(op)
             if op.withheld:
                 self.newest_withheld = max(self.newest_withheld, op.seq)
-            elif op.parked:
+            elif op.parked and self._is_missed(op):
                 self.refused = True
+                self._regions |= regions(self._tree, self._is_directory, op)
 
     def _is_known(self) -> bool:
         return self._known == (self._log.unparked, self._tree.epoch)
@@ -112,6 +142,13 @@ class Parked:
     def meets(self, op: Op) -> bool:
         """Whether the operation has to wait for one of them."""
         return self._aside.meets(op)
+
+    def is_near(self, op: Op) -> bool:
+        """Whether something that is missed lies below the same directory at the top, or either at the top itself."""
+        if not self.refused:
+            return False
+        found = regions(self._tree, self._is_directory, op)
+        return b"" in self._regions or b"" in found or not self._regions.isdisjoint(found)
 
     def met_by(self, op: Op) -> list[Op]:
         """Those that it has to wait for."""

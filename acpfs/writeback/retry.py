@@ -1,4 +1,4 @@
-"""What becomes of an operation that failed: tried again after a growing, jittered delay, or parked.
+"""What becomes of an operation that failed: tried again after a growing, jittered delay, or parked, and then tried again now and then.
 
 Delays run on trio's monotonic clock; the wall clock time in `Op.next_attempt_at` is for people to read, so a clock jump changes
 nothing. Used under the file system's lock.
@@ -21,8 +21,16 @@ PERMANENT_TRIES = 3
 
 One that names another reason each time (GlusterFS with `debug.error-gen`: EROFS, EINVAL, EISDIR) refuses nothing, it is ill.
 Also streams in a row that read back differently: storage that spoils what it is given is not written to for ever."""
+PARKED_DELAY_MIN_S, PARKED_DELAY_MAX_S = 120.0, 600.0
+"""How long a parked operation stays before it is tried by itself. Each try holds up what comes after it for as long as it takes."""
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
 """ENOENT reaches us only when repair did not help: the place is gone and cannot be made again."""
+
+
+_ENDING = _REFUSALS - {errno.EFBIG, errno.EMLINK, errno.ENAMETOOLONG, errno.EINVAL, errno.EOPNOTSUPP}
+"""Refusals that somebody may end: a file system becomes writable again, a permission is given, a foreign file removed.
+
+The others are for good, and to try them again may take a stream of the whole file."""
 
 
 class RetryPolicy:
@@ -41,6 +49,8 @@ class RetryPolicy:
         self._random = rng or random.Random()  # noqa: S311 - jitter, not secrets
         self._refusals: dict[Seq, tuple[int, int]] = {}
         """Errno of the last refusal, and how often in a row."""
+        self._parked: dict[Seq, tuple[int, int]] = {}
+        """Errno that it was parked for last, and how often."""
         self.retries = 0
 
     def delay_s(self, tries: int) -> float:
@@ -56,16 +66,32 @@ class RetryPolicy:
         if op.last_error in _REFUSALS or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))
             self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)
-            if self._refusals[op.seq][1] >= PERMANENT_TRIES:
-                self.forget(op)
+            if self._refusals[op.seq][1] >= PERMANENT_TRIES or self._parked.get(op.seq, (0, 0))[0] == op.last_error:
+                self._refusals.pop(op.seq, None)
                 op.next_attempt_at = 0.0
                 return None
         else:
-            self.forget(op)
+            self._refusals.pop(op.seq, None)
         delay_s = self.delay_s(op.tries)
         op.next_attempt_at = self._wall_clock() + delay_s
         return delay_s
 
+    def parked_delay_s(self, op: Op) -> float | None:
+        """Seconds after which the operation, which is being parked, is to be tried by itself; None: only when somebody says so."""
+        if op.last_error not in _ENDING:
+            return None
+        number, times = self._parked.get(op.seq, (0, 0))
+        times = times + 1 if number == op.last_error else 1
+        self._parked[op.seq] = (op.last_error, times)
+        delay_s = min(PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S * 2.0 ** (times - 1)) * self._random.uniform(1.0, 1.25)
+        op.next_attempt_at = self._wall_clock() + delay_s
+        return delay_s
+
+    def was_parked(self, op: Op) -> bool:
+        """Whether the operation was parked before it was tried by itself."""
+        return op.seq in self._parked
+
     def forget(self, op: Op) -> None:
         """The operation is done, or starts afresh."""
         self._refusals.pop(op.seq, None)
+        self._parked.pop(op.seq, None)

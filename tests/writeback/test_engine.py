@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 import trio
 import xxhash
 
+from acpfs.writeback.failures import TRIED_AT_ONCE
 from acpfs.writeback.ops import OpKind
+from acpfs.writeback.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
 from tests.writeback.world import World
@@ -304,6 +307,104 @@ class TestParking:
         world.engine.retry()
         run(world.drain)
         assert world.lower.visible() == {b"bad": b"1"}
+
+    @pytest.mark.clause("S24")
+    def test_it_is_tried_again_by_itself(self, world: World, run: Run) -> None:
+        self.refuse(world, b"bad")
+        world.store("bad", b"1")
+        run(world.run_for, 2 * PARKED_DELAY_MIN_S)
+        (entry,) = world.engine.statistics().parked
+        assert entry.tries == PERMANENT_TRIES + 1  # for the same reason: once is enough
+        world.restart()
+        world.lower.fault = lambda _label, _path: None
+        run(world.drain)
+        assert world.lower.visible() == {b"bad": b"1"}
+
+    @pytest.mark.clause("S24")
+    def test_when_one_is_done_the_others_follow_at_once(self, world: World, run: Run) -> None:
+        """A file system that was read-only is writable again."""
+
+        def read_only(label: str, _path: tuple[bytes, ...]) -> None:
+            if label == "create":
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        world.lower.fault = read_only
+        for number in range(3 * TRIED_AT_ONCE):
+            world.store(f"f{number}", b"x")
+        run(world.run_for, 0.9 * PARKED_DELAY_MIN_S)
+        assert len(world.engine.statistics().parked) == 3 * TRIED_AT_ONCE
+        world.lower.fault = lambda _label, _path: None
+        run(world.drain, 1.3 * PARKED_DELAY_MIN_S)
+        assert world.lower.visible() == world.application_view()
+
+    def test_what_nobody_can_end_is_not_tried_again_by_itself(self, world: World, run: Run) -> None:
+        def too_large(label: str, _path: tuple[bytes, ...]) -> None:
+            if label == "write":
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+        world.lower.fault = too_large
+        world.store("large", b"1")
+        run(world.run_for, 2 * PARKED_DELAY_MAX_S)
+        (entry,) = world.engine.statistics().parked
+        assert entry.tries == PERMANENT_TRIES
+
+    @pytest.mark.clause("S208")
+    def test_a_removal_that_is_refused_holds_up_only_what_touches_it(self, world: World, run: Run) -> None:
+        """What an NFS client leaves for a file that is open, or another node's file: ENOTEMPTY held every tracker and deletion."""
+        world.mkdir("scratch")
+        world.store("old", b"0")
+        run(world.drain)
+        world.lower.symlink(b"x", (b"scratch", b".nfs1"))
+        world.rmdir("scratch")
+        world.unlink("old")
+        world.store("shard", b"1")
+        world.store("latest", b"shard")
+        world.store("scratch", b"a file now")
+        run(world.run_for, 100.0)
+        assert world.lower.visible() == {b"scratch/": b"", b"scratch/.nfs1": b"x", b"shard": b"1", b"latest": b"shard"}
+        assert [entry.state for entry in world.engine.statistics().queue] == ["parked", "held"]
+        world.lower.unlink((b"scratch", b".nfs1"))
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
+
+    def test_the_removal_of_a_pointer_that_is_refused_holds_up_deletions(self, world: World, run: Run) -> None:
+        world.store("shard", b"1")
+        world.store("latest", b"shard")
+        run(world.drain)
+
+        def refuse(label: str, path: tuple[bytes, ...]) -> None:
+            if label == "unlink" and path[-1] == b"latest":
+                raise PermissionError(errno.EACCES, "refused")
+
+        world.lower.fault = refuse
+        world.unlink("latest")
+        world.unlink("shard")
+        run(world.run_for, 100.0)
+        assert world.lower.visible() == {b"shard": b"1", b"latest": b"shard"}
+
+    @pytest.mark.clause("S208")
+    def test_pointers_of_other_directories_do_not_wait(self, world: World, run: Run) -> None:
+        for project in ("ours", "theirs"):
+            world.mkdir(project)
+            world.mkdir(project + "/step")
+            world.store(project + "/latest", b"0")
+            world.store(project + "/old", b"0")
+        run(world.drain)
+        self.refuse(world, b"bad")
+        for project, name in (("theirs", "bad"), ("ours", "shard")):
+            world.store(f"{project}/step/{name}", b"1")
+            world.store(project + "/latest.tmp", b"step")
+            world.rename(project + "/latest.tmp", project + "/latest")
+        world.unlink("ours/old")
+        world.store("latest", b"theirs/step")
+        run(world.run_for, 100.0)
+        seen = world.lower.visible()
+        assert (seen[b"ours/step/shard"], seen[b"ours/latest"], seen[b"theirs/latest"]) == (b"1", b"step", b"0")
+        assert b"ours/old" in seen  # a deletion waits, wherever it is: what could not be stored may be what replaces it
+        assert b"latest" not in seen
+        world.lower.fault = lambda _label, _path: None
+        run(world.drain)
+        assert world.lower.visible() == world.application_view()
 
 
 class TestOutside:
