@@ -22,7 +22,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, mounts_below, staging_files
 
 clause = pytest.mark.clause
-QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}
+QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "heartbeat": 0.25}
 
 
 def crash_node(mount: AcpfsMount) -> None:

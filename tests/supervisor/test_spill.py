@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
 MIB = 1 << 20
+HEARTBEAT_S = 0.25
+"""After a reboot a record is watched for four of these."""
 WATCHDOG_S = 120.0
 FILES, FILE_BYTES = 12, 6 * MIB
 """More than twice the RAM tier of 32 MiB."""
@@ -52,7 +54,7 @@ def of(mount: AcpfsMount) -> Path:
 def mount(tmp_path: Path, transport: str) -> Iterator[AcpfsMount]:
     (tmp_path / "backing").mkdir()
     (tmp_path / "disk").mkdir()
-    options = {"ram": "32M", "spill": tmp_path / "disk", "bandwidth": "1", "watchdog_s": WATCHDOG_S}
+    options = {"ram": "32M", "spill": tmp_path / "disk", "bandwidth": "1", "watchdog_s": WATCHDOG_S, "heartbeat": HEARTBEAT_S}
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **options) as mounted:  # type: ignore[arg-type]
         yield mounted
 
