@@ -58,6 +58,7 @@ from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.filesystem.versions import Versions
 from acpfs.filesystem.warming import Warming, WarmStatistics
+from acpfs.ram.descriptors import Reserve
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import Shortage, available_bytes
@@ -175,6 +176,7 @@ class FileSystem:
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self._reports = Reports(self._table, log, self._contents, self._open)
         self._space = BackingSpace(lower, calls, self.lock)
+        self._descriptors = Reserve()
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
@@ -371,17 +373,20 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
+        self._descriptors.before_open()
         return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
+        self._descriptors.before_open()
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
+        self._descriptors.before_open()
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 

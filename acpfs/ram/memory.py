@@ -12,6 +12,8 @@ from acpfs.config import RAM_BYTES_MIN
 from acpfs.errors import MachineError
 
 PAGE_BYTES = 4096
+DAEMON_BYTES = 256 << 20
+"""What a busy worker takes beside the RAM tier, and its template and supervisor."""
 UNLIMITED_BYTES = 1 << 60
 """A v1 control group without a limit reports about 2^63; anything as large as this is no limit."""
 
@@ -83,6 +85,20 @@ def budget_bytes(wanted: int | str, memory: Memory) -> int:
     if wanted > memory.usable_bytes:
         raise MachineError(f"ram = {_gib(wanted)} is more than the control group {memory.cgroup} allows ({_gib(memory.usable_bytes)})")
     return wanted
+
+
+def unfit(budget: int, memory: Memory) -> str:
+    """What is wrong with a budget that the control group around this process has no room for now; "" for nothing.
+
+    The group may have got its limit, or a smaller one, after the mount; and what the daemon itself needs is charged to it, too.
+    """
+    if memory.cgroup_bytes is None or budget + DAEMON_BYTES <= memory.cgroup_bytes:
+        return ""
+    allowed, wanted = _gib(memory.cgroup_bytes), f"{_gib(budget)} and some {DAEMON_BYTES >> 20} MiB for the daemon"
+    return (
+        f"the control group {memory.cgroup} allows {allowed}, ram and daemon need {wanted}: "
+        "the kernel will kill the daemon before RAM is full; lower ram, or raise the limit"
+    )
 
 
 def _gib(size: int) -> str:

@@ -32,10 +32,10 @@ from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
-from acpfs.ram import mounts
+from acpfs.ram import descriptors, mounts
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
-from acpfs.ram.memory import budget_bytes, read_memory
+from acpfs.ram.memory import budget_bytes, read_memory, unfit
 from acpfs.ram.place import Place
 from acpfs.ram.prefault import Prefault, takeable_bytes
 from acpfs.ram.shortage import available_bytes
@@ -93,7 +93,9 @@ class Parts:
 
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
-        return [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.probed.notes]
+        too_large = unfit(self.tier.budget_bytes, read_memory())
+        of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings()]
+        return [*of_ram, *self.probed.notes, *descriptors.complaints(), *([too_large] if too_large else [])]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""

@@ -24,6 +24,7 @@ import time
 import traceback
 from typing import Any
 
+from acpfs.ram import descriptors
 from acpfs.supervisor import channel, privileges, remains
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
@@ -461,6 +462,7 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Entry of the process."""
     os.umask(0o022)
+    descriptors.raise_limit()  # the last moment at which it may: all that it starts inherits
     privileges.confine()
     if arguments[0] == "--adopt":
         supervisor = Supervisor({})

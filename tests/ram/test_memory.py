@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.errors import MachineError
-from acpfs.ram.memory import Memory, budget_bytes, read_memory
+from acpfs.ram.memory import Memory, budget_bytes, read_memory, unfit
 
 GIB = 1 << 30
 
@@ -62,6 +62,14 @@ def test_a_share_is_a_share_of_what_is_usable() -> None:
 def test_more_than_there_is_is_refused(wanted: int, said: str) -> None:
     with pytest.raises(MachineError, match=said):
         budget_bytes(wanted, Memory(16 * GIB, 4 * GIB, "g"))
+
+
+@pytest.mark.clause("S220")
+def test_a_budget_that_the_control_group_has_no_room_for_is_told() -> None:
+    assert unfit(15 * GIB, Memory(16 * GIB, None)) == unfit(3 * GIB, Memory(16 * GIB, 4 * GIB, "g")) == ""
+    said = unfit(4 * GIB, Memory(16 * GIB, 4 * GIB, "g"))
+    assert said.startswith("the control group g allows 4.00 GiB, ram and daemon need 4.00 GiB and some 256 MiB")
+    assert unfit(4 * GIB, Memory(16 * GIB, 1 * GIB, "g"))  # it was lowered after the mount
 
 
 def test_this_machine_can_be_read() -> None:
