@@ -124,6 +124,8 @@ class Files:
         handle.node.writer_pid = handle.pid
         self._open.settle_tentative(handle, written=True)
         await self._changeable.ensure(handle.node)
+        if handle.node.kernel_writers:
+            self._contents.kernel.look(handle.node)  # the end of the file is where writers in the passthrough lane have put it
         return handle
 
     async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:

@@ -212,6 +212,25 @@ def test_the_first_close_of_a_copied_descriptor_is_withdrawn_when_the_kernel_wri
     run(tmp_path, scenario)
 
 
+@pytest.mark.clause("S32")
+def test_an_append_through_the_daemon_comes_behind_what_the_kernel_wrote(tmp_path: Path) -> None:
+    """The kernel gives the place, which is the end as it knows it; the daemon has not seen those writes."""
+
+    async def scenario(w: World) -> None:
+        ino, writer = await admitted(w)
+        appender = await opened(w, ino, os.O_RDWR | os.O_APPEND)
+        assert appender.lane is Lane.DIRECT
+        end = os.fstat(writer.backing_fd).st_size
+        os.pwrite(writer.backing_fd, b"kernel", end)
+        await w.do(w.fs.write(appender.handle, end + 6, b"daemon"))
+        await w.close(appender)
+        await w.close(writer)
+        await w.drained()
+        assert persisted(w, "iter_1.pt")[end:] == b"kerneldaemon"
+
+    run(tmp_path, scenario)
+
+
 def write_in_one_tick(writer: OpenFile, data: bytes, tick_ns: int) -> None:
     """The kernel writes while its clock, which ticks every few milliseconds, still shows what it did at the write before."""
     os.pwrite(writer.backing_fd, data, 0)
