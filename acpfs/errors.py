@@ -88,6 +88,8 @@ PERMANENT_ERRNOS = frozenset(
     }
 )
 """Refusals that retrying does not mend. Everything else (EIO, ENOSPC, EDQUOT, ESTALE, ENOTCONN, ETIMEDOUT …) is retried for ever."""
+FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""There is no room; the same may succeed when something was removed."""
 
 
 def errno_name(number: int | None) -> str:

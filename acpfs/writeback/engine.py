@@ -37,7 +37,7 @@ from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.guard import Guard
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log import CREATING, OperationLog
+from acpfs.writeback.log import CREATING, REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.manifest_writer import ManifestWriter
@@ -315,6 +315,7 @@ class Engine:
                 self._failures.failed(stream.op, error)
                 self.guard.failed(stream.op, error.errno)
                 self.gate.failed(error.errno)
+                self._order.room.failed(stream.op, error.errno, trio.current_time())
         elif stream.version.state is VersionState.STAGED and stream.version.staging_name:
             self._garbage.remove_nowait(stream.version.staging_name)  # given up just after its last look
 
@@ -359,6 +360,7 @@ class Engine:
                 self._failures.failed(result.failed, result.error)
                 self.guard.failed(result.failed, result.error.errno)
                 self.gate.failed(result.error.errno)
+                self._order.room.failed(result.failed, result.error.errno, trio.current_time())
             for op in result.undone:
                 op.committed = op.started = False
                 self._ops.save(op)
@@ -380,6 +382,10 @@ class Engine:
             self._totals.persisted_bytes += op.version.size if op.version is not None else 0
             self._listener.persisted(op, stat)
         self.guard.noted(op for op, _stat in result.done)
+        if any(op.kind in REMOVING for op, _stat in result.done) and (wanting := self._order.room.try_again()):
+            for op in wanting:
+                self._due.pop(op.seq, None)
+            self._queue.wake_all()
         if not len(self._ops):
             self.stagger.emptied()
         for ino, settled in result.settled:

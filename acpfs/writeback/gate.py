@@ -11,13 +11,13 @@ superseded. Knows neither nodes nor records. Used under the file system's lock.
 
 from __future__ import annotations
 
-import errno
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from acpfs.config import ClusterOrder
+from acpfs.errors import FULL_ERRNOS
 from acpfs.types import Seq
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.ops import WITHHELD, Op
@@ -25,7 +25,6 @@ from acpfs.writeback.ops import WITHHELD, Op
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
 TIDY_OPS_MIN = 4096
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(slots=True)
@@ -192,7 +191,7 @@ class Gate:
 
     def failed(self, number: int | None) -> None:
         """An operation failed. Where it is for want of room, what is put off may make it."""
-        if number in _FULL:
+        if number in FULL_ERRNOS:
             self.need(list(self._put_off.values()))
 
     def _put_back(self, op: Op) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import time
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 
 from acpfs.backing.lower import LowerPath
 from acpfs.checkpoints import Checkpoint
+from acpfs.errors import FULL_ERRNOS
 from acpfs.types import Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, VersionState
@@ -19,7 +19,6 @@ SPACE_VARIABLE = "ACPFS_GUARD_SPACE_PATIENCE"
 """For tests: the same in seconds."""
 SPACE_PATIENCE_S = float(os.environ.get(SPACE_VARIABLE, "30"))
 """How long operations must have failed for want of space before what is held is let go, one checkpoint per such while."""
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Key = tuple[Checkpoint, Ino]
 """The checkpoint, and the node by which it was moved away (0: it lies where it always did): two of one name are not the same."""
@@ -93,7 +92,7 @@ class SpaceWatch:
 
     def failed(self, op: Op, number: int | None, now: float) -> bool:
         """An operation failed; whether for want of space."""
-        if number not in _FULL:
+        if number not in FULL_ERRNOS:
             return False
         self._failed[op.seq] = op
         self.due = min(self.due, now + SPACE_PATIENCE_S)
@@ -110,6 +109,6 @@ class SpaceWatch:
         return True
 
     def _wants(self, op: Op) -> bool:
-        if self._log.get(op.seq) is not op or op.last_error not in _FULL:
+        if self._log.get(op.seq) is not op or op.last_error not in FULL_ERRNOS:
             return False
         return op.version is None or op.version.state not in (VersionState.STAGED, VersionState.COMMITTED)

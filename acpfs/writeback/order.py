@@ -7,6 +7,7 @@ checkpoint beats a new broken one. A removal or a change of attributes that is p
 A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
 A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
 until a later pointer is persisted; a later pointer has its own gate.
+Where there is no room for what is next, removals pass it, a few at a time.
 What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
 """
 
@@ -22,10 +23,11 @@ from acpfs.config import ClusterOrder
 from acpfs.types import Ino, Seq
 from acpfs.writeback.gate import Gate
 from acpfs.writeback.guard import Guard
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
 from acpfs.writeback.parked import Aside, Parked
+from acpfs.writeback.want_of_room import WantOfRoom
 
 GROUP_OPS_MAX = 256
 """Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end, larger groups gain nothing."""
@@ -33,6 +35,8 @@ SCAN_OPS_MAX = 1024
 """How far behind parked operations others are looked for; bounds the time under the lock to a few milliseconds."""
 SET_ASIDE_OPS_MAX = 15 * SCAN_OPS_MAX
 """So many that are held behind parked ones do not count in that, and parked ones never do."""
+PASSING_OPS_MAX = 16
+"""Removals that pass at a time what there is no room for: that is tried again before the next ones do."""
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
 _ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
@@ -58,6 +62,7 @@ class Order:
         self._log, self._tree, self._due, self._elide = log, tree, due, elide
         self._pointers = re.compile("|".join(fnmatch.translate(pattern) for pattern in pointer_patterns) or r"(?!)")
         self.gate = Gate(log, self.is_pointer, self._takes_pointer, cluster_order)
+        self.room = WantOfRoom(log)
         self._parked = Parked(log, tree, elide, log.parked_after, self._is_missed, is_directory)
         self._put_off = Parked(log, tree, elide, self.gate.put_off_after, self._is_missed, is_directory)
         guard.follow(self.gate)
@@ -90,6 +95,10 @@ class Order:
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
+        group, again = self._in_turn(now)
+        return group or self._making_room(now), min(again, self.room.due(now))
+
+    def _in_turn(self, now: float) -> tuple[list[Op], float]:
         group: list[Op] = []
         again, put_off = math.inf, False
         for op in self._candidates():
@@ -116,6 +125,33 @@ class Order:
                 break
         return group, again
 
+    def _making_room(self, now: float) -> list[Op]:
+        """Removals that pass an operation which all others wait for, and which the backing directory has no room for.
+
+        Else a full backing directory would stay full: what makes room waits behind what wants it.
+        """
+        line = self._log.line(SCAN_OPS_MAX)
+        if not line or not self.room.is_wanted_by(line[0], now) or self._parked.refused or self._deletions_wait():
+            return []
+        group: list[Op] = []
+        held = Aside(self._tree)
+        for op in line:
+            if not self._may_pass(op, now) or held.meets(op) or self._parked.meets(op) or self._put_off.meets(op):
+                held.add(op)
+            elif self._guard.concerns(op):
+                self._guard.hold(op)  # which lets one checkpoint go after the other
+            else:
+                group.append(op)
+                if len(group) >= PASSING_OPS_MAX:
+                    break
+        return group
+
+    def _may_pass(self, op: Op, now: float) -> bool:
+        """Whether it removes what lies there now, and what nobody else needs: no pointer, and no other node's pointer is still to come."""
+        if op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op) or self._tree.node_at(op.parent, op.name) != op.ino:
+            return False
+        return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
+
     def is_ready(self, op: Op, now: float) -> bool:
         """Whether it could be committed, were it its turn."""
         if op.tentative or op.unsealed or self._due.get(op.seq, 0.0) > now or self._is_shut(op):
@@ -134,7 +170,7 @@ class Order:
                 op.held = False
                 yield op
             return
-        deletions_wait = self._parked.newest_withheld > self.gate.pointer_seq
+        deletions_wait = self._deletions_wait()
         held, looked_at = Aside(self._tree), 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
             waits = (self._parked.refused or deletions_wait) and self._destroys(op)
@@ -147,6 +183,10 @@ class Order:
                 yield op
             else:
                 return
+
+    def _deletions_wait(self) -> bool:
+        """Whether a pointer is withheld, and none has been persisted since."""
+        return self._parked.newest_withheld > self.gate.pointer_seq
 
     def _meets_put_off(self, op: Op) -> bool:
         """Whether it has to wait for a removal that is put off. That one is not put off any longer then, unless by another that yields."""

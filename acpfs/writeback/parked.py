@@ -15,6 +15,7 @@ from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.ops import Op, OpKind
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
+_OF_ALL_BELOW = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
 _NEVER = Seq(1 << 62)
 
 
@@ -46,13 +47,13 @@ class Aside:
                 self._above[above] = min(op.seq, self._above.get(above, _NEVER))
 
     def meets(self, op: Op) -> bool:
-        """Same node or name, something below a node that is not as it should be yet, or a move of a directory above."""
+        """Same node or name, something below a node that is not as it should be yet, or a move or removal of a directory above."""
         nodes = {op.ino, op.victim} - {NO_INO}
         if any(self._nodes.get(node, _NEVER) < op.seq for node in nodes):
             return True
         if any(self._places.get(place, _NEVER) < op.seq for place in op.touches()):
             return True
-        if op.kind in (OpKind.RENAME, OpKind.EXCHANGE) and any(self._above.get(node, _NEVER) < op.seq for node in nodes):
+        if op.kind in _OF_ALL_BELOW and any(self._above.get(node, _NEVER) < op.seq for node in nodes):
             return True
         return any(self._below.get(ino, _NEVER) < op.seq for directory, _name in op.touches() for ino in self._upwards(directory))
 
