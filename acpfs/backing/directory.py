@@ -450,6 +450,31 @@ class BackingDirectory:
         if self._features.fsync_directory:
             self._sync_own(path[:-1])
 
+    def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
+        """Write over a text in place, where it is there and large enough, filled up with blanks: that takes no room."""
+        self._count("write own")
+        try:
+            fd = self._entries.open((OWN, *names), os.O_WRONLY, own=True)
+        except FileNotFoundError:
+            return False
+        try:
+            size, text = os.fstat(fd).st_size, content.rstrip()
+            if size <= len(text) or os.pwrite(fd, text.ljust(size - 1) + b"\n", 0) != size:
+                return False
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return True
+
+    def rename_own(self, names: LowerPath, new_names: LowerPath) -> None:
+        """Rename a file below `.acpfs`."""
+        self._count("rename own")
+        with (
+            self._entries.parent((OWN, *names), own=True) as (dir_fd, name),
+            self._entries.parent((OWN, *new_names), own=True) as (to_fd, to),
+        ):
+            os.rename(name, to, src_dir_fd=dir_fd, dst_dir_fd=to_fd)
+
     def _sync_own(self, path: LowerPath) -> None:
         fd = self._entries.open(path, os.O_RDONLY | os.O_DIRECTORY, own=True)
         try:

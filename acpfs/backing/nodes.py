@@ -1,9 +1,10 @@
 """Node records: `.acpfs/nodes/<node id>`, by which the mounts of one backing directory know of each other.
 
 One small JSON file per node, replaced whole by a rename at each heartbeat, so that a reader sees one state or the one before, and its
-client notices a new file. Whoever reads it may see an old one: everything in it stays true for ever ("all that was closed up to T is
-persisted"), so that costs time, and nothing else. Neither locks nor times of files are used. Decides nothing. Thread-safe; blocks as the
-backing directory does.
+client notices a new file. Where there is no room for another file, the record is written over in place: it has room to grow, and a checksum
+that one that is read half-written does not have. A hidden file beside it, its mark, is renamed then, which the client notices as well.
+Whoever reads a record may see an old one: everything in it stays true for ever ("all that was closed up to T is persisted"), so that costs
+time, and nothing else. Neither locks nor times of files are used. Decides nothing. Thread-safe; blocks as the backing directory does.
 """
 
 from __future__ import annotations
@@ -11,16 +12,26 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
+import xxhash
+
 from acpfs.backing.directory import BackingDirectory
+from acpfs.errors import FULL_ERRNOS
 
 DIRECTORY = b"nodes"
 RECORD_BYTES_MAX = 1 << 18
+BLOCK_BYTES = 4096
+SPARE_BYTES = 2048
+"""A record may grow by so much, that is by the names that are pending there, where the file system is full."""
 _TEMPORARY = b"."
+_MARKS = (b".%s.mark-a", b".%s.mark-b")
+_SUM = b'{"sum":"%s",'
+_SUMMED = re.compile(rb'\{"sum":"([0-9a-f]{16})",')
 
 
 class NodeState(str, Enum):
@@ -78,8 +89,11 @@ class NodeRecord:
     started_at: float = 0.0
 
     def to_bytes(self) -> bytes:
-        """For the file."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
+        """For the file: JSON, with a checksum of the rest in front, and blanks that make room for longer ones."""
+        rest = json.dumps(asdict(self), separators=(",", ":")).encode()[1:]
+        content = _SUM % xxhash.xxh3_64_hexdigest(rest).encode() + rest
+        size = -(-(len(content) + SPARE_BYTES) // BLOCK_BYTES) * BLOCK_BYTES
+        return content.ljust(size - 1) + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> NodeRecord:
@@ -88,6 +102,9 @@ class NodeRecord:
         Raises:
             ValueError: not a record, or not a whole one.
         """
+        summed = _SUMMED.match(content)
+        if summed is not None and xxhash.xxh3_64_hexdigest(content[summed.end() :].rstrip()).encode() != summed[1]:
+            raise ValueError("not a whole record")
         found = json.loads(content[:RECORD_BYTES_MAX])
         if not isinstance(found, dict) or not isinstance(found.get("node"), str):
             raise ValueError("not a node record")  # noqa: TRY004 - of content, not of a caller
@@ -137,10 +154,41 @@ class NodeRecords:
     def __init__(self, directory: BackingDirectory) -> None:
         """`directory`: of which mount is meant says its node id."""
         self._directory = directory
+        self._marked: set[bytes] = set()
+        """Nodes that have a mark."""
 
     def publish(self, record: NodeRecord) -> None:
-        """Replace the record of its node: written, flushed, renamed, the directory flushed."""
-        self._directory.write_own((DIRECTORY, record.node.encode()), record.to_bytes())
+        """Replace the record of its node: written, flushed, renamed, the directory flushed; or in place where there is no room for that."""
+        name = record.node.encode()
+        try:
+            self._directory.write_own((DIRECTORY, name), record.to_bytes())
+        except OSError as error:
+            if error.errno not in FULL_ERRNOS or not self._publish_in_place(name, record):
+                raise
+        else:
+            self._mark(name)
+
+    def _publish_in_place(self, name: bytes, record: NodeRecord) -> bool:
+        """Whether that could be done. Names that are pending are left out where they are too many: then nobody waits for them."""
+        contents = (record.to_bytes(), replace(record, pending="").to_bytes())
+        written = any(self._directory.overwrite_own((DIRECTORY, name), content) for content in contents)
+        return written and self._notice(name)
+
+    def _mark(self, name: bytes) -> None:
+        """Have a mark for the time when there is no room for one."""
+        if name not in self._marked:
+            with contextlib.suppress(OSError):
+                self._directory.write_own((DIRECTORY, _MARKS[0] % name), b"")
+                self._marked.add(name)
+
+    def _notice(self, name: bytes) -> bool:
+        """Change the directory, so that this client lists it anew: all relies on listings that begin after a record was published."""
+        for old, new in (_MARKS, _MARKS[::-1]):
+            with contextlib.suppress(FileNotFoundError):
+                self._directory.rename_own((DIRECTORY, old % name), (DIRECTORY, new % name))
+                return True
+        self._marked.discard(name)
+        return False
 
     def names(self) -> list[str]:
         """Nodes that have a record."""
@@ -162,11 +210,13 @@ class NodeRecords:
     def remove(self, node: str) -> None:
         """Nothing when it is not there."""
         self._directory.remove_own((DIRECTORY, node.encode()))
+        for mark in _MARKS:
+            self._directory.remove_own((DIRECTORY, mark % node.encode()))
 
     def remove_temporary(self, node: str) -> None:
         """What workers that were killed while they wrote have left."""
-        prefix = b".%s." % node.encode()
+        prefix, marks = b".%s." % node.encode(), [mark % node.encode() for mark in _MARKS]
         for name in self._directory.list_own((DIRECTORY,)):
-            if name.startswith(prefix):
+            if name.startswith(prefix) and name not in marks:
                 with contextlib.suppress(OSError):
                     self._directory.remove_own((DIRECTORY, name))
