@@ -1,6 +1,6 @@
 """Serves the control socket: who may ask, how much, and what a broken or hostile client can do (nothing).
 
-One request per connection. Limits: REQUEST_BYTES_MAX, CLIENTS_MAX, REQUEST_WAIT_S for the request to arrive, SEND_WAIT_S for
+One request per connection. Limits: REQUEST_BYTES_MAX, CLIENTS_MAX, WAITING_MAX, REQUEST_WAIT_S for the request to arrive, SEND_WAIT_S for
 the client to take an answer. Runs in the worker's trio loop; handlers never call the backing directory from it.
 """
 
@@ -10,18 +10,23 @@ import grp
 import os
 import socket
 import struct
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import trio
 
 from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
+from acpfs.control.slots import NoPlaceError, Slots
 from acpfs.control.subject import Subject
 from acpfs.control.verbs import HANDLERS
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
 from acpfs.logger import get_logger
 
 CLIENTS_MAX = 64
+"""Connections whose request is not read yet, or is answered at once."""
+WAITING_MAX = 64
+"""Requests beside those that wait for something, perhaps for ever: they must not keep `status` and `unmount` out."""
+LASTING = frozenset({"flush", "wait", "watch", "verify", "repair", "preload", "wait_nodes"})
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
@@ -49,6 +54,8 @@ class ControlServer:
         self._subject = subject
         self._gid = None if group is None else _gid_of(group)
         self._socket = _listening(path, self._gid) if kept_fd < 0 else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
+        self._quick = Slots(CLIENTS_MAX, "control connections")
+        self._waiting = Slots(WAITING_MAX, "control connections that wait")
         self._clients = 0
         self._all_gone = trio.Event()
         self.refused_clients = 0
@@ -91,27 +98,34 @@ class ControlServer:
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError("permission denied: for the mount's owner, root and the control group only")))
             return
-        if self._clients >= CLIENTS_MAX:
-            self.refused_clients += 1
-            await _answer(stream, error_message(AcpfsError(f"too many control connections ({CLIENTS_MAX})")))
-            return
         self._clients += 1
         try:
             await self._converse(stream, owner=owner)
+        except NoPlaceError as error:
+            self.refused_clients += 1
+            await _answer(stream, error_message(error))
         finally:
             self._clients -= 1
             if self._clients == 0:
                 self._all_gone.set()
 
     async def _converse(self, stream: trio.SocketStream, *, owner: bool) -> None:
-        try:
-            with trio.fail_after(REQUEST_WAIT_S):
-                request = decode_request(await _one_line(stream))
-        except trio.TooSlowError:
-            return
-        except BadRequestError as error:
-            await _answer(stream, error_message(error))
-            return
+        with ExitStack() as place:
+            place.enter_context(self._quick.one(owner=owner))
+            try:
+                with trio.fail_after(REQUEST_WAIT_S):
+                    request = decode_request(await _one_line(stream))
+            except trio.TooSlowError:
+                return
+            except BadRequestError as error:
+                await _answer(stream, error_message(error))
+                return
+            if request.verb in LASTING:
+                place.close()
+                place.enter_context(self._waiting.one(owner=owner))
+            await self._answer_to(request, stream, owner=owner)
+
+    async def _answer_to(self, request: Request, stream: trio.SocketStream, *, owner: bool) -> None:
         if request.verb in OWNER_ONLY and not owner:
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError(f"permission denied: {request.verb} is for the mount's owner and root only")))

@@ -6,6 +6,7 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import trio
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
-from acpfs.control.server import CLIENTS_MAX, ControlServer
+from acpfs.control.server import WAITING_MAX, ControlServer
+from acpfs.control.slots import NoPlaceError, Slots
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, socket_of
 
@@ -180,25 +182,49 @@ def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path) -> N
     serve(tmp_path, scenario)
 
 
-def test_too_many_clients_are_told_so_and_room_comes_back(tmp_path: Path) -> None:
+@pytest.mark.clause("S221")
+def test_too_many_that_wait_are_told_so_and_keep_nobody_else_out(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
         hanging = []
-        for _ in range(CLIENTS_MAX):
+        for _ in range(WAITING_MAX):
             stream = await trio.open_unix_socket(record.socket)
             await stream.send_all(b'{"verb": "flush"}\n')
             await stream.receive_some(10)
             hanging.append(stream)
-        with pytest.raises(AcpfsError, match="too many"):
+        for verb in ("flush", "watch", "verify"):
+            with pytest.raises(AcpfsError, match="too many control connections that wait"):
+                await ask(record, verb)
+        for _ in range(2):
             await ask(record, "status")
         subject.done(1)
         for stream in hanging:
             while await stream.receive_some(65536):
                 pass
             await stream.aclose()
-        await ask(record, "status")
+        await ask(record, "flush")
 
-    serve(tmp_path, scenario)
+    assert serve(tmp_path, scenario).refused_clients == 3
+
+
+@pytest.mark.clause("S221")
+def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
+    slots, group, owner = Slots(4, "connections"), ExitStack(), ExitStack()
+    for _ in range(2):
+        group.enter_context(slots.one(owner=False))
+    with pytest.raises(NoPlaceError, match=r"too many connections of the control group \(2\)"):
+        group.enter_context(slots.one(owner=False))
+    for _ in range(2):
+        owner.enter_context(slots.one(owner=True))
+    for kind in (True, False):
+        with pytest.raises(NoPlaceError, match=r"too many connections \(4\)"):
+            owner.enter_context(slots.one(owner=kind))
+    group.close()
+    for _ in range(2):
+        owner.enter_context(slots.one(owner=True))
+    owner.close()
+    group.enter_context(slots.one(owner=False))
+    assert slots.taken == 1
 
 
 def test_a_client_that_goes_away_ends_its_request(tmp_path: Path) -> None:
