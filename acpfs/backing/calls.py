@@ -30,6 +30,8 @@ LATE_PATIENCE_S = 0.1
 """Patience while an earlier call is out for longer than that was, of callers that have older knowledge."""
 FILL_THREADS = 16
 """Several files at a time, `filesystem.fill.READERS` for each."""
+VERIFY_THREADS = 2
+"""For all who verify: more would take the storage's bandwidth from the drain, and from each other."""
 
 
 class BackingTimeoutError(TimeoutError):
@@ -232,11 +234,13 @@ class CallPools:
     streams: CallPool
     """Copies of file contents."""
     commits: CallPool
-    """Commits in log order (one at a time), the manifest, verification."""
+    """Commits in log order (one at a time), the manifest."""
     syncs: CallPool
     """fsync of directories."""
     fills: CallPool
     """Reading ahead of what is asked for: cold files on their way to RAM."""
+    verifies: CallPool
+    """Files that somebody has verified, one call each; a large one takes minutes."""
     health: Health
 
     @classmethod
@@ -249,12 +253,13 @@ class CallPools:
             CallPool("commits", 4, health),
             CallPool("syncs", syncs, health),
             CallPool("fills", FILL_THREADS, health),
+            CallPool("verifies", VERIFY_THREADS, health),
             health,
         )
 
     def all(self) -> tuple[CallPool, ...]:
         """Each pool."""
-        return (self.requests, self.streams, self.commits, self.syncs, self.fills)
+        return (self.requests, self.streams, self.commits, self.syncs, self.fills, self.verifies)
 
     def statistics(self) -> tuple[CallStatistics, ...]:
         """Of each pool."""

@@ -409,7 +409,7 @@ class WorkerSubject:
         good, began_at = set[bytes](), time.time()
         verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
         while True:
-            future = self._parts.calls.commits.submit("verify", next, verdicts, None)
+            future = self._parts.calls.verifies.submit("verify", next, verdicts, None)
             await settled(future)
             verdict: records.Verification | None = future.result()
             if verdict is None:

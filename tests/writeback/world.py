@@ -51,10 +51,10 @@ class InlinePool(CallPool):
 
 def inline_pools() -> CallPools:
     health = Health()
-    requests, streams, commits, syncs, fills = (
-        InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs", "fills")
+    requests, streams, commits, syncs, fills, verifies = (
+        InlinePool(name, 1, health) for name in ("requests", "streams", "commits", "syncs", "fills", "verifies")
     )
-    return CallPools(requests, streams, commits, syncs, fills, health)
+    return CallPools(requests, streams, commits, syncs, fills, verifies, health)
 
 
 class ListenerDouble:
