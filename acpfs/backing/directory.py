@@ -33,6 +33,10 @@ _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, 255)
 """Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
 
 
+class StrangeFileError(OSError, ValueError):
+    """What lies under a name of acpfs' own was not written by acpfs."""
+
+
 class BackingDirectory:
     """Implements `Lower`; see there."""
 
@@ -421,7 +425,10 @@ class BackingDirectory:
 
     def read_own(self, names: LowerPath) -> bytes:
         self._count("read own")
-        fd = self._entries.open((OWN, *names), os.O_RDONLY, own=True)
+        fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, own=True)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a FIFO would keep the reader for ever
+            os.close(fd)
+            raise StrangeFileError(errno.EINVAL, "not a regular file", os.fsdecode(b"/".join((OWN, *names))))
         with open(fd, "rb", closefd=True) as file:
             return file.read()
 
@@ -532,6 +539,19 @@ class BackingDirectory:
             return []
         try:
             return sorted(os.fsencode(name) for name in os.listdir(fd))
+        finally:
+            os.close(fd)
+
+    def list_own_files(self, names: LowerPath) -> list[bytes]:
+        """As `list_own`, regular files only: acpfs makes no others, whoever did."""
+        self._count("listdir own")
+        try:
+            fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY, own=True)
+        except FileNotFoundError:
+            return []
+        try:
+            with os.scandir(fd) as entries:
+                return sorted(os.fsencode(entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
         finally:
             os.close(fd)
 

@@ -192,7 +192,7 @@ class NodeRecords:
 
     def names(self) -> list[str]:
         """Nodes that have a record."""
-        return [name.decode("utf-8", "replace") for name in self._directory.list_own((DIRECTORY,)) if not name.startswith(_TEMPORARY)]
+        return [name.decode("utf-8", "replace") for name in self._directory.list_own_files((DIRECTORY,)) if not name.startswith(_TEMPORARY)]
 
     def read(self, node: str) -> NodeRecord | None:
         """None: there is none.

@@ -16,6 +16,7 @@ from acpfs.backing import probe as probe_module
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
 from acpfs.backing.lower import Features, Lower
+from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import probe
 from acpfs.backing.syscalls import Opener
 from acpfs.errors import MachineError, RefusedError
@@ -184,6 +185,26 @@ def test_links_become_copies_where_there_are_none(directory: BackingDirectory) -
     assert content(directory, (b"copied",)) == b"data"
     with pytest.raises(FileExistsError):
         directory.link((b"f",), (b"copied",))
+
+
+@pytest.mark.timeout(30)  # without O_NONBLOCK the open never returns
+@pytest.mark.clause("S161")
+def test_what_acpfs_did_not_write_among_its_own_files_keeps_nobody(directory: BackingDirectory) -> None:
+    nodes = directory.path / ".acpfs" / "nodes"
+    os.mkfifo(nodes / "fifo")
+    (nodes / "directory").mkdir()
+    (nodes / "link").symlink_to("fifo")
+    records = NodeRecords(directory)
+    records.publish(NodeRecord("real", beat=1, clock=1.0, watermark=1.0))
+    assert records.names() == ["real"]
+    for name in ("fifo", "directory"):
+        with pytest.raises(ValueError, match="not a regular file"):
+            records.read(name)
+    with pytest.raises(OSError):
+        records.read("link")
+    found = records.read("real")
+    assert found is not None
+    assert found.beat == 1
 
 
 def test_staging_survives_the_removal_of_its_directory(directory: BackingDirectory) -> None:
