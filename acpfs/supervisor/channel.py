@@ -6,6 +6,7 @@ Imports as little as the supervisor may.
 
 from __future__ import annotations
 
+import array
 import json
 import socket
 from collections.abc import Sequence
@@ -21,10 +22,15 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(end: socket.socket, message: Message, fds: Sequence[int] = ()) -> bool:
-    """Send; False when nobody is at the other end."""
+def send(end: socket.socket, message: Message, fds: Sequence[int] = (), *, wait: bool = True) -> bool:
+    """Send; False when nobody is at the other end.
+
+    Raises:
+        BlockingIOError: without `wait`: there is no room in the channel.
+    """
     try:
-        socket.send_fds(end, [json.dumps(message).encode()], list(fds))
+        beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        end.sendmsg([json.dumps(message).encode()], beside, 0 if wait else socket.MSG_DONTWAIT)  # socket.send_fds forgets its flags
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True

@@ -22,6 +22,8 @@ START_VARIABLE = "ACPFS_START_TIMEOUT_S"
 START_TIMEOUT_S = 120.0
 """For one step of a worker's start. Those that wait for the backing directory end by themselves after 30 s; to load the rows of a large
 RAM tier takes seconds."""
+OVERSLEPT_S = 2.0
+"""What a supervisor may be late without looking at its worker with other eyes."""
 FIRST_STEP = "loading the program"
 
 
@@ -32,6 +34,20 @@ class Limits:
         self.hang_s = float(os.environ.get(HANG_VARIABLE, HANG_TIMEOUT_S))
         self.start_s = float(os.environ.get(START_VARIABLE, START_TIMEOUT_S))
         self.shortest_s = min(self.hang_s, self.start_s)
+
+
+class Attention:
+    """How long this process did not do what it should have: it was stopped, or got no processor."""
+
+    def __init__(self) -> None:
+        self._awake_at = time.monotonic()
+
+    def overslept_s(self, patience_s: float | None) -> float:
+        """Since the last call, beyond the time that it meant to sleep; what is as short as a busy machine's pauses does not count."""
+        now, since = time.monotonic(), self._awake_at
+        self._awake_at = now
+        late_s = 0.0 if patience_s is None else now - since - patience_s
+        return late_s if late_s > OVERSLEPT_S else 0.0
 
 
 class Template:
@@ -86,6 +102,11 @@ class Child:
             self.error = message["error"]
         if "ended" in message:
             self.exit_code = message["ended"]
+
+    def excuse(self, seconds: float) -> None:
+        """Nobody listened for so long: that was no silence of the worker."""
+        now = time.monotonic()
+        self.step_at, self.beat_at, self.dumped_at = min(now, self.step_at + seconds), min(now, self.beat_at + seconds), 0.0
 
     def is_well(self, now: float, limits: Limits) -> bool:
         """Whether it goes on; its error says where its start did not."""

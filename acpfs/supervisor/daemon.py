@@ -40,13 +40,13 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
         code = run(settings, link, detached=bool(orders["detached"]))
     except AcpfsError as error:
         log.error("the mount could not be made" if not link.workers_before else "the mount could not be taken over", error=str(error))
-        link.tell(error={"exit_code": int(error.exit_code), "message": str(error)})
+        link.last_words(error={"exit_code": int(error.exit_code), "message": str(error)})
         return int(error.exit_code)
     except Exception as error:
         log.exception("the worker failed")
-        link.tell(error={"exit_code": int(ExitCode.FAILED), "message": f"internal error: {type(error).__name__}: {error}"})
+        link.last_words(error={"exit_code": int(ExitCode.FAILED), "message": f"internal error: {type(error).__name__}: {error}"})
         return int(ExitCode.FAILED)
-    link.tell(ended=int(code))
+    link.last_words(ended=int(code))
     return int(code)
 
 

@@ -18,10 +18,13 @@ from typing import Any
 
 from acpfs.logger import get_logger
 from acpfs.supervisor import channel
+from acpfs.supervisor.outbox import Outbox
 
 BEAT_INTERVAL_S = 1.0
 SUPERVISOR_AGAIN_S = 1.0
 """Between two tries to start a supervisor; the first one follows the end of the last supervisor at once."""
+LAST_WORDS_S = 10.0
+"""A supervisor that has not heard why its worker ended within this, takes it for a death."""
 HANDED_OVER = 75
 """Exit status of a worker that made room for the next one."""
 
@@ -33,7 +36,7 @@ class Link:
 
     def __init__(self, end: socket.socket, orders: dict[str, Any], kept: dict[str, list[int]]) -> None:
         """`kept`: descriptors by name."""
-        self._end = end
+        self._end, self._outbox = end, Outbox(end)
         self._orders = orders
         self.kept = kept
         self.facts: dict[str, Any] = orders.get("facts") or {}
@@ -81,7 +84,12 @@ class Link:
     def tell(self, **message: Any) -> None:
         """Send a message without descriptors."""
         with self._telling:
-            channel.send(self._end, message)
+            self._outbox.send(message)
+
+    def last_words(self, **message: Any) -> None:
+        """`tell`, before the process ends."""
+        self.tell(**message)
+        self._outbox.flush(LAST_WORDS_S)
 
     def keep(self, name: str, fds: Sequence[int]) -> None:
         """Have descriptors kept for the next worker, before anybody relies on them."""
@@ -89,7 +97,7 @@ class Link:
             self.kept[name] = list(fds)
             if not fds:
                 del self.kept[name]
-            channel.send(self._end, {"keep": [[name, len(fds)]]}, fds)
+            self._outbox.send({"keep": [[name, len(fds)]]}, fds)
 
     def remember(self, **facts: Any) -> None:
         """Have facts kept for the next worker."""
@@ -119,7 +127,8 @@ class Link:
 
     def beat(self, busy_s: float) -> None:
         """A sign of life; `busy_s`: how long the request that is served longest has kept its thread."""
-        self.tell(beat=busy_s)
+        with self._telling:
+            self._outbox.send_if_heard({"beat": busy_s})
 
     # -- from the supervisor
 
@@ -192,7 +201,8 @@ class Link:
                 names = [[name, len(fds)] for name, fds in self.kept.items()]
                 state = {"facts": self.facts, "settings": self._orders["settings"], "workers": self.workers_before + 1}
                 channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
-                self._end = ours
+                self._outbox.close()
+                self._end, self._outbox = ours, Outbox(ours)
         except OSError:
             ours.close()  # a supervisor that was not told ends with it
             raise

@@ -26,7 +26,7 @@ from typing import Any
 
 from acpfs.ram import descriptors
 from acpfs.supervisor import channel, privileges, remains
-from acpfs.supervisor.child import Child, Limits, Template
+from acpfs.supervisor.child import Attention, Child, Limits, Template
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
@@ -52,6 +52,7 @@ class Supervisor:
         self._service = Service()
         self._selector = selectors.DefaultSelector()
         self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
+        self._attention = Attention()
         self._limits = Limits()
         self._template: Template | None = None
         self._next_template: Template | None = None
@@ -86,8 +87,12 @@ class Supervisor:
             self._start_worker()
         while not self._ended:
             try:
-                for key, _events in self._selector.select(self._patience_s()):
+                patience_s = self._patience_s()
+                for key, _events in self._selector.select(patience_s):
                     key.data()
+                overslept_s = self._attention.overslept_s(patience_s)
+                if overslept_s and self._child is not None:
+                    self._child.excuse(overslept_s)
                 self._look_after()
             except Exception:  # noqa: BLE001 - whatever it is
                 traceback.print_exc()  # a bug here must not cost the session, which would die with this process
