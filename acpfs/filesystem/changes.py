@@ -67,6 +67,10 @@ class Changes:
             self.confirm(last)
         op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=self._log.clock.now(), **fields)
         self._pin(op)
+        self._table.needed(node)
+        victim = self._table.get(op.victim)
+        if victim is not None:
+            self._table.needed(victim)
         if creates:
             node.unlogged = False
             self._table.changed(node)
@@ -185,6 +189,8 @@ class Changes:
             assert child.pins > 0, (parent, name)
             child.pins -= 1
             child.checked_at = child.settled_at = time.monotonic()
+            if not child.pins and not child.ino:
+                self._table.name_changed(parent, name)
 
     def discard(self, node: Node) -> None:
         """Drop a content that is not to be stored: what it was before, if anything, is shown again.

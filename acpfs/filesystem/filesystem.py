@@ -142,7 +142,7 @@ class FileSystem:
         self.kept = Kept() if kept is None else kept
         """What the next worker of the session will need; transports keep theirs here too."""
         tier.when_safe = state.after_commit
-        self._table = NodeTable(state)
+        self._table = NodeTable(state, log, tree)
         self.missing = Missing(self._table, log, tier)
         self.earlier_calls = EarlierCalls()
         self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)

@@ -2,6 +2,9 @@
 
 Knows no policy and asks nobody: what is not here is "not known". Used under the file system's lock. Changed nodes and names
 are collected and written as rows at the end of the step (`flush_rows`).
+
+A file that was only looked at has no row: the next worker asks the backing directory for it again. So the state grows with what is in
+RAM, open, or in the log, and not with what was listed. A row comes in the step in which something begins to need the node.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from acpfs.backing.lower import LowerEntry, LowerStat
 from acpfs.filesystem.content import Content, Outgrown, Remainder
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, NO_TIER, ROOT, Ino, TierId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
 
 UPPER_INO_FIRST = 1 << 62
 """Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""
@@ -43,6 +48,8 @@ class Child:
     """Monotonic time, seconds, when the lower layer last said so."""
     settled_at: float = 0.0
     """Monotonic time, seconds, when an operation on the name last left the log: what the lower layer was asked before says nothing."""
+    recorded: bool = False
+    """Whether it has a row."""
 
 
 @dataclass(slots=True)
@@ -207,13 +214,16 @@ class Node:
 class NodeTable:
     """All nodes by number, and the names that lead to them."""
 
-    def __init__(self, state: StateDatabase) -> None:
-        """Load what the last worker left."""
-        self._state = state
+    def __init__(self, state: StateDatabase, log: OperationLog, tree: LowerTree) -> None:
+        """Load what the last worker left. `log`: says which nodes it needs; `tree`: keeps the places of those that have rows."""
+        self._state, self._log, self._tree = state, log, tree
         self._nodes: dict[Ino, Node] = {}
         self._by_lower: dict[int, list[Ino]] = {}
         self._changed: dict[Ino, None] = {}
-        self._changed_names: dict[tuple[Ino, bytes], None] = {}
+        self._changed_names: dict[tuple[Ino, bytes], bool] = {}
+        """Names, and whether they have a row that must go if none is to be written."""
+        self._recorded: set[Ino] = set()
+        """Nodes that have a row."""
         self._last_upper = UPPER_INO_FIRST
         state.create(DDL)
         self._load()
@@ -270,6 +280,8 @@ class NodeTable:
         node.adopt(st)
         node.unseen_links = st.nlink
         self._insert(node)
+        if not node.is_dir:
+            self._tree.leave_out(node.ino)
         self.bind_lower(node, st)
         return node
 
@@ -295,8 +307,40 @@ class NodeTable:
         self.changed(node)
 
     def changed(self, node: Node) -> None:
-        """Its row is to be written at the end of the step."""
+        """Its row is to be written at the end of the step, if it is to have one."""
         self._changed[node.ino] = None
+
+    def needed(self, node: Node) -> None:
+        """Something that outlives this worker begins to speak of it: an open file, or the log."""
+        if node.ino not in self._recorded:
+            self._changed[node.ino] = None
+
+    def needed_no_more(self, node: Node) -> None:
+        """Something of that kind has ended."""
+        if node.ino in self._recorded and not self._outlives(node):
+            self._changed[node.ino] = None
+
+    def _outlives(self, node: Node) -> bool:
+        """Whether a next worker needs it, and cannot simply find it again.
+
+        Directories always: processes stand in them, and paths lead through them. And what has another number than on the backing
+        directory: it would come back with that one.
+        """
+        return bool(
+            node.is_dir
+            or node.ino != node.lower_ino
+            or node.unlogged
+            or node.tier_id
+            or node.content is not None
+            or node.handles
+            or self._log.is_pending(node.ino)
+            or self._log.is_victim(node.ino)
+            or any(self._is_pinned(parent, name) for parent, name in node.names)
+        )
+
+    def _is_pinned(self, parent: Ino, name: bytes) -> bool:
+        child = self._known(parent, name)
+        return child is not None and child.pins > 0
 
     def drop(self, node: Node) -> None:
         """Forget a node that nothing needs: its names become unknown."""
@@ -324,8 +368,13 @@ class NodeTable:
             if ino:
                 self._nodes[ino].names.append((parent, name))
                 self.changed(self._nodes[ino])
-        self._changed_names[(parent, name)] = None
+        self._changed_names.setdefault((parent, name), child.recorded)
         return child
+
+    def name_changed(self, parent: Ino, name: bytes) -> None:
+        """Its row is to be written, or to go, at the end of the step."""
+        child = self._known(parent, name)
+        self._changed_names.setdefault((parent, name), child is not None and child.recorded)
 
     def unname(self, parent: Ino, name: bytes) -> None:
         """Nothing is known about the name any more."""
@@ -336,7 +385,7 @@ class NodeTable:
         if child is not None:
             node.dir.note(name, self._nodes.get(child.ino))
             self._unlink_name(child.ino, parent, name)
-            self._changed_names[(parent, name)] = None
+            self._changed_names.setdefault((parent, name), child.recorded)
 
     def _unlink_name(self, ino: Ino, parent: Ino, name: bytes) -> None:
         node = self._nodes.get(ino)
@@ -360,21 +409,43 @@ class NodeTable:
 
     def flush_rows(self) -> None:
         """Write the rows of what changed in this step."""
+        for parent, name in self._changed_names:
+            child = self._known(parent, name)
+            if child is not None and child.pins and child.ino:
+                self.needed(self._nodes[child.ino])
         for ino in self._changed:
             node = self._nodes.get(ino)
-            if node is None:
-                self._state.change("DELETE FROM node WHERE ino = ?", (ino,))
-            else:
+            if node is not None and self._outlives(node):
                 self._state.change(_INSERT_NODE, _node_row(node))
+                if ino not in self._recorded:
+                    self._recorded.add(ino)
+                    self._tree.record(ino)
+                    self._names_changed(node)
+            elif ino in self._recorded:
+                self._recorded.discard(ino)
+                self._state.change("DELETE FROM node WHERE ino = ?", (ino,))
+                if node is not None:
+                    self._tree.leave_out(ino)
+                    self._names_changed(node)
         self._changed.clear()
-        for parent, name in self._changed_names:
-            directory = self._nodes.get(parent)
-            child = directory.dir.children.get(name) if directory else None
-            if child is None or not (child.ino or child.pins):
-                self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
-            else:
+        for (parent, name), has_row in self._changed_names.items():
+            child = self._known(parent, name)
+            if child is not None and (child.pins or child.ino in self._recorded):
                 self._state.change("INSERT OR REPLACE INTO child VALUES (?, ?, ?)", (parent, name, child.ino))
+                child.recorded = True
+            elif has_row or (child is not None and child.recorded):
+                self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
+                if child is not None:
+                    child.recorded = False
         self._changed_names.clear()
+
+    def _names_changed(self, node: Node) -> None:
+        for parent, name in node.names:
+            self.name_changed(parent, name)
+
+    def _known(self, parent: Ino, name: bytes) -> Child | None:
+        directory = self._nodes.get(parent)
+        return directory.dir.children.get(name) if directory is not None else None
 
     def _insert(self, node: Node) -> None:
         if node.is_dir:
@@ -387,12 +458,13 @@ class NodeTable:
         for row in self._state.rows("SELECT * FROM node"):
             node, links[row[0]] = _node_from_row(row), row[5]
             self._insert(node)
+            self._recorded.add(node.ino)
             if node.lower_ino:
                 self._note_lower(node)
         for parent, name, ino in self._state.rows("SELECT parent, name, ino FROM child"):
             directory = self._nodes.get(Ino(parent))
             if directory is not None and directory.directory is not None and (ino == NO_INO or ino in self._nodes):
-                directory.dir.children[name] = Child(Ino(ino))
+                directory.dir.children[name] = Child(Ino(ino), recorded=True)
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
         for node in self._nodes.values():

@@ -164,6 +164,7 @@ class OpenFiles:
         self._handles[handle.number] = handle
         self._kept.opened(handle)
         self._count_writer(handle, 1)
+        self._table.needed(node)
         keep, node.keep_cache = node.keep_cache, True
         self._contents.retention.settle(node)
         if handle.writable and node.names:
@@ -399,6 +400,7 @@ class OpenFiles:
         """One user of the node less."""
         node.handles -= 1
         if node.handles == 0:
+            self._table.needed_no_more(node)
             if node.modified and not node.interrupted:
                 self._changes.freeze(node)  # by a call that was broken off, and whose handle never heard of it
             self._warming.closed(node)

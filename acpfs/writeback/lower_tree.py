@@ -31,6 +31,8 @@ class LowerTree:
         self._state = state
         self._nodes: dict[Place, Ino] = {}
         self._places: dict[Ino, list[Place]] = {}
+        self._unrecorded: set[Ino] = set()
+        """Whose places are known from the backing directory alone, and have no rows."""
         self.epoch = 0
         self._at_rest: Future[None] = Future()
         self._at_rest.set_result(None)
@@ -90,7 +92,28 @@ class LowerTree:
             return
         self.remove(parent, name)
         self._insert(place, ino)
-        self._state.change("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (parent, name, ino))
+        if ino not in self._unrecorded:
+            self._save(place, ino)
+
+    def _save(self, place: Place, ino: Ino) -> None:
+        self._state.change("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (*place, ino))
+
+    def _unsave(self, place: Place) -> None:
+        self._state.change("DELETE FROM place WHERE parent = ? AND name = ?", place)
+
+    def leave_out(self, ino: Ino) -> None:
+        """A next worker does not need the node: it finds it on the backing directory."""
+        if ino not in self._unrecorded:
+            self._unrecorded.add(ino)
+            for place in self.places(ino):
+                self._unsave(place)
+
+    def record(self, ino: Ino) -> None:
+        """A next worker needs the node."""
+        if ino in self._unrecorded:
+            self._unrecorded.discard(ino)
+            for place in self.places(ino):
+                self._save(place, ino)
 
     def remove(self, parent: Ino, name: bytes) -> Ino | None:
         """Nothing lies there now; returns the node that was known to."""
@@ -102,7 +125,8 @@ class LowerTree:
         places.remove(place)
         if not places:
             del self._places[ino]
-        self._state.change("DELETE FROM place WHERE parent = ? AND name = ?", place)
+        if ino not in self._unrecorded:
+            self._unsave(place)
         return ino
 
     def move(self, source: Place, target: Place) -> None:
@@ -123,6 +147,7 @@ class LowerTree:
         """Drop all knowledge of a node that nobody needs any more."""
         for parent, name in self.places(ino):
             self.remove(parent, name)
+        self._unrecorded.discard(ino)
 
     def begin_move(self) -> None:
         """Paths are about to change on the backing directory."""

@@ -125,3 +125,33 @@ def test_files_of_the_backing_directory_go_on(kept: Kept) -> None:
         "assert content('f')[-3:] == b'cde'",
         kills=9,
     )
+
+
+LOOKED_AT = """
+names = sorted(os.listdir('data')); numbers = [os.stat('data/' + name).st_ino for name in names]
+late = os.open('data/f0', os.O_RDONLY)
+killed()
+assert [os.stat('data/' + name).st_ino for name in names] == numbers
+killed(); assert content('data/f1') == b'f1'
+killed(); os.chmod('data/f2', 0o600); os.utime('data/f3', (5, 5)); os.truncate('data/f4', 1)
+assert (os.stat('data/f2').st_mode & 0o777, os.stat('data/f3').st_mtime, content('data/f4')) == (0o600, 5.0, b'f')
+killed(); assert os.readlink('data/link') == 'f1'; assert os.waitstatus_to_exitcode(os.system('data/program')) == 5
+killed(); os.link('data/f5', 'data/linked'); os.rename('data/f6', 'data/f7'); os.unlink('data/f8')
+assert (content('data/linked'), content('data/f7'), os.path.exists('data/f8')) == (b'f5', b'f6', False)
+killed(); open('data/f9', 'r+b').write(b'X'); assert content('data/f9') == b'X9'
+killed(); open('data/f1', 'wb').write(b'new'); assert content('data/f1') == b'new'
+assert os.fstat(late).st_ino == numbers[names.index('f0')]; assert os.read(late, 9) == b'f0'
+"""
+
+
+@pytest.mark.clause("S204")
+def test_files_that_were_only_looked_at_are_found_again(kept: Kept) -> None:
+    """The next worker does not know them; the kernel, which does, asks for them by name again."""
+    data = kept.mount.backing / "data"
+    data.mkdir()
+    for n in range(10):
+        (data / f"f{n}").write_bytes(b"f%d" % n)
+    (data / "link").symlink_to("f1")
+    (data / "program").write_text("#!/bin/sh\nexit 5\n")
+    (data / "program").chmod(0o755)
+    kept.run(LOOKED_AT, kills=LOOKED_AT.count("killed()"))
