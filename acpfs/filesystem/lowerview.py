@@ -281,12 +281,12 @@ class LowerView:
         if seen.st is None:
             self._lost(parent, name, node)
         elif node is None or not self.held(node):  # else its commit is under way, or the mount's file takes the place when it is closed
-            self._found(parent, name, node, seen.st, seen.twin)
+            self._found(parent, name, node, seen.st, seen.twin, asked_at)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = time.monotonic()
 
-    def _found(self, parent: Node, name: bytes, known: Node | None, st: LowerStat, twin: Ino) -> None:
-        node = self._recognition.node(known, st, twin, in_use=known is not None and known.handles > 0)
+    def _found(self, parent: Node, name: bytes, known: Node | None, st: LowerStat, twin: Ino, asked_at: float) -> None:
+        node = self._recognition.node(known, st, twin, asked_at, in_use=known is not None and known.handles > 0)
         if self._tree.node_at(parent.ino, name) != node.ino:
             node.unseen_links = max(0, node.unseen_links - 1)
             self._tree.add(node.ino, parent.ino, name)

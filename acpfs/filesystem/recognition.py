@@ -69,13 +69,20 @@ class Recognition:
         here = {ino for ino, found in paths if found == path}
         return [(ino, found) for ino, found in paths if ino not in here]
 
-    def node(self, known: Node | None, st: LowerStat, twin: Ino, *, in_use: bool) -> Node:
+    def node(self, known: Node | None, st: LowerStat, twin: Ino, asked_at: float, *, in_use: bool) -> Node:
         """The node of an entry that was looked at. `known`: under its name; `in_use`: somebody relies on that one."""
         same_kind = known is not None and stat.S_IFMT(known.mode) == stat.S_IFMT(st.mode)
         same = known if known is not None and same_kind and (known.lower_ino in (0, st.ino) or known.is_dir) else None
         if same is not None and in_use:
             return same
-        other = self._table.get(twin)
+        other = self._table.get(twin) or self._seen_meanwhile(st, asked_at)
         if other is not None and other.lower_ino == st.ino:
             return other
         return same or self._table.found(st)
+
+    def _seen_meanwhile(self, st: LowerStat, asked_at: float) -> Node | None:
+        """The node of which another name was looked at in the same moment, as those of one listing are."""
+        if stat.S_ISDIR(st.mode) or st.nlink < 2:
+            return None
+        nodes = (node for node in self._table.by_lower(st.ino) if node.checked_at >= asked_at)
+        return next((node for node in nodes if node.identity == st.identity()), None)

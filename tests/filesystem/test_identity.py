@@ -95,6 +95,24 @@ def test_hard_links_on_the_backing_directory_are_one_file(tmp_path: Path) -> Non
     trio.run(main)
 
 
+@pytest.mark.clause("S190", "S36")
+def test_hard_links_of_one_listing_are_one_file(tmp_path: Path) -> None:
+    """They are looked at together: neither was known when the other was looked at."""
+
+    async def main() -> None:
+        async with world(tmp_path, hold=False, attr_timeout_s=0) as w:
+            (w.backing / "a").write_bytes(b"one")
+            for name in ("b", "c"):
+                os.link(w.backing / "a", w.backing / name)
+            handle = await w.do(w.fs.opendir(ROOT))
+            entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
+            await w.do(w.fs.releasedir(handle))
+            found = [entry.attributes for entry in entries if entry.name in (b"a", b"b", b"c")]
+            assert [(one.nlink, one.ino == found[0].ino) for one in found if one is not None and found[0] is not None] == [(3, True)] * 3
+
+    trio.run(main)
+
+
 @pytest.mark.clause("S190")
 def test_a_further_name_that_others_gave_to_another_file_is_not_written_to(tmp_path: Path) -> None:
     async def main() -> None:
