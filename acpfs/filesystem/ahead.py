@@ -18,6 +18,8 @@ from acpfs.writeback.lower_tree import LowerTree
 
 BYTES_MAX = 8 << 20
 """Larger directories (by st_size) are not listed ahead: about 100,000 entries, which take 25 MB here, and a second of a thread."""
+AGAIN_MAX = 1000
+"""So many directories are listed when a worker begins."""
 AT_ONCE = 4
 """Of the threads for requests; a backing directory that hangs keeps them."""
 
@@ -38,6 +40,7 @@ class ListingsAhead:
         self._lower, self._calls, self._tree, self._table, self._lock, self._take = lower, calls, tree, table, lock, take
         self._wanted: dict[Ino, None] = {}
         self._under_way: set[Ino] = set()
+        self._beginning = False
 
     def made_a_name_in(self, parent: Node) -> None:
         """Have the directory listed, if it never was. Does not wait."""
@@ -48,12 +51,21 @@ class ListingsAhead:
     def taken_over(self) -> None:
         """Another worker begins: it has no listings. The top, and where this mount has made names that are still known, are listed."""
         parents = {parent for node in self._table if node.ino >= UPPER_INO_FIRST for parent, _name in node.names}
-        for ino in (ROOT, *sorted(parents - {ROOT})):
+        for ino in (ROOT, *sorted(parents - {ROOT})[:AGAIN_MAX]):  # those that were there before the mount first: save_dirs, mostly
             node = self._table.get(ino)
             if node is not None and node.is_dir:
                 self.made_a_name_in(node)
 
     def _begin(self) -> None:
+        if self._beginning:
+            return  # a call that is refused at once is told at once, in here
+        self._beginning = True
+        try:
+            self._begin_some()
+        finally:
+            self._beginning = False
+
+    def _begin_some(self) -> None:
         while self._wanted and len(self._under_way) < AT_ONCE:
             ino = next(iter(self._wanted))
             del self._wanted[ino]

@@ -90,8 +90,10 @@ class Directories:
             raise fail(errno.EBADF)
         return opened.node
 
-    async def readdir(self, number: HandleId, offset: int, *, with_attributes: bool, count: int = ENTRIES_PER_CALL) -> list[DirEntry]:
-        """At most `count` entries from `offset` on; [] at the end. With attributes each but `.` and `..` carries a kernel reference."""
+    async def readdir(
+        self, number: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, count: int = ENTRIES_PER_CALL
+    ) -> list[DirEntry]:
+        """At most `count` entries from `offset` on; [] at the end. As `FileSystem.readdir`."""
         opened = self._handles.get(number)
         if opened is None:
             raise fail(errno.EBADF)
@@ -104,7 +106,9 @@ class Directories:
             start = position - FIRST_NAME_OFFSET
             chunk = opened.names[start : start + count - len(entries)]
             position += len(chunk)
-            entries += await self._entries(opened.node, chunk, position - len(chunk), with_attributes=with_attributes)
+            if with_attributes:
+                await self._view.fill(opened.node, chunk, whole=without_fails)
+            entries += self._entries(opened.node, chunk, position - len(chunk), with_attributes=with_attributes)
         return entries
 
     def _dots(self, node: Node, offset: int) -> list[DirEntry]:
@@ -112,9 +116,7 @@ class Directories:
         dots = [DirEntry(b".", node.ino, node.mode, 1, None), DirEntry(b"..", above, node.mode, 2, None)]
         return dots[offset:] if offset < FIRST_NAME_OFFSET else []
 
-    async def _entries(self, parent: Node, names: list[bytes], position: int, *, with_attributes: bool) -> list[DirEntry]:
-        if with_attributes:
-            await self._view.fill(parent, names)
+    def _entries(self, parent: Node, names: list[bytes], position: int, *, with_attributes: bool) -> list[DirEntry]:
         entries = []
         for number, name in enumerate(names, position + 1):
             entry = self._entry(parent, name, number, with_attributes=with_attributes)

@@ -453,9 +453,12 @@ class FileSystem:
         """Open a directory; `unique`: as `Caller.unique`."""
         return self._directories.opendir(ino, unique)
 
-    async def readdir(self, handle: HandleId, offset: int, *, with_attributes: bool) -> list[DirEntry]:
-        """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference."""
-        return await self._directories.readdir(handle, offset, with_attributes=with_attributes)
+    async def readdir(self, handle: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False) -> list[DirEntry]:
+        """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference.
+
+        Those whose attributes the backing directory does not tell soon have none; with `without_fails` they are waited for.
+        """
+        return await self._directories.readdir(handle, offset, with_attributes=with_attributes, without_fails=without_fails)
 
     async def releasedir(self, handle: HandleId) -> None:
         """Close a directory."""

@@ -551,14 +551,14 @@ class LowerView:
             if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
                 self.learn(parent, name, NOTHING, asked_at)
 
-    async def fill(self, parent: Node, names: Sequence[bytes]) -> None:
-        """Turn listed names into nodes, with one call for all of them; those for which there is no answer soon stay names."""
+    async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
+        """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""
         unknown = [n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)]
         while unknown and parent.ino in self._tree:
             epoch, asked_at = self._tree.epoch, time.monotonic()
             paths = [self._tree.path_at(parent.ino, name) for name in unknown]
             late = partial(self._fill, parent, unknown, parent.dir.notes, asked_at)
-            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=True, late=late)
+            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=not whole, late=late)
             if answers is None:
                 return  # a list of names needs no attributes: whoever wants them asks for them
             if self._overtaken(epoch):

@@ -177,10 +177,10 @@ class Operations(pyfuse3.Operations):
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         full, offset = False, start_id
         while not full:
-            entries = [e for e in await self._run(self._fs.readdir(HandleId(fh), offset, with_attributes=True)) if e.next_offset > 2]
+            found = await self._run(self._fs.readdir(HandleId(fh), offset, with_attributes=True, without_fails=True))
+            entries = [e for e in found if e.next_offset > 2]
             for entry in entries:
-                if entry.attributes is None:
-                    raise pyfuse3.FUSEError(errno.EIO)  # pyfuse3 cannot tell a name alone
+                assert entry.attributes is not None  # pyfuse3 cannot tell a name alone
                 full = full or not pyfuse3.readdir_reply(token, entry.name, self._entry(entry.attributes), entry.next_offset)
                 if full:
                     self._fs.forget([(entry.ino, 1)])

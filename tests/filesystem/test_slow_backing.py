@@ -203,3 +203,46 @@ def test_what_was_made_and_forgotten_since_is_not_lost_by_a_late_answer(tmp_path
             assert w.fs._table[directory].dir.children[b"new"].ino == ino
 
     run(tmp_path, scenario, **SHORT)
+
+
+@pytest.mark.clause("S206")
+def test_directories_that_cannot_be_listed_now_are_none_to_wait_for(tmp_path: Path) -> None:
+    """However many: a call that is refused is told at once, in the middle of the next one."""
+    for number in range(2000):
+        (tmp_path / f"backing/{number}").mkdir(parents=True)
+
+    async def scenario(w: World) -> None:
+        for number in range(2000):
+            ino = (await w.do(w.fs.lookup(ROOT, b"%d" % number))).ino
+            w.fs._table[ino].dir.listed_at = -1.0
+        w.calls.requests.close()
+        with w.fs.lock:
+            w.fs._view.ahead._wanted = {node.ino: None for node in w.fs._table if node.is_dir and node.ino != ROOT}
+            w.fs._view.ahead._begin()
+            assert not w.fs._view.ahead._wanted
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S206")
+def test_a_transport_that_needs_attributes_waits_for_them(tmp_path: Path) -> None:
+    save_dir(tmp_path)
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+        await w.names(directory)
+        handle = await w.do(w.fs.opendir(directory))
+        found: list[bytes] = []
+
+        async def read() -> None:
+            entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True, without_fails=True))
+            found.extend(entry.name for entry in entries if entry.attributes is not None)
+
+        with hanging(w, "lstat") as go_on:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await trio.sleep(4 * SHORT["patience_s"])
+                go_on()
+        assert found == [b"shard", b"step-1"]
+
+    run(tmp_path, scenario, **SHORT)
