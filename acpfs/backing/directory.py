@@ -78,7 +78,8 @@ class BackingDirectory:
         self._entries.reopened(fd)
 
     def disconnect(self) -> None:
-        """Close the descriptor; nothing else may be called afterwards."""
+        """Close the descriptors; nothing else may be called afterwards."""
+        self._entries.disconnect()
         os.close(self._root_fd)
 
     # -- features and numbers

@@ -58,6 +58,12 @@ class Entries:
                 os.dup2(staging, self._staging_fd, inheritable=False)
                 os.close(staging)
 
+    def disconnect(self) -> None:
+        """Close what was opened here, and is not the caller's; nothing else may be called afterwards."""
+        with self._staging_lock:
+            if self._staging_fd >= 0:
+                os.close(self._staging_fd)
+
     def _check(self, path: LowerPath) -> None:
         for name in path:
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:

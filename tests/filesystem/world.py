@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import RLock
+from threading import Event, RLock
 from typing import Any
 
 import trio
@@ -133,6 +133,23 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
     return salvage(directory.path / journal_name(mark["token"]), state, directory.size)
 
 
+def _let_go(w: World) -> None:
+    """Close the descriptors: a run has more worlds than a process may have of them. But not under a thread that uses them."""
+    pools, patience = (*w.calls.all(), w.fs._contents._copies), 100
+    while any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools]):
+        if not patience:
+            return
+        patience -= 1
+        Event().wait(0.002)
+    if w.fs.spill is not None:
+        return
+    for node in w.fs._table:
+        if node.content is not None and node.content.in_ram and node.content.fd >= 0:
+            os.close(node.content.fd)
+    w.tier.close()
+    w.lower.disconnect()
+
+
 @asynccontextmanager
 async def _running(engine: Engine, spill: Spill | None) -> AsyncIterator[None]:
     async with trio.open_nursery() as nursery:
@@ -208,4 +225,5 @@ async def world(
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
         with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work
             state.close()
-        kept.close()
+            kept.close()
+        _let_go(made)
