@@ -102,10 +102,11 @@ class Changes:
     def freeze(self, node: Node, *, quiet: bool = False) -> Op | None:
         """Fix the file's content as it is now in the order of operations; None when there is nothing to fix.
 
+        A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision, whatever is done to its names.
         `quiet`: the kernel holds the inode's lock until the call is answered, so that nobody is writing in the passthrough lane.
         """
         content = node.content
-        if content is None or not content.modified or content.failed or not node.names:
+        if content is None or not content.modified or content.failed or content.interrupted or not node.names:
             return None
         for op in self._log.unsealed_of(node.ino):  # its bytes are those that the staging file will have
             content.frozen()
@@ -116,10 +117,16 @@ class Changes:
         first = node.unlogged
         meta = self.metadata(node, everything=first)
         version = self._contents.freeze(node, quiet=quiet)
-        op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta)
+        below = self._view.beneath.uncover((parent, name)) if first else None
+        victim = below.ino if below is not None else NO_INO
+        op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta, victim=victim)
         op.unsealed = content.outgrown is not None
         if first:
             self._unpin_name(parent, name)
+            for parent, name in node.names[1:]:  # that it was given as a half
+                self._end_beneath(parent, name)
+                self.record(OpKind.LINK, node, parent, name)
+                self._unpin_name(parent, name)
         return op
 
     def confirm(self, op: Op) -> None:
@@ -142,6 +149,8 @@ class Changes:
         self._known(op)
         if created:
             node.unlogged = True
+            if op.victim:
+                self._view.beneath.cover((op.parent, op.name), self._table[op.victim])
             self._table.set_child(op.parent, op.name, node.ino).pins += 1
         self._unpin_name(op.parent, op.name)
         self._contents.withdrawn(node, op.version)
@@ -172,15 +181,38 @@ class Changes:
         self._in_doubt = [pair for pair in self._in_doubt if pair[0]]
 
     def forget_birth(self, parent: Ino, name: bytes) -> None:
-        """A never logged file loses its name."""
+        """A never logged file loses its name, and what that had replaced goes with it."""
+        self._end_birth(parent, name)
+        self._end_beneath(parent, name)
+
+    def _end_birth(self, parent: Ino, name: bytes) -> None:
         node = self._table[self._table[parent].dir.children[name].ino]
         self._table.set_child(parent, name, NO_INO)
         self._unpin_name(parent, name)
         self._catalogue.forgotten(node)
 
+    def _end_beneath(self, parent: Ino, name: bytes) -> None:
+        below = self._view.beneath.uncover((parent, name))
+        if below is not None:
+            self.record(OpKind.UNLINK, below, parent, name)
+
+    def move_birth(self, node: Node, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, target: Node | None) -> None:
+        """A never logged file that cannot be fixed (a half) gets another name: nobody needs to know. What it replaces stays beneath it."""
+        if target is not None and not target.unlogged:
+            self._view.beneath.cover((new_parent, new_name), target)
+        self.forget_birth(parent, name)
+        self.born(node, new_parent, new_name)
+
     def replaced_birth(self, parent: Ino, name: bytes) -> None:
         """A never logged file was replaced by a rename: its own pin goes."""
         self._unpin_name(parent, name)
+
+    def replaces(self, parent: Ino, name: bytes, target: Node | None) -> Ino:
+        """Of a name that is about to lead to a file that was logged: what that replaces on the backing directory."""
+        if target is not None and not target.unlogged:
+            return target.ino
+        below = self._view.beneath.uncover((parent, name))
+        return NO_INO if below is None else below.ino
 
     def _unpin_name(self, parent: Ino, name: bytes) -> None:
         directory = self._table.get(parent)
@@ -201,22 +233,33 @@ class Changes:
         if node.handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         self._contents.drop(node)
-        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.tier_id), None)
-        if last is not None:
-            self._back_to(node, last)
+        if self._back_to_last(node):
             return
         if node.unlogged:
             for parent, name in list(node.names):
-                self.forget_birth(parent, name)
+                self._end_birth(parent, name)
+                self._bring_up_beneath(parent, name)
         node.identity, node.checked_at = None, 0.0
         self._view.reap(node)
 
-    def _back_to(self, node: Node, store: Op) -> None:
-        """Show what was complete last, and is on its way to the backing directory."""
-        assert store.version is not None
-        self._contents.adopt_version(node, store.version)
-        node.mtime_ns = store.meta.mtime_ns or node.mtime_ns
+    def _back_to_last(self, node: Node) -> bool:
+        """Show what was complete last, if that is on its way to the backing directory."""
+        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.tier_id), None)
+        if last is None or last.version is None:
+            return False
+        self._contents.adopt_version(node, last.version)
+        node.mtime_ns = last.meta.mtime_ns or node.mtime_ns
         node.touch(mtime=False)
+        return True
+
+    def _bring_up_beneath(self, parent: Ino, name: bytes) -> None:
+        below = self._view.beneath.uncover((parent, name))
+        if below is not None:
+            self._table.set_child(parent, name, below.ino)
+            below.checked_at = 0.0
+            if below.content is None:
+                self._back_to_last(below)
+            self._table.changed(below)
 
     # -- Listener
 

@@ -25,6 +25,7 @@ from acpfs.backing.progress import Progress
 from acpfs.backing.read_rate import ReadRate
 from acpfs.config import Settings
 from acpfs.filesystem.ahead import ListingsAhead
+from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
@@ -89,6 +90,7 @@ class LowerView:
         self._contents = contents
         self._tier = tier
         self._lock = lock
+        self.beneath = Beneath(table, log, tree)
         self._foreseen: dict[Ino, Future[None]] = {}
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
@@ -579,7 +581,7 @@ class LowerView:
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
         if node.ino == ROOT or node.lookups or node.handles or node.content is not None or node.remainder is not None:
             return
-        if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names):
+        if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names) or node.ino in self.beneath:
             return
         if node.is_dir and (self._log.pending_in(node.ino) or any(c.ino or c.pins for c in node.dir.children.values())):
             return

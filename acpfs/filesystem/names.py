@@ -165,8 +165,11 @@ class Names:
             self._changes.freeze(node, quiet=True)
         else:
             self._changes.freeze(node, quiet=True)
-            self._table.set_child(parent.ino, name, node.ino)
-            self._changes.record(OpKind.LINK, node, parent.ino, name)
+            if node.unlogged:
+                self._changes.born(node, parent.ino, name)  # a half: its names are logged with it
+            else:
+                self._table.set_child(parent.ino, name, node.ino)
+                self._changes.record(OpKind.LINK, node, parent.ino, name)
         node.touch(mtime=False)
         self._table.changed(node)
         self._touch(parent)
@@ -253,18 +256,23 @@ class Names:
 
     def _move(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
         self._changes.freeze(node, quiet=True)  # a file that is still being written carries its data along
-        self._table.set_child(parent.ino, name, NO_INO)
-        self._table.set_child(new_parent.ino, new_name, node.ino)
-        victim = target.ino if target is not None and not target.unlogged else NO_INO
         if target is not None and target.unlogged:
             self._changes.replaced_birth(new_parent.ino, new_name)
-        self._changes.record(OpKind.RENAME, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=victim)
+        if node.unlogged:
+            self._changes.move_birth(node, parent.ino, name, new_parent.ino, new_name, target)
+        else:
+            self._log_move(node, parent, name, new_parent, new_name, self._changes.replaces(new_parent.ino, new_name, target))
         self._moved_directory(node, parent, new_parent)
         if target is not None:
             if target.is_dir:
                 new_parent.directory_links -= 1
             self._lost_name(target)
         self._finish_move(node, parent, new_parent)
+
+    def _log_move(self, node: Node, parent: Node, name: bytes, new_parent: Node, new_name: bytes, victim: Ino) -> None:
+        self._table.set_child(parent.ino, name, NO_INO)
+        self._table.set_child(new_parent.ino, new_name, node.ino)
+        self._changes.record(OpKind.RENAME, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=victim)
 
     def _exchange(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node | None) -> None:
         if target is None:
@@ -273,13 +281,28 @@ class Names:
             return
         self._changes.freeze(node, quiet=True)
         self._changes.freeze(target, quiet=True)
-        self._table.set_child(parent.ino, name, target.ino)
-        self._table.set_child(new_parent.ino, new_name, node.ino)
-        self._changes.record(OpKind.EXCHANGE, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=target.ino)
+        if node.unlogged or target.unlogged:
+            self._exchange_halves(parent, name, node, new_parent, new_name, target)
+        else:
+            self._table.set_child(parent.ino, name, target.ino)
+            self._table.set_child(new_parent.ino, new_name, node.ino)
+            self._changes.record(OpKind.EXCHANGE, node, parent.ino, name, new_parent=new_parent.ino, new_name=new_name, victim=target.ino)
         self._moved_directory(node, parent, new_parent)
         self._moved_directory(target, new_parent, parent)
         self._finish_move(target, parent, new_parent)
         self._finish_move(node, parent, new_parent)
+
+    def _exchange_halves(self, parent: Node, name: bytes, node: Node, new_parent: Node, new_name: bytes, target: Node) -> None:
+        """One of them, or both, is a half that the backing directory has not heard of: there the other one just moves."""
+        if not node.unlogged:
+            node, parent, name, target, new_parent, new_name = target, new_parent, new_name, node, parent, name
+        self._changes.replaced_birth(parent.ino, name)
+        if target.unlogged:
+            self._changes.replaced_birth(new_parent.ino, new_name)
+            self._changes.born(target, parent.ino, name)
+        else:
+            self._log_move(target, new_parent, new_name, parent, name, self._changes.replaces(parent.ino, name, node))
+        self._changes.born(node, new_parent.ino, new_name)
 
     @staticmethod
     def _moved_directory(node: Node, parent: Node, new_parent: Node) -> None:
