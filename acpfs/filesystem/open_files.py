@@ -275,11 +275,15 @@ class OpenFiles:
         self._kept.changed(handle)
 
     def confirm_older_than(self, age_s: float) -> None:
-        """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts."""
+        """Descriptors that were closed once, and whose copies have not been written to for so long: that close counts.
+
+        In passthrough nobody has said so yet when they have.
+        """
         closed_before = time.monotonic() - age_s
         for handle in self._handles.values():
             if handle.tentative is not None and handle.closed_at <= closed_before:
-                self.settle_tentative(handle, written=False)
+                wrote = handle.writes_unseen and (self._contents.kernel.look(handle.node) or handle.node.modified)
+                self.settle_tentative(handle, written=wrote)
 
     def wrote(self, handle: Handle) -> None:
         """The content was changed through the handle."""

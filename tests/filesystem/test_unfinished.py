@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from acpfs.config import WhenKilled
+from acpfs.filesystem import filesystem
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
@@ -436,5 +437,41 @@ def test_discarding_a_half_shows_what_was_complete_before(tmp_path: Path, scenar
             assert await shown(w) == OLD
             await w.write(b"f", b"next")
             assert await after(w) == b"next"
+
+    trio.run(main)
+
+
+# -- copies of descriptors
+
+
+@pytest.mark.clause("S14", "S180")
+@pytest.mark.parametrize("session", ["", "s"], ids=["", "by the next worker"])
+@pytest.mark.parametrize("goes_on", [True, False], ids=["written to", "unused"])
+def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, session: str, *, goes_on: bool
+) -> None:
+    """A program writes a file and has a child that closes its copy of the descriptor: nothing tells of the writes that follow."""
+    monkeypatch.setattr(filesystem, "LAST_CLOSE_WAIT_S", 0.0)
+
+    async def main() -> None:
+        async with world(tmp_path, session=session, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            opened = await write_in_passthrough(w, ino)
+            await w.do(w.fs.flush(opened.handle))
+            if goes_on:
+                os.pwrite(opened.backing_fd, b"new", 0)
+            if not session:
+                await look(w, opened)
+        if session:
+            async with world(tmp_path, session=session, max_dirty_age_s=0) as w:
+                await look(w, opened)
+
+    async def look(w: World, opened: OpenFile) -> None:
+        with w.fs.lock:
+            w.fs.freeze_old()
+        assert await after(w) == (OLD if goes_on else b"OLD and complete")
+        await w.close(opened)
+        assert await after(w) == (b"new and complete" if goes_on else b"OLD and complete")
 
     trio.run(main)
