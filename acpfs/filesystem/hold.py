@@ -133,6 +133,14 @@ class Hold:
         if self._holder is not None:
             self._holder.look_soon()
 
+    def watched(self) -> list[Ino]:
+        """Files with writers that the daemon does not see."""
+        return list(self._writers)
+
+    def held(self) -> list[Ino]:
+        """Files that are held, or are to be."""
+        return list(self._held)
+
     # -- looking
 
     def tick(self) -> float:

@@ -94,6 +94,7 @@ class LaneUse:
             if not node.kernel_writers:
                 self._admission.settle(node)
                 self._contents.kernel_ended(node)
+                self._hold.look_soon()
         self._warming.released(node)
 
     def restored(self, handle: Handle) -> None:

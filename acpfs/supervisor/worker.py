@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from dataclasses import astuple, replace
 from enum import Enum
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -49,6 +50,9 @@ from acpfs.supervisor.transports import Choice
 from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 
+if TYPE_CHECKING:
+    from acpfs.transport.native.holding import Holding
+
 FREEZE_INTERVAL_S = 1.0
 ANCHOR_VARIABLE = "ACPFS_ANCHOR_INTERVAL"
 """For tests: the same in seconds."""
@@ -63,6 +67,8 @@ SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
 SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
 """After the unmount; then it is looked who has the mount elsewhere. What just starts has a copy of every mount for a moment. For tests."""
 LEFT_LOGGED_MAX = 20
+HOLD = ("hold", "hold-spare")
+"""Names under which the supervisor keeps the channels of the processes that take inode locks."""
 DELETED = "deleted-"
 """Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is still open."""
 
@@ -354,13 +360,20 @@ class Worker:
             self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
         try:
-            await native.serve_kept(fs, self.link.kept["session"], negotiated, serving)
+            await native.serve_kept(fs, self.link.kept["session"], negotiated, serving, holding=self._holding(fs))
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
             await trio.to_thread.run_sync(_detach, self._mountpoint)
             self.link.keep("session", [])  # there is none to be taken over
             raise MachineError(f"cannot mount on {settings.mountpoint}: {error}") from error
+
+    def _holding(self, fs: FileSystem) -> Holding:
+        """The processes that hold passthrough writers outlive this worker."""
+        from acpfs.transport.native.holding import Holding
+
+        kept = [self.link.kept.get(name, []) for name in HOLD]
+        return Holding(fs, kept, lambda number, fds: self.link.keep(HOLD[number], fds))
 
     def _lift_beneath(self) -> None:
         if self.beneath:

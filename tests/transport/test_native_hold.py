@@ -6,11 +6,14 @@ processes of their own; this thread looks.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # the built-in one from Python 3.11 on
 from pathlib import Path
@@ -31,6 +34,8 @@ BUDGET = 128 * MIB
 SLACK = 256 * MIB
 BLOCK = os.urandom(MIB) * 4
 WATCHDOG_S = 120.0
+FCHOWNAT = ("260", "54")
+"""Its number on x86-64, and on arm64."""
 PACE_S = 0.03
 """Between two blocks of a writer (133 MB/s): a machine that stops the daemon for half a second has it look before RAM is far over."""
 
@@ -153,14 +158,38 @@ def test_whoever_takes_the_lock_is_replaced_when_it_dies(mount: AcpfsMount) -> N
     written(mount, another)
 
 
-def test_a_hold_ends_with_the_worker_and_the_writer_goes_on_with_the_next(mount: AcpfsMount) -> None:
+@pytest.mark.clause("S213")
+def test_a_writer_is_held_on_by_the_next_worker(mount: AcpfsMount) -> None:
     child = held_writer(mount)
     process = lock_taker(mount)
-    mount.kill_worker()
-    wait_gone(process)
+    wait_gone(mount.kill_worker())
+    mount.wait_status(lambda status: any(h["path"] == "held" for h in status["held_files"]))
+    assert lock_taker(mount) == process
     digest = written(mount, child)
     mount.flush()
     assert checksum(mount.backing / "held") == digest
+
+
+@pytest.mark.clause("S213")
+def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> None:
+    """Nobody told the process to: the worker stands still before it could."""
+    with open(mount.path / "unseen", "wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
+        file.write(BLOCK)
+        mount.wait_status(lambda _status: bool(lock_takers(mount)))
+        wait_until(lambda: watched_files(lock_taker(mount)) == 1)
+        worker = mount.pid
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            wait_until(lambda: holds_a_lock(lock_taker(mount)))
+            more = pool.submit(lambda: [file.write(BLOCK) for _ in range(4)])  # one may slip through
+            with pytest.raises(FutureTimeoutError):
+                more.result(0.2)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert more.result() == [len(BLOCK)] * 4
+    mount.ask("set", key="bandwidth", value="0")
+    mount.flush()
+    assert checksum(mount.backing / "unseen") == hashlib.sha256(BLOCK * 5).hexdigest()
 
 
 def test_nothing_of_it_is_left_after_the_end(tmp_path: Path) -> None:
@@ -180,7 +209,7 @@ def test_a_budget_that_is_lowered_holds_writers(mount: AcpfsMount) -> None:
     with open(mount.path / "lowered", "wb", buffering=0) as file, ThreadPoolExecutor(1) as pool:
         file.writelines(BLOCK for _ in range(10))
         mount.ask("set", key="ram", value=str(100 * MIB))
-        mount.wait_status(lambda status: status["held_files"])
+        wait_until(lambda: holds_a_lock(lock_taker(mount)))
         more = pool.submit(lambda: [file.write(BLOCK) for _ in range(3)])  # one may slip through
         with pytest.raises(FutureTimeoutError):
             more.result(0.2)
@@ -190,8 +219,33 @@ def test_a_budget_that_is_lowered_holds_writers(mount: AcpfsMount) -> None:
     assert checksum(mount.backing / "lowered") == hashlib.sha256(BLOCK * 13).hexdigest()
 
 
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WATCHDOG_S / 2
+    while not holds():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+def holds_a_lock(process: int) -> bool:
+    """Whether one of its threads is in the call with which it takes a lock; nobody else has it when no writer writes."""
+    for task in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if (task / "syscall").read_text().split()[0] in FCHOWNAT:
+                return True
+    return False
+
+
+def watched_files(process: int) -> int:
+    """How many files a process has open that nobody can read or write through it: that is all it has of the kind."""
+    infos = (file.read_text() for file in Path(f"/proc/{process}/fdinfo").iterdir())
+    return sum(int(re.findall(r"^flags:\s*(\d+)", info, re.MULTILINE)[0], 8) & os.O_PATH != 0 for info in infos) - 1  # one is the mount
+
+
+def lock_takers(mount: AcpfsMount) -> list[int]:
+    """The processes that take inode locks, the one that does first; the other one is there once there was something to hold."""
+    return [pid for pid in mount.living() if b"hold_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def lock_taker(mount: AcpfsMount) -> int:
-    """The process that takes inode locks: the daemon's only child."""
-    children = Path(f"/proc/{mount.pid}/task").glob("*/children")
-    (found,) = {int(pid) for file in children for pid in file.read_text().split()}
-    return found
+    """The one that takes inode locks."""
+    return lock_takers(mount)[0]

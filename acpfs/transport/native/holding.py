@@ -1,42 +1,132 @@
-"""Holding writers of the passthrough lane: the thread that looks when to, and the process that takes inode locks.
+"""Holding writers of the passthrough lane: the thread that looks when to, and the processes that take inode locks.
 
-Implements `filesystem.hold.Holder`. Recognises the calls by which its process takes locks: a SETATTR that changes nothing, from one of
-that process's threads. The process is started when it is first needed and ends with the thread that started it. `take` and `look_soon`
-are called under the file system's lock and only leave a note; the rest is the thread's own.
+Implements `filesystem.hold.Holder`. Recognises the calls by which its processes take locks: a SETATTR that changes nothing, from one of
+their threads. They outlive the worker: whoever keeps the session keeps their channels too (`Keep`), and they take all locks by
+themselves when they do not hear of the worker in time. `take` and `look_soon` are called under the file system's lock and only leave a
+note; the rest is the thread's own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
+import re
+import select
+import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
+from acpfs.ram.mounts import clone
 from acpfs.transport.native import hold_process
 from acpfs.types import Ino
 
 END_WAIT_S = 2.0
+GRACE_S = 0.05
+"""How much later than it said a worker may look again before it counts as gone: what writers can write until then (a few hundred MB) goes
+into the slack of the tmpfs, and a machine in heavy use does not often stop a thread for longer."""
+WATCHED_MAX = 4096
+"""Files in one message."""
 
 log = get_logger(__name__)
+
+Keep = Callable[[int, Sequence[int]], None]
+"""Has the descriptors of a process kept for the next worker: which process (0 or 1), and its channel and pidfd; none: it is gone."""
+
+
+class HoldProcess:
+    """One process that takes locks."""
+
+    def __init__(self, channel: socket.socket, pidfd: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        """Of this worker (`child`), or of an earlier one."""
+        channel.setblocking(False)
+        self._channel, self.pidfd, self._child = channel, pidfd, child
+        told = re.search(r"^Pid:\s*(\d+)", Path(f"/proc/self/fdinfo/{pidfd}").read_text(), re.MULTILINE)
+        self.pid = int(told[1]) if told else 0
+        self.watched: frozenset[Ino] | None = frozenset() if child is not None else None
+        """What it was told to watch; None: an earlier worker told it something."""
+
+    @classmethod
+    def start(cls) -> HoldProcess:
+        """A new one.
+
+        Raises:
+            OSError: the machine has no process or descriptor left.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, "-I", "-S", os.fspath(Path(hold_process.__file__)), str(theirs.fileno())]
+            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()], cwd="/")
+        return cls(ours, os.pidfd_open(child.pid), child)
+
+    @classmethod
+    def kept(cls, fds: Sequence[int]) -> HoldProcess | None:
+        """One that an earlier worker started, from copies of what was kept of it; None: it has ended."""
+        copies = sorted((os.dup(fd) for fd in fds), key=lambda fd: not stat.S_ISSOCK(os.fstat(fd).st_mode))
+        with contextlib.suppress(OSError, ValueError):
+            channel, pidfd = copies
+            process = cls(socket.socket(fileno=channel), pidfd)
+            if not process.has_ended():
+                return process
+        for fd in copies:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        return None
+
+    def fds(self) -> list[int]:
+        """For whoever keeps them."""
+        return [self._channel.fileno(), self.pidfd]
+
+    def has_ended(self) -> bool:
+        """Whether it is gone, and all its threads."""
+        waiting = select.poll()
+        waiting.register(self.pidfd, select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def tell(self, message: dict[str, Any], fds: Sequence[int] = ()) -> bool:
+        """Send a message; False: not now. One that does not listen is not waited for."""
+        try:
+            socket.send_fds(self._channel, [json.dumps(message).encode()], list(fds))
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def end(self) -> None:
+        """Kill it, and let go of it."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        if self._child is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(END_WAIT_S)
+        self._channel.close()
+        os.close(self.pidfd)
 
 
 class Holding:
     """Holds files, for one session."""
 
-    def __init__(self, fs: FileSystem) -> None:
-        """Starts nothing; `start` does."""
+    def __init__(self, fs: FileSystem, kept: Sequence[Sequence[int]] = (), keep: Keep = lambda _number, _fds: None) -> None:
+        """Starts nothing; `start` does. `kept`: descriptors of an earlier worker's processes."""
         self._fs = fs
+        self._keep = keep
         self._mountpoint = os.fspath(fs.settings.mountpoint)
         self._wanted: deque[Ino] = deque()
-        self._noted = threading.Event()
+        self._note = -1
         self._stopping = False
-        self._process: subprocess.Popen[str] | None = None
+        self._processes: list[HoldProcess | None] = [None, None]
+        """The one that takes locks, and, once there was something to hold, another that is ready to, if the first is killed."""
+        for number, fds in enumerate(kept[:2]):
+            self._processes[number] = HoldProcess.kept(fds)
         self._thread = threading.Thread(target=self._run, name="fuse-hold", daemon=True)
 
     # -- Holder
@@ -44,18 +134,21 @@ class Holding:
     def take(self, ino: Ino) -> None:
         """See `Holder`."""
         self._wanted.append(ino)
-        self._noted.set()
+        self.look_soon()
 
     def look_soon(self) -> None:
         """See `Holder`."""
-        self._noted.set()
+        if self._note >= 0:
+            os.eventfd_write(self._note, 1)
 
     # -- life
 
     def start(self) -> None:
-        """Begin to look; needs passthrough, and the mount."""
+        """Begin to look; needs passthrough, and the mount. Before requests are served: who is to be held is known when his call comes."""
+        self._note = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with self._fs.lock:
             self._fs.hold.offer(self)
+            self._fs.tick()
         self._thread.start()
 
     def stop(self) -> None:
@@ -63,64 +156,99 @@ class Holding:
         with self._fs.lock:
             self._fs.hold.offer(None)
         self._stopping = True
-        self._noted.set()
+        self.look_soon()
         if self._thread.is_alive():
             self._thread.join(END_WAIT_S)
 
     def is_ours(self, pid: int) -> bool:
-        """Whether a thread belongs to the process that takes locks."""
-        process = self._process
-        return process is not None and pid != 0 and os.path.exists(f"/proc/{process.pid}/task/{pid}")
+        """Whether a thread belongs to a process that takes locks."""
+        return pid != 0 and any(one is not None and os.path.exists(f"/proc/{one.pid}/task/{pid}") for one in self._processes)
 
     # -- the thread
 
     def _run(self) -> None:
         wait_s: float = math.inf
         while not self._stopping:
-            self._noted.wait(None if math.isinf(wait_s) else wait_s)
-            self._noted.clear()
+            self._wait(wait_s)
             try:
                 wait_s = self._look()
             except Exception:
                 log.exception("looking after passthrough writers failed")
                 wait_s = 1.0
-        self._end_process()
+        for number in range(len(self._processes)):
+            self._lose(number)
+        note, self._note = self._note, -1
+        os.close(note)
+
+    def _wait(self, wait_s: float) -> None:
+        """Until it is time, somebody left a note, or a process has ended."""
+        waiting = select.poll()
+        for fd in (self._note, *(one.pidfd for one in self._processes if one is not None)):
+            waiting.register(fd, select.POLLIN)
+        waiting.poll(None if math.isinf(wait_s) else math.ceil(wait_s * 1000))
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._note)
 
     def _look(self) -> float:
         with self._fs.lock:
             wait_s = self._fs.tick()
-        if self._process is None and not math.isinf(wait_s):
-            self._process = self._start_process()  # with the first writer: it takes 50 ms, in which a writer fills 300 MiB
-        while self._wanted:
-            self._tell(self._wanted.popleft())
+            watched = frozenset(self._fs.hold.watched()[:WATCHED_MAX])
+            ended = [number for number, process in enumerate(self._processes) if process is not None and process.has_ended()]
+            if ended:
+                self._wanted.extend(self._fs.hold.held())
+        for number in ended:
+            log.warning("a process that takes inode locks has ended; another one takes its place")
+            self._lose(number)
+        if self._processes[0] is None and self._processes[1] is not None:
+            self._become_first()
+        if self._processes[0] is None and watched:
+            self._begin(0)  # with the first writer: it takes 50 ms, in which a writer fills 300 MiB
+        within_s = None if math.isinf(wait_s) else wait_s + GRACE_S
+        for number, process in enumerate(self._processes):
+            if process is not None:
+                self._tell_watched(process, watched, within_s if number == 0 else None)
+        if self._wanted:
+            self._tell_wanted()
         return wait_s
 
-    def _tell(self, ino: Ino) -> None:
-        """Make the process take the lock of a file."""
-        for _attempt in range(2):
-            process = self._process
-            if process is None or process.poll() is not None:
-                process = self._process = self._start_process()
-            assert process.stdin is not None
-            try:
-                process.stdin.write(f"{ino}\n")
-                process.stdin.flush()
-            except BrokenPipeError:
-                self._end_process()
-                continue
+    def _tell_wanted(self) -> None:
+        while self._wanted and self._processes[0] is not None:
+            self._processes[0].tell({"take": self._wanted.popleft()})
+        if self._processes[1] is None:
+            self._begin(1)  # afterwards: it takes a while
+
+    def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> None:
+        message: dict[str, Any] = {"within_s": within_s}
+        if process.watched == watched:
+            process.tell(message)
             return
+        message["watch"] = sorted(watched)
+        trees = []
+        if watched and not process.watched:
+            with contextlib.suppress(OSError):  # the mount was taken away: the process says what that means
+                trees = [clone(self._mountpoint)]
+        try:
+            if process.tell(message, trees):
+                process.watched = watched
+        finally:
+            for tree in trees:
+                os.close(tree)
 
-    def _start_process(self) -> subprocess.Popen[str]:
-        """From this thread: the process gets its death signal when the thread that started it ends."""
-        program = Path(hold_process.__file__)
-        command = [sys.executable, "-I", "-S", os.fspath(program), self._mountpoint]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd="/")
+    def _begin(self, number: int) -> None:
+        """Start a process."""
+        process = self._processes[number] = HoldProcess.start()
+        self._keep(number, process.fds())
 
-    def _end_process(self) -> None:
-        process, self._process = self._process, None
+    def _become_first(self) -> None:
+        """The other one is gone."""
+        process = self._processes[1]
+        assert process is not None
+        self._processes[:] = [process, None]
+        self._keep(0, process.fds())
+        self._keep(1, [])
+
+    def _lose(self, number: int) -> None:
+        process, self._processes[number] = self._processes[number], None
         if process is not None:
-            process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
-                assert process.stdin is not None
-                process.stdin.close()
-                process.wait(END_WAIT_S)
+            self._keep(number, [])
+            process.end()

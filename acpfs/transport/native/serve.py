@@ -20,6 +20,7 @@ from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
 from acpfs.transport.native.device import clones
+from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.mount import FSTYPE, MountOptions, mount, unmount
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError
 from acpfs.transport.native.reader import reader_count
@@ -68,7 +69,13 @@ def make_session(settings: Settings) -> list[int]:
 
 
 async def serve_kept(
-    fs: FileSystem, fds: Sequence[int], negotiated: Negotiated | None, ready: Callable[[Session], None], *, feature_mask: int | None = None
+    fs: FileSystem,
+    fds: Sequence[int],
+    negotiated: Negotiated | None,
+    ready: Callable[[Session], None],
+    *,
+    feature_mask: int | None = None,
+    holding: Holding | None = None,
 ) -> None:
     """Serve a session over descriptors that another process keeps too, until the mount ends or the task is cancelled.
 
@@ -81,9 +88,9 @@ async def serve_kept(
     """
     if negotiated is None:
         mask = _mask() if feature_mask is None else feature_mask
-        session = await trio.to_thread.run_sync(partial(Session.begin, fs, fds, feature_mask=mask))
+        session = await trio.to_thread.run_sync(partial(Session.begin, fs, fds, feature_mask=mask, holding=holding))
     else:
-        session = await trio.to_thread.run_sync(Session.take_over, fs, fds, negotiated)
+        session = await trio.to_thread.run_sync(partial(Session.take_over, fs, fds, negotiated, holding=holding))
     session.start()
     ready(session)
     await settled(session.ended)

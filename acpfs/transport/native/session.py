@@ -70,10 +70,12 @@ def negotiate(fd: int, feature_mask: int = ALL_FEATURES) -> Negotiated:
 class Session:
     """A file system served over one /dev/fuse session."""
 
-    def __init__(self, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0) -> None:
+    def __init__(
+        self, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+    ) -> None:
         """`fds`: the session's descriptor and clones, owned from now on; readers share them.
 
-        `readers`: threads, 0 for as many as the machine is worth.
+        `readers`: threads, 0 for as many as the machine is worth. `holding`: where its processes outlive this one; not started.
 
         What was read through a clone and not answered fails when the last copy of the clone is closed. Where the kernel resends, copies are
         kept, and the next worker answers. Where it does not, nobody ever would: there all reading is done through clones of this process
@@ -86,7 +88,7 @@ class Session:
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
         lanes, references = Lanes(fs, self.device, negotiated), References(fs.kept)
-        self._holding = Holding(fs)
+        self._holding = holding or Holding(fs)
         self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
         undo = Undo(fs, lanes, references)
         calls = Calls(fs, negotiated, lanes, self._holding)
@@ -97,14 +99,18 @@ class Session:
         self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
 
     @classmethod
-    def begin(cls, fs: FileSystem, fds: Sequence[int], *, feature_mask: int = ALL_FEATURES, readers: int = 0) -> Session:
+    def begin(
+        cls, fs: FileSystem, fds: Sequence[int], *, feature_mask: int = ALL_FEATURES, readers: int = 0, holding: Holding | None = None
+    ) -> Session:
         """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
-        return cls(fs, fds, negotiate(fds[0], feature_mask), readers=readers)
+        return cls(fs, fds, negotiate(fds[0], feature_mask), readers=readers, holding=holding)
 
     @classmethod
-    def take_over(cls, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0) -> Session:
+    def take_over(
+        cls, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+    ) -> Session:
         """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
-        session = cls(fs, fds, negotiated, readers=readers)
+        session = cls(fs, fds, negotiated, readers=readers, holding=holding)
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:
@@ -114,9 +120,9 @@ class Session:
     def start(self) -> None:
         """Begin to serve."""
         self._dispatch.continuations.start()
-        self._readers.start()
         if self.negotiated.has(InitFlag.PASSTHROUGH):
             self._holding.start()
+        self._readers.start()
         self._invalidations.start()
 
     def _tell_gone(self, parent: Ino, name: bytes, ino: Ino) -> None:

@@ -1,0 +1,87 @@
+"""The process that takes inode locks, by its messages; with real locks: `test_native_hold`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from acpfs.transport.native.hold_process import Locks, serve
+
+WAIT_S = 30.0
+
+
+class Seen(Locks):
+    """Locks that are not taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.all_taken = threading.Event()
+
+    def watch(self, inos: list[int], tree: int) -> None:
+        self.calls.append(f"watch {inos}")
+
+    def find(self) -> OSError | None:
+        return None
+
+    def take(self, ino: int) -> None:
+        self.calls.append(f"take {ino}")
+
+    def take_all(self) -> None:
+        self.calls.append("all")
+        self.all_taken.set()
+
+
+class Wired:
+    def __init__(self) -> None:
+        self.locks = Seen()
+        self.channel, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.thread = threading.Thread(target=serve, args=(self._theirs, self.locks))
+        self.thread.start()
+
+    def tell(self, **message: object) -> None:
+        self.channel.send(json.dumps(message).encode())
+
+    def end(self) -> list[str]:
+        self.channel.close()
+        self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+        self._theirs.close()
+        return self.locks.calls
+
+
+@pytest.fixture
+def wired() -> Iterator[Wired]:
+    made = Wired()
+    yield made
+    made.end()
+
+
+@pytest.mark.clause("S213")
+def test_all_locks_are_taken_once_when_the_worker_is_late(wired: Wired) -> None:
+    wired.tell(watch=[7, 8], within_s=0.01)
+    assert wired.locks.all_taken.wait(WAIT_S)
+    wired.tell(within_s=None)
+    assert wired.end() == ["watch [7, 8]", "all"]
+
+
+@pytest.mark.clause("S213")
+def test_a_worker_that_comes_back_is_heard_again(wired: Wired) -> None:
+    for _ in range(3):
+        wired.locks.all_taken.clear()
+        wired.tell(within_s=0.01)
+        assert wired.locks.all_taken.wait(WAIT_S)
+    wired.tell(take=5, within_s=None)
+    assert wired.end() == ["all"] * 3 + ["take 5"]
+
+
+def test_it_ends_with_the_last_holder_of_its_channel(wired: Wired) -> None:
+    other = wired.channel.dup()
+    wired.channel.close()
+    other.send(json.dumps({"take": 1}).encode())
+    other.close()
+    assert wired.end() == ["take 1"]
