@@ -223,6 +223,7 @@ class Changes:
             child.checked_at = child.settled_at = time.monotonic()
             if not child.pins and not child.ino:
                 self._table.name_changed(parent, name)
+                self._table.known_absent(parent, name)
 
     def discard(self, node: Node) -> None:
         """Drop a content that is not to be stored: what it was before, if anything, is shown again.

@@ -286,6 +286,8 @@ class LowerView:
             self._found(parent, name, node, seen.st, seen.twin, asked_at)
         child = parent.dir.children.get(name) or self._table.set_child(parent.ino, name, NO_INO)
         child.checked_at = time.monotonic()
+        if not (child.ino or child.pins):
+            self._table.known_absent(parent.ino, name)
 
     def _found(self, parent: Node, name: bytes, known: Node | None, st: LowerStat, twin: Ino, asked_at: float) -> None:
         node = self._recognition.node(known, st, twin, asked_at, in_use=known is not None and known.handles > 0)

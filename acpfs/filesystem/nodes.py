@@ -9,6 +9,7 @@ RAM, open, or in the log, and not with what was listed. A row comes in the step 
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 import time
@@ -32,6 +33,9 @@ CREATE TABLE IF NOT EXISTS node (
   target BLOB, xattrs TEXT, tier_id INTEGER, modified INTEGER, overflow TEXT);
 CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
+
+ABSENT_NAMES_MAX = 4096
+"""Names per directory that are known not to be there, the newest ones; any user can ask for any number of them."""
 
 Identity = tuple[int, int, int, int]
 
@@ -68,6 +72,8 @@ class Directory:
     misses: int = 0
     """How often it was asked about a name that was not known, since `misses_since` (monotonic, seconds)."""
     misses_since: float = 0.0
+    absent: dict[bytes, None] = field(default_factory=dict)
+    """Names that came to be known as absent, the oldest first, and perhaps are not any more; see `NodeTable.known_absent`."""
     notes: int = 0
     """How often `note` changed the listing: a listing that was asked for before is overtaken."""
 
@@ -370,6 +376,20 @@ class NodeTable:
                 self.changed(self._nodes[ino])
         self._changed_names.setdefault((parent, name), child.recorded)
         return child
+
+    def known_absent(self, parent: Ino, name: bytes) -> None:
+        """The name leads to nothing, and no operation speaks of it: that is kept for the newest such names of a directory."""
+        absent = self._nodes[parent].dir.absent
+        absent.pop(name, None)
+        absent[name] = None
+        if len(absent) <= ABSENT_NAMES_MAX:
+            return
+        # Half of them at once: each time a listing that is under way is overtaken, and must be asked for again.
+        for old in list(itertools.islice(absent, ABSENT_NAMES_MAX // 2)):
+            del absent[old]
+            child = self._known(parent, old)
+            if child is not None and not (child.ino or child.pins):
+                self.unname(parent, old)
 
     def name_changed(self, parent: Ino, name: bytes) -> None:
         """Its row is to be written, or to go, at the end of the step."""

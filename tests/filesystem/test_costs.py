@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.filesystem import nodes
 from acpfs.filesystem.nodes import NodeTable
 from acpfs.types import ROOT
 from tests.filesystem.test_versions import run
@@ -35,5 +36,35 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, mon
             assert not catalogue.is_settled(after), "now the other directory is it, and its file waits"
         await w.drained()
         assert catalogue.is_settled(after)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S203")
+def test_absent_names_are_remembered_up_to_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user can ask for names without end, and a job that writes beside and renames leaves one for each file."""
+    monkeypatch.setattr(nodes, "ABSENT_NAMES_MAX", 8)
+
+    async def scenario(w: World) -> None:
+        there = await w.write(b"there", b"x")
+        for n in range(30):
+            with pytest.raises(FileNotFoundError):
+                await w.do(w.fs.lookup(ROOT, b"absent%d" % n))
+            await w.write(b"f%d.tmp" % n, b"x")
+            await w.do(w.fs.rename(ROOT, b"f%d.tmp" % n, ROOT, b"f%d" % n, 0))
+        await w.do(w.fs.unlink(ROOT, b"f0"))
+        with pytest.raises(FileNotFoundError):
+            await w.do(w.fs.lookup(ROOT, b"f0"))
+        await w.drained()
+        with w.engine.section():
+            children = w.fs._table[ROOT].dir.children
+            assert sum(not child.ino for child in children.values()) <= 8
+        for name in (b"f0", b"absent0", b"absent29", b"f3.tmp", b"f29.tmp"):
+            with pytest.raises(FileNotFoundError):
+                await w.do(w.fs.lookup(ROOT, name))
+        assert await w.read(there) == b"x"
+        assert sorted(await w.names()) == sorted([b"there", *(b"f%d" % n for n in range(1, 30))])
+        await w.write(b"absent0", b"now")
+        assert b"absent0" in await w.names()
 
     run(tmp_path, scenario)
