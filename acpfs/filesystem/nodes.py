@@ -246,6 +246,10 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self._nodes)
 
+    def recorded(self) -> Iterator[Node]:
+        """Nodes that have a row: between steps all that are in RAM, open or in the log. Few, where many were only looked at."""
+        return iter([self._nodes[ino] for ino in self._recorded if ino in self._nodes])
+
     def get(self, ino: Ino) -> Node | None:
         """The node, if known."""
         return self._nodes.get(ino)

@@ -31,7 +31,7 @@ class Reports:
     def files(self, prefix: bytes) -> list[FileReport]:
         """One row per regular file that is in RAM or in the log."""
         rows = []
-        for node in self._table:
+        for node in self._table.recorded():
             if node.is_file and node.names and (node.content is not None or self._log.is_pending(node.ino)):
                 path = self._table.path(node.ino)
                 if below(path, prefix):
@@ -91,6 +91,6 @@ class Reports:
         """Files whose writer was lost with an earlier daemon."""
         return [
             node
-            for node in self._table
+            for node in self._table.recorded()
             if node.content is not None and node.content.interrupted and below(self._table.path(node.ino), prefix)
         ]

@@ -68,3 +68,24 @@ def test_absent_names_are_remembered_up_to_a_number(tmp_path: Path, monkeypatch:
         assert b"absent0" in await w.names()
 
     run(tmp_path, scenario)
+
+
+def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "backing").mkdir()
+    for n in range(20):
+        (tmp_path / "backing" / f"f{n}").write_bytes(b"x")
+
+    async def scenario(w: World) -> None:
+        for n in range(20):
+            await w.do(w.fs.lookup(ROOT, b"f%d" % n))
+        await w.write(b"new", b"y" * 5000)
+        with w.fs.lock, monkeypatch.context() as patched:
+            patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
+            w.fs.statistics()
+            assert [report.path for report in w.fs.files_report()] == [b"new"]
+            assert not w.fs.keeping.evict(b"").files
+        await w.drained()
+        with w.fs.lock:
+            assert w.fs.keeping.evict(b"").files == 1
+
+    run(tmp_path, scenario)
