@@ -14,8 +14,30 @@ import os
 from acpfs.backing.lower import Lower, LowerPath
 
 
-def make_sure(lower: Lower, path: LowerPath) -> None:
-    """Return when nothing lies at `path`, by the listing of the nearest directory above it that there is.
+class Listings:
+    """Listings that were asked for during a run of removals; each of n files that another member has removed would take one of its own.
+
+    One that is older than the answer "not found" says as much, as long as nothing was made here since: what was not listed then did not
+    come back by itself. `forget` is called before anything else than a removal is carried out.
+    """
+
+    def __init__(self, lower: Lower) -> None:
+        self._lower = lower
+        self._names: dict[LowerPath, frozenset[bytes]] = {}
+
+    def forget(self) -> None:
+        """Names may have been made."""
+        self._names.clear()
+
+    def make_sure(self, path: LowerPath) -> None:
+        """As the function of that name."""
+        names = self._names.get(path[:-1])
+        if names is None or path[-1] in names:  # listed then: it may have gone since
+            make_sure(self._lower, path, self._names)
+
+
+def make_sure(lower: Lower, path: LowerPath, found: dict[LowerPath, frozenset[bytes]] | None = None) -> None:
+    """Return when nothing lies at `path`, by the listing of the nearest directory above it that there is. `found`: takes it.
 
     Raises:
         OSError: ESTALE, a passing failure, when it is listed; whatever else keeps the backing directory from listing.
@@ -27,7 +49,10 @@ def make_sure(lower: Lower, path: LowerPath) -> None:
             continue
         except NotADirectoryError:
             return
-        if any(entry.name == path[depth] for entry in entries):
+        names = frozenset(entry.name for entry in entries)
+        if found is not None:
+            found[path[:depth]] = names
+        if path[depth] in names:
             raise OSError(errno.ESTALE, "not found, but listed by its directory")
         return
     raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))  # not even the top can be listed

@@ -25,7 +25,7 @@ from acpfs.writeback import absence
 from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.equal import is_as_noted, is_linked
 from acpfs.writeback.given_back import GivenBack
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.noted import with_note
@@ -85,6 +85,7 @@ class Committer:
         self._before = before
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
         self._applied, self._conflicts = applied, conflicts
+        self._listings = absence.Listings(lower)
         self._given_back = GivenBack(lower, tree, conflicts, lock)
         self.repairs = 0
         """How often the backing directory was not as it was left, and was put right or taken as it is."""
@@ -115,7 +116,10 @@ class Committer:
         outcome = GroupOutcome()
         self._conflicts.begin_group()
         self._numbers.clear()
+        self._listings.forget()
         for op in group:
+            if op.kind not in REMOVING:
+                self._listings.forget()
             self._doubtful, self._changed = op.begun, False
             try:
                 if self.stopped or not self._begin(op):
@@ -425,7 +429,7 @@ class Committer:
         try:
             remove(path)
         except FileNotFoundError:
-            absence.make_sure(self._lower, path)
+            self._listings.make_sure(path)
 
     # -- directories and special files
 

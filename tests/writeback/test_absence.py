@@ -198,3 +198,43 @@ def test_a_file_that_another_node_replaced_at_once_is_not_taken_for_ours(tmp_pat
     assert replaced
     told = world.left[world.inos["tracker"]]
     assert told != world.lower.lstat((b"tracker",)).identity()
+
+
+@clause("S23")
+def test_what_another_member_has_removed_already_takes_one_listing_and_not_one_each(world: World, run: Run) -> None:
+    """A directory of n files that all members remove took n listings of n entries."""
+    world.mkdir("d")
+    for n in range(40):
+        world.store(f"d/{n}", b"x")
+    run(world.drain)
+    for n in range(40):
+        if n != 20:
+            del world.lower.inode("d").children[str(n).encode()]
+    world.lower.calls.clear()
+    for n in range(40):
+        world.unlink(f"d/{n}")
+    run(world.drain)
+    assert world.lower.calls["listdir"] <= 4
+    assert not world.lower.inode("d").children
+
+
+@clause("S23")
+def test_a_name_that_was_made_since_it_was_listed_is_not_taken_for_gone(world: World, run: Run) -> None:
+    world.mkdir("d")
+    world.store("d/gone", b"x")
+    world.store("d/tmp", b"x")
+    run(world.drain)
+    del world.lower.inode("d").children[b"gone"]
+    world.unlink("d/gone")  # asks for the listing
+    world.rename("d/tmp", "d/made")
+    world.unlink("d/made")
+    denied: list[str] = []
+
+    def fault(label: str, path: LowerPath) -> None:
+        if label == "unlink" and path == (b"d", b"made") and len(denied) < 3:
+            denied.append(label)
+            raise error(errno.ENOENT)
+
+    world.lower.fault = fault
+    run(world.drain)
+    assert not world.lower.inode("d").children
