@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from threading import RLock
+from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.ram.state import StateDatabase
@@ -36,6 +36,7 @@ class Manifest:
         self._state, self._lower, self._lock = state, lower, lock
         self._names: LowerPath = (b"manifest", f"{node_id}.xxh128".encode())
         self._changes, self._written = 0, -1
+        self._loading = Lock()
         state.create(DDL)
         self._lacks_sizes = self._find_lack()
         self.entries: int = state.rows("SELECT count(*) FROM checksum")[0][0]
@@ -123,7 +124,14 @@ class Manifest:
                 self._lower.remove_own((directory, found))
 
     def load(self) -> int:
-        """Fill a new table from the written manifest; returns the number of lines taken over."""
+        """Fill a new table from the written manifest; returns the number of lines taken over.
+
+        Asked for by two at a mount's start: the second waits for the first, or it would bring back what was removed meanwhile.
+        """
+        with self._loading:
+            return self._load()
+
+    def _load(self) -> int:
         with self._lock:
             if self._state.rows("SELECT 1 FROM checksum_origin"):
                 return 0  # also when it is empty: then the written one is out of date
@@ -132,8 +140,13 @@ class Manifest:
         except FileNotFoundError:
             content = b""
         lines = [match.groups() for line in content.split(b"\n") if (match := _LINE.fullmatch(line))]
+        # Page by page, the lock free in between: nothing is committed before this has ended, and what a kill leaves of it is loaded again.
+        for start in range(0, len(lines), PAGE_ROWS):
+            page = [(path, digest.decode()) for digest, path in lines[start : start + PAGE_ROWS]]
+            with self._lock:
+                self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", page)
+                self._state.commit()
         with self._lock:
-            self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", [(path, digest.decode()) for digest, path in lines])
             self._state.change("INSERT INTO checksum_origin VALUES (1)")
             self._state.commit()
             self._lacks_sizes = self._find_lack()

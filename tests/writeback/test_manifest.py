@@ -212,3 +212,44 @@ def test_what_a_killed_worker_left_of_a_writing_is_removed(world: World, run: Ru
     world.store("a", b"content")
     run(world.drain)
     assert world.lower.list_own((b"manifest",)) == [b".other.xxh128.1234abcd", b"node.xxh128"]
+
+
+def test_loading_holds_the_lock_for_a_page_at_a_time_and_two_do_not_load_at_once(
+    manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest of a million lines was one section of seconds; and a second load brought back what was removed after the first."""
+    digest = "0" * 32
+    for i in range(PAGE_ROWS + 10):
+        manifest.put((b"f%d" % i,), digest, 1)
+    manifest.write()
+    lower = manifest._lower
+    state, lock = StateDatabase(tmp_path / "new.db"), threading.RLock()
+    again = Manifest(state, lower, lock, "node")
+    sections: list[int] = []
+    change_many, read_own = state.change_many, lower.read_own
+
+    def counting(sql: str, rows: list[tuple[object, ...]]) -> None:
+        sections.append(len(rows))
+        change_many(sql, rows)
+
+    monkeypatch.setattr(state, "change_many", counting)
+    held, reading = threading.Event(), threading.Semaphore(0)
+
+    def slow_read(names: tuple[bytes, ...]) -> bytes:
+        reading.release()
+        assert held.wait(20)
+        return read_own(names)
+
+    monkeypatch.setattr(lower, "read_own", slow_read)
+    loaded: list[int] = []
+    loads = [threading.Thread(target=lambda: loaded.append(again.load())) for _ in range(2)]
+    for load in loads:
+        load.start()
+    assert reading.acquire(timeout=20)
+    assert not reading.acquire(timeout=0.2), "the second one reads it, too"
+    held.set()
+    for load in loads:
+        load.join()
+    assert sorted(loaded) == [0, PAGE_ROWS + 10]
+    assert sections == [PAGE_ROWS, 10]
+    assert paths(again) == paths(manifest)
