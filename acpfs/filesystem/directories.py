@@ -66,10 +66,11 @@ class Directories:
         if unique in self._unanswered:
             return self._unanswered.pop(unique)
         node = self._names.node(ino)
-        node.handles += 1
+        number = HandleId(self._last_handle + 1)
+        slot = self._kept.directories.add(number, unique, ino)  # fails where no page is left for it
         self._last_handle += 1
-        number = HandleId(self._last_handle)
-        self._handles[number] = OpenDirectory(node, self._kept.directories.add(number, unique, ino), unique)
+        node.handles += 1
+        self._handles[number] = OpenDirectory(node, slot, unique)
         return number
 
     def releasedir(self, number: HandleId) -> None:

@@ -24,6 +24,9 @@ KEPT_VERSION = 1
 GENERATION_BITS = 32
 HANDLE_WORDS, DIRECTORY_WORDS, REFERENCE_WORDS, BACKING_WORDS, CALL_WORDS = 9, 3, 2, 3, 2
 _FACTS = "facts.json"
+_LISTING = "listing-"
+LISTINGS_BYTES_MAX = 32 << 20
+"""Of all directories that are open together: some 100 with 10,000 names."""
 
 
 class Kept:
@@ -48,6 +51,10 @@ class Kept:
         self.references = self._slots("references", REFERENCE_WORDS)
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
+        self._listings = (
+            {int(file.name[len(_LISTING) :]): file.stat().st_size for file in directory.glob(_LISTING + "*")} if directory else {}
+        )
+        """Bytes of each that is kept."""
         self._facts |= {"session": session, "version": KEPT_VERSION, "generation": self.generation}
         self._write_facts()
 
@@ -93,27 +100,41 @@ class Kept:
     # -- listings
 
     def write_listing(self, number: int, names: list[bytes]) -> None:
-        """Keep the names that an open directory showed."""
-        if self._directory is not None:
-            temporary = self._directory / ".listing"
-            temporary.write_bytes(b"\0".join(names))
-            temporary.rename(self._directory / f"listing-{number}")
+        """Keep the names that an open directory showed, where there is room.
+
+        Without them, a listing in whose middle the worker is replaced is made anew, and may show a name twice or not at all. That is
+        better than no listing: any user can have any number of large directories open.
+        """
+        if self._directory is None:
+            return
+        self.remove_listing(number)
+        text = b"\0".join(names)
+        if sum(self._listings.values()) + len(text) > LISTINGS_BYTES_MAX:
+            return
+        temporary = self._directory / ".listing"
+        try:
+            temporary.write_bytes(text)
+            temporary.rename(self._directory / f"{_LISTING}{number}")
+        except OSError:  # the tmpfs is full
+            temporary.unlink(missing_ok=True)
+        else:
+            self._listings[number] = len(text)
 
     def read_listing(self, number: int) -> list[bytes] | None:
         """The names that an open directory showed; None: it has not been read yet."""
         if self._directory is None:
             return None
         try:
-            text = (self._directory / f"listing-{number}").read_bytes()
+            text = (self._directory / f"{_LISTING}{number}").read_bytes()
         except FileNotFoundError:
             return None
         return text.split(b"\0") if text else []
 
     def remove_listing(self, number: int) -> None:
         """The directory was closed."""
-        if self._directory is not None:
+        if self._directory is not None and self._listings.pop(number, None) is not None:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._directory / f"listing-{number}")
+                os.unlink(self._directory / f"{_LISTING}{number}")
 
     def close(self) -> None:
         """Let go of the files; the records stay."""
