@@ -72,8 +72,8 @@ class Steps:
         withheld = self._withheld.pop(call, None)
         if isinstance(withheld, BaseException):
             raise withheld
-        if withheld is not None:
-            return withheld
+        if withheld is not None and not (done is not None and done.cancelled()):
+            return withheld  # else the call is told, as if it had waited for this already
         error: BaseException | None = None
         value: Any = None
         self.last_at = time.monotonic()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
-from acpfs.filesystem.steps import settled
+from acpfs.filesystem.steps import settled, wait
 from acpfs.ram.state import LateError, Recording, StateDatabase
 from acpfs.types import ROOT
 from tests.filesystem.test_versions import run
@@ -141,6 +142,33 @@ def test_who_waits_for_it_can_be_killed(tmp_path: Path) -> None:
         assert future.cancel()
         with pytest.raises(StopIteration):
             w.fs.steps.step(call, future)
+        empty(w.state)
+
+    run(tmp_path, scenario)
+
+
+def test_who_would_go_on_to_wait_for_something_else_can_be_killed(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        never: Future[None] = Future()
+        never.set_running_or_notify_cancel()
+        told: list[str] = []
+
+        async def call() -> None:
+            w.state.change("INSERT OR REPLACE INTO counter VALUES (?, 1)", ("a test",))
+            try:
+                await wait(never)
+            except InterruptedError:
+                told.append("broken off")
+
+        fill(w.state)
+        await use_up(w)
+        running = call()
+        future = w.fs.steps.step(running, None)
+        assert future is not never
+        assert future.cancel()
+        with pytest.raises(StopIteration):
+            w.fs.steps.step(running, future)
+        assert told == ["broken off"]
         empty(w.state)
 
     run(tmp_path, scenario)
