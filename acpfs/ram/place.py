@@ -23,7 +23,7 @@ from acpfs.ram.memory import PAGE_BYTES
 from acpfs.ram.mounts import mount_tmpfs, mounted_at, unmount
 from acpfs.ram.numa import mount_option, policy_of
 from acpfs.ram.shortage import available_bytes
-from acpfs.ram.state_space import StateSpace
+from acpfs.ram.state_space import RESERVE_BYTES, StateSpace
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 — not a temporary file: the one tmpfs that every user has
 STATE_SLACK_BYTES_MIN = 128 << 20
@@ -241,8 +241,18 @@ def _state_size(budget_bytes: int) -> str:
 
 def state_space(place: Place) -> StateSpace:
     """Room for the state database."""
-    ballast = None if place.own_tmpfs else place.directory / BALLAST
-    return StateSpace(partial(_free_bytes, place.directory), partial(_grow_state, place), ballast)
+    if place.own_tmpfs:
+        return StateSpace(partial(_free_bytes, place.directory), partial(_grow_state, place))
+    reserve = shared_reserve_bytes(_capacity_bytes(place.directory), place.budget_bytes)
+    return StateSpace(partial(_free_bytes, place.directory), ballast=place.directory / BALLAST, reserve_bytes=reserve)
+
+
+def shared_reserve_bytes(capacity_bytes: int, budget_bytes: int) -> int:
+    """The state's reserve on a tmpfs that has the bytes of files, too: from what their budget leaves.
+
+    With more, a RAM tier that is full as it may be, where writers are to wait, would count as a state that has no room.
+    """
+    return min(RESERVE_BYTES, max(0, capacity_bytes - budget_bytes) // 4)
 
 
 def _free_bytes(directory: Path) -> int:

@@ -190,6 +190,14 @@ def test_the_tmpfs_of_the_state_grows_when_little_of_it_is_free(tiers: Path) -> 
     places.give_up(place)
 
 
+@pytest.mark.clause("S203")
+def test_a_shared_tmpfs_that_the_budget_may_fill_is_not_short_when_it_does() -> None:
+    for capacity, budget in ((64, 48), (64, 60), (64, 64), (300, 290), (4096, 1024)):
+        reserve = places.shared_reserve_bytes(capacity * MIB, budget * MIB)
+        assert 2 * reserve <= (capacity - budget) * MIB, "as ballast, and free beside it"
+    assert places.shared_reserve_bytes(4096 * MIB, 1024 * MIB) == RESERVE_BYTES
+
+
 @pytest.mark.usefixtures("no_mounting")
 def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shm"
