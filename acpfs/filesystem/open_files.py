@@ -161,8 +161,14 @@ class OpenFiles:
             self._view.reads.left(handle)
             self.closed(node)
             raise
+        try:
+            self._kept.opened(handle)
+        except OSError:  # no page is left for its record: a file that the next worker would not know is not opened
+            self._lane_use.leave(handle)
+            self._view.reads.left(handle)
+            self.closed(node)
+            raise
         self._handles[handle.number] = handle
-        self._kept.opened(handle)
         self._count_writer(handle, 1)
         self._table.needed(node)
         keep, node.keep_cache = node.keep_cache, True

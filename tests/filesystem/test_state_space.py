@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from acpfs.filesystem.steps import Call, T
+from acpfs.ram.kept import Kept
 from acpfs.ram.state import Recording
 from acpfs.ram.state_space import StateSpace
+from acpfs.transport.native.references import References
 from acpfs.types import ROOT
 from tests.filesystem.test_late_state import fill
 from tests.filesystem.test_versions import run
@@ -83,3 +85,42 @@ def test_the_xattrs_of_a_file_are_bounded(tmp_path: Path) -> None:
         await w.do(w.fs.setxattr(ino, b"user.c", b"v" * 60_000))
 
     run(tmp_path, scenario)
+
+
+def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_values: int) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"file", b"x")
+        directory = await w.do(w.fs.mkdir(ROOT, b"d", 0o755, CALLER))
+        before = w.fs.statistics().open_files, w.fs._contents.writers
+        with monkeypatch.context() as patched:
+            patched.setattr(w.fs.kept.handles, "add", full)
+            patched.setattr(w.fs.kept.directories, "add", full)
+            for flags in (os.O_RDONLY, os.O_RDWR):
+                assert await refused(w, w.fs.open(ino, flags, CALLER)) == errno.ENOSPC
+            assert await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
+            assert await refused(w, w.fs.opendir(directory.ino)) == errno.ENOSPC
+        assert (w.fs.statistics().open_files, w.fs._contents.writers) == before
+        assert [node.handles for node in w.fs._table] == [0] * len(w.fs._table)
+        assert await w.read(ino) == b"x"
+        await w.do(w.fs.rmdir(ROOT, b"d"))
+        await w.drained()
+
+    run(tmp_path, scenario)
+
+
+def test_a_reference_whose_record_finds_no_room_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept()
+
+    def full(*_values: int) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    references = References(kept)
+    with monkeypatch.context() as patched:
+        patched.setattr(kept.references, "add", full)
+        references.given(5)
+    references.given(6)
+    references.taken_back([(5, 1), (6, 1)])
+    assert len(references) == 0

@@ -8,6 +8,7 @@ until the mount ends, and nothing else. Any thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterable
 
@@ -33,7 +34,8 @@ class References:
         with self._lock:
             slot = self._by_node.get(ino)
             if slot is None:
-                self._by_node[ino] = self._slots.add(ino, 1)
+                with contextlib.suppress(OSError):  # no page is left: the next worker looks the name up again when it is asked
+                    self._by_node[ino] = self._slots.add(ino, 1)
             else:
                 self._slots.set(slot, _COUNT, self._slots.get(slot, _COUNT) + 1)
 
