@@ -189,7 +189,7 @@ class KernelWrites:
             guard.seen, guard.marking = UNSEEN, self.mark_behind(version.tier_id)
         elif guard.marking.done():
             guard.seen, guard.marking = guard.marking.result(), None
-        version.size = st.st_size
+        version.size, version.digest = st.st_size, ""
         version.renewals += 1
         self._log.save_version(version)
         self.renewed(version)

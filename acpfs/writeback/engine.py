@@ -27,6 +27,7 @@ from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
+from acpfs.writeback.checksums import WaitingChecksums
 from acpfs.writeback.commit import Committer, GroupOutcome
 from acpfs.writeback.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.courtesy import Courtesy
@@ -92,6 +93,8 @@ class Engine:
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
         self._garbage = Garbage(lower, calls.streams)
         self._equal = EqualFiles(lower, tree, lock, manifest.digest)
+        give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
+        self._checksums = WaitingChecksums(log, tier, calls.streams, lock, listener, give_way, self.section)
         self._streamer = Streamer(
             lower,
             tier,
@@ -101,7 +104,7 @@ class Engine:
             self._bucket,
             self._garbage.remove,
             still_frozen=listener.still_frozen,
-            give_way=GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s),
+            give_way=give_way,
             verify_after_write=settings.verify_after_write,
             spill=spill,
             equal=self._equal,
@@ -142,6 +145,7 @@ class Engine:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._manifest.run)
                 nursery.start_soon(self.guard.run)
+                nursery.start_soon(self._checksums.run)
                 nursery.start_soon(self._commit_forever)
                 nursery.start_soon(self._stream_forever, nursery)
         finally:
@@ -219,6 +223,7 @@ class Engine:
     def _appended(self, op: Op) -> None:
         """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter, and they look again by themselves."""
         self.gate.note(op)
+        self._checksums.appended()
         if not (self._streams_stand_back and _is_small(op)):
             self._stream_bell.ring()
         if not self._commits_stand_back:

@@ -108,7 +108,7 @@ class Version:
     staging_name: str = ""
     staging_ino: int = 0
     digest: str = ""
-    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until staged."""
+    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until it is known."""
     streamed_bytes: int = 0
     renewals: int = 0
     """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""

@@ -12,11 +12,15 @@ import os
 from threading import RLock
 from typing import Protocol
 
+import xxhash
+
 from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import TierId
 from acpfs.writeback.ops import Version
 from acpfs.writeback.verify import OnlyCopyError
+
+_ZEROS = memoryview(bytes(1 << 20))
 
 
 class AbandonedError(Exception):
@@ -137,3 +141,11 @@ class Source:
             if error.errno != errno.ENXIO:
                 raise
             return otherwise  # no data until the end of the file
+
+
+def hash_zeros(hasher: xxhash.xxh3_128, count: int) -> None:
+    """What a hole adds to a checksum."""
+    while count:
+        step = min(count, len(_ZEROS))
+        hasher.update(_ZEROS[:step])
+        count -= step

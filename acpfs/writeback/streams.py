@@ -28,13 +28,12 @@ from acpfs.writeback.equal import EqualFiles, linked_name
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, Version, VersionState
-from acpfs.writeback.source import AbandonedError, Source
+from acpfs.writeback.source import AbandonedError, Source, hash_zeros
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.verify import MisreadError, OnlyCopyError, digest_of
 
 SMALL_BYTES_MAX = 1 << 20
 """Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
-_ZEROS = memoryview(bytes(1 << 20))
 
 
 @dataclass(slots=True)
@@ -246,14 +245,26 @@ class Streamer:
             self._buffers.append(buffer)
 
     def _copy(self, stream: Stream, fd: int | None) -> str:
-        """Copy until the bytes that were copied are the version's; returns their checksum. None: nowhere, for the checksum only."""
+        """Copy until the bytes that were copied are the version's; returns their checksum. None: nowhere, for the checksum only.
+
+        Raises:
+            OnlyCopyError: twice they were not those of its checksum. Told once: who asks for another try gets what is there.
+        """
+        differed = False
         while True:
             with self._lock:
                 renewals = stream.version.renewals
             digest = self._copy_once(stream, fd)
             with self._lock:
                 if self._still_frozen(stream.version) and stream.version.renewals == renewals:
-                    return digest
+                    if stream.version.digest in ("", digest):
+                        return digest
+                    if differed:
+                        stream.version.digest = ""
+                        self._log.save_version(stream.version)
+                        self._state.commit()
+                        raise OnlyCopyError(errno.EIO, "its bytes in RAM are not those that were closed")
+                    differed = True
                 self.counters.reread_chunks += 1
             if fd is not None:
                 self._lower.truncate(fd, 0)
@@ -269,7 +280,7 @@ class Streamer:
                         self._stand_back(stream)
                     count, is_hole = source.read(position, min(self._bucket.slice_bytes(), size - position, len(buffer)))
                     if is_hole:
-                        _hash_zeros(hasher, count)
+                        hash_zeros(hasher, count)
                     else:
                         hasher.update(buffer[:count])
                         if fd is not None:
@@ -357,10 +368,3 @@ class Streamer:
                 self.applied[version.vid] = applied
             self._log.save_version(version)
             self._state.commit()
-
-
-def _hash_zeros(hasher: xxhash.xxh3_128, count: int) -> None:
-    while count:
-        step = min(count, len(_ZEROS))
-        hasher.update(_ZEROS[:step])
-        count -= step

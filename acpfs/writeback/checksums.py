@@ -1,0 +1,147 @@
+"""Checksums of versions that wait for the drain: what RAM is to have when their turn comes, also after a remount.
+
+A stream takes its checksum of the bytes as it reads them. What changed in RAM before that would be stored as verified. So a version that
+has waited for some seconds is read once by one slow thread, and its checksum is a part of its row. A file that somebody has open is
+left out, for its bytes may still become others. Nothing here can fail an operation: the stream compares (`Streamer`).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, suppress
+from itertools import islice
+from threading import RLock
+
+import trio
+import xxhash
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.health import current_call
+from acpfs.ram.spill import is_spilled
+from acpfs.ram.tier import Tier
+from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.bandwidth import SLICE_MAX_BYTES
+from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.listener import Listener
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import Op, Version
+from acpfs.writeback.source import AbandonedError, Source, hash_zeros
+
+BATCH_OPS = 64
+WAIT_S = 5.0
+"""What is streamed before costs nothing here."""
+
+
+class _Reading:
+    """See `Source`: nobody judges how long this takes."""
+
+    def __init__(self, version: Version) -> None:
+        self.version, self.abandoned = version, False
+
+    def pause(self) -> None:
+        """Nothing."""
+
+    def progress(self) -> None:
+        """Nothing."""
+
+
+class WaitingChecksums:
+    """One task, one thread at a time."""
+
+    def __init__(
+        self,
+        log: OperationLog,
+        tier: Tier,
+        pool: CallPool,
+        lock: RLock,
+        listener: Listener,
+        give_way: GiveWay,
+        section: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`section`: under the lock, one transaction."""
+        self._log, self._tier, self._pool, self._lock = log, tier, pool, lock
+        self._listener, self._give_way, self._section = listener, give_way, section
+        self._bell = Bell()
+        self._noted = 0
+        self._waiting: deque[tuple[float, Op]] = deque()
+
+    def appended(self) -> None:
+        """Something was logged."""
+        self._bell.ring()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        self._noted = 0
+        self._waiting.clear()  # times of an earlier run mean nothing on this run's clock
+        while True:
+            now = trio.current_time()
+            with self._section():
+                self._note(now)
+                batch = list(islice(self._due(now), BATCH_OPS))
+            if batch:
+                await outcome(self._pool.submit("checksum", self._read, batch))
+            elif self._waiting:
+                await trio.sleep_until(self._waiting[0][0] + WAIT_S)
+            else:
+                await self._bell.heard()
+
+    def _note(self, now: float) -> None:
+        new, self._noted = self._log.since(self._noted), self._log.last_seq
+        self._waiting.extend((now, op) for op in new if _has_bytes(op))
+
+    def _due(self, now: float) -> Iterator[Op]:
+        while self._waiting and self._waiting[0][0] + WAIT_S <= now:
+            op = self._waiting.popleft()[1]
+            if self._is_wanted(op):
+                if self._may_change(op):
+                    self._waiting.append((now, op))
+                else:
+                    yield op
+
+    def _is_wanted(self, op: Op) -> bool:
+        version = op.version
+        if version is None or self._log.get(op.seq) is not op or version.is_staged:
+            return False
+        return not (version.digest or is_spilled(version.tier_id) or self._tier.is_lost(version.tier_id))
+
+    def _may_change(self, op: Op) -> bool:
+        return op.tentative or op.unsealed or (op.version is not None and self._listener.version_of_open_file(op.version))
+
+    def _read(self, batch: list[Op]) -> None:
+        """On a thread. Many small ones are one transaction."""
+        call = current_call()
+        if call is not None:
+            call.pause()  # it is not the backing directory that takes time
+        found: list[tuple[Op, Version, tuple[int, int], str]] = []
+        with mmap.mmap(-1, SLICE_MAX_BYTES) as memory, memoryview(memory) as buffer:
+            for op in batch:
+                if (version := op.version) is None:
+                    continue
+                with self._lock:
+                    before = version.renewals, version.size
+                with suppress(OSError, AbandonedError):  # given up, or moved to the spill directory meanwhile
+                    found.append((op, version, before, self._digest(op, version, before[1], buffer)))
+        with self._section():
+            for op, version, before, digest in found:
+                if self._is_wanted(op) and not self._may_change(op) and before == (version.renewals, version.size):
+                    version.digest = digest
+                    self._log.save_version(version)
+
+    def _digest(self, op: Op, version: Version, size: int, buffer: memoryview) -> str:
+        hasher, position = xxhash.xxh3_128(), 0
+        with closing(Source(_Reading(version), self._tier, self._lock, buffer, None)) as source:
+            while position < size:
+                self._give_way.wait(self._log.clock.now(), lambda: self._log.get(op.seq) is not op)
+                count, is_hole = source.read(position, min(size - position, SLICE_MAX_BYTES))
+                if is_hole:
+                    hash_zeros(hasher, count)
+                else:
+                    hasher.update(buffer[:count])
+                position += count
+        return hasher.hexdigest()
+
+
+def _has_bytes(op: Op) -> bool:
+    return op.version is not None and op.version.size > 0 and bool(op.version.tier_id)
