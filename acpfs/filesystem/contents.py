@@ -7,10 +7,11 @@ system's lock; the coroutines wait as described in `steps`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
@@ -24,7 +25,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.retention import Retention
 from acpfs.filesystem.room import Room
-from acpfs.filesystem.steps import shared, unlocked, wait
+from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
 from acpfs.filesystem.versions import Versions
 from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
@@ -39,6 +40,8 @@ INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
 
 FALLOC_PUNCH_HOLE = 2
+ALLOCATE_PIECE_BYTES = 32 << 20
+"""About 10 ms of zeroing pages."""
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20
 """A file that the kernel may go on writing to unseen is frozen by a copy up to here (4 ms); beyond, by watching for changes."""
 
@@ -181,13 +184,8 @@ class Contents:
     async def _unlocked(self, content: Content, function: Callable[..., T], *arguments: Any) -> T:
         """A system call on the content's descriptor, while others hold the lock."""
         fd = self.opened(content)
-        content.in_flight += 1
-        try:
+        with self._in_flight(content):
             return await unlocked(function, fd, *arguments)
-        finally:
-            content.in_flight -= 1
-            if content.closing and not content.in_flight:
-                self._close(content)
 
     def closed(self, node: Node) -> None:
         """The last handle of the node is gone."""
@@ -400,14 +398,41 @@ class Contents:
             content = await (self._before_change(node, start, Writing.WHOLE) if changes else self._aside.free(node, start))
             if content.overflow:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            try:
-                fallocate(self.opened(content), mode, offset, length)
-            finally:
-                self._settle(node, content)
+            if wanted <= ALLOCATE_PIECE_BYTES:
+                try:
+                    fallocate(self.opened(content), mode, offset, length)
+                finally:
+                    self._settle(node, content)
+            with self._in_flight(content):
+                for start in range(offset, offset + length, ALLOCATE_PIECE_BYTES) if wanted > ALLOCATE_PIECE_BYTES else ():
+                    if node.content is not content:  # truncated meanwhile: that comes after what is done
+                        return
+                    size = min(ALLOCATE_PIECE_BYTES, offset + length - start)
+                    await self._allocate_piece(node, content, mode, start, size)
+                    self._tier.release(size)
+                    wanted -= size
         finally:
             self._tier.release(wanted)
         if changes:
             self._modified(node, content)
+
+    async def _allocate_piece(self, node: Node, content: Content, mode: int, offset: int, length: int) -> None:
+        """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
+        try:
+            await wait(uncancelled(self._copies.submit("allocate", fallocate, self.opened(content), mode, offset, length)))
+        finally:
+            self._settle(node, content)
+
+    @contextlib.contextmanager
+    def _in_flight(self, content: Content) -> Iterator[None]:
+        """The descriptor stays, and nobody moves the bytes elsewhere."""
+        content.in_flight += 1
+        try:
+            yield
+        finally:
+            content.in_flight -= 1
+            if content.closing and not content.in_flight:
+                self._close(content)
 
     def _settle(self, node: Node, content: Content) -> None:
         if self._versions.is_used(content.tier_id):  # else it was let go of while the bytes were on their way

@@ -37,6 +37,22 @@ def shared() -> Future[None]:
     return future
 
 
+def uncancelled(future: Future[T]) -> Future[T]:
+    """The same for a caller that must not be gone before the call is: it uses what the caller would give back."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+
+    def tell(done: Future[T]) -> None:
+        error = done.exception()
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(done.result())
+
+    future.add_done_callback(tell)
+    return result
+
+
 class Unlocked(NamedTuple):
     """Something short to do in the calling thread without the lock."""
 
