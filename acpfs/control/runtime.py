@@ -43,9 +43,24 @@ def memory_dir(runtime: Path) -> Path:
 
 
 def places_to_look() -> list[Path]:
-    """Runtime directories in which a control command looks for mounts: this user's, then root's."""
+    """Runtime directories in which a control command looks for mounts: this user's, then root's.
+
+    One that somebody else could have made or may write to (anybody can make a name in /tmp) would send a client to whatever socket
+    they like, which then says that all is verified. It is passed over, unless it was named.
+    """
     mine = runtime_dir()
-    return [mine] if os.environ.get(ENVIRONMENT_VARIABLE) else list(dict.fromkeys((mine, ROOT_RUNTIME_DIR)))
+    if os.environ.get(ENVIRONMENT_VARIABLE):
+        return [mine]
+    return [directory for directory in dict.fromkeys((mine, ROOT_RUNTIME_DIR)) if is_trusted(directory)]
+
+
+def is_trusted(directory: Path) -> bool:
+    """Whether it is a directory of this user or root that only they can write to."""
+    try:
+        st = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(st.st_mode) and st.st_uid in (os.getuid(), 0) and not st.st_mode & 0o022
 
 
 def prepare(directory: Path) -> Path:
@@ -56,8 +71,7 @@ def prepare(directory: Path) -> Path:
     """
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o755 if os.getuid() == 0 else 0o700, parents=True)
-    st = directory.lstat()
-    if not stat.S_ISDIR(st.st_mode) or st.st_uid not in (os.getuid(), 0) or st.st_mode & 0o022:
+    if not is_trusted(directory):
         raise RefusedError(f"the runtime directory {directory} is not a directory of this user that only they can write to")
     for name, mode in (("mounts", 0o755), ("sockets", 0o755), ("tiers", 0o700)):
         with contextlib.suppress(FileExistsError):

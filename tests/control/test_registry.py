@@ -159,6 +159,32 @@ def test_a_runtime_directory_that_others_can_write_to_is_refused(tmp_path: Path)
         runtime.prepare(tmp_path / "link")
 
 
+@pytest.mark.clause("S85")
+def test_a_runtime_directory_that_others_could_have_made_is_not_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/tmp/acpfs-UID, made by whoever came first: a socket there could say that all is verified."""
+    monkeypatch.delenv(runtime.ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(runtime, "ROOT_RUNTIME_DIR", tmp_path / "none")
+    mine = tmp_path / "acpfs-1"
+    monkeypatch.setattr(runtime, "runtime_dir", lambda: mine)
+    (mine / "mounts").mkdir(parents=True)
+    mine.chmod(0o700)
+    write(record("/mnt/a", mine))
+    assert [known.mountpoint for known in records()] == ["/mnt/a"]
+    mine.chmod(0o777)
+    assert records() == []
+    mine.chmod(0o700)
+    mine.rename(tmp_path / "elsewhere")
+    mine.symlink_to(tmp_path / "elsewhere")
+    assert records() == []
+    mine.unlink()
+    (tmp_path / "elsewhere").rename(mine)
+    monkeypatch.setattr(os, "getuid", lambda: mine.stat().st_uid + 1000)
+    assert bool(records()) == (mine.stat().st_uid == 0)
+    monkeypatch.setenv(runtime.ENVIRONMENT_VARIABLE, str(mine))
+    mine.chmod(0o777)
+    assert records()
+
+
 def test_a_zombie_does_not_live() -> None:
     pid = os.fork()
     if pid == 0:
