@@ -50,6 +50,7 @@ def test_the_unit_waits_longer_than_the_drain() -> None:
     assert stop_s > load_settings({}, DIRECTORY / "example.toml").drain_timeout_s
     assert "Type=notify" in unit
     assert "RuntimeDirectoryPreserve=yes" in unit
+    assert "OOMPolicy=continue" in unit  # by default a killed worker takes supervisor and mount along
 
 
 def test_the_example_configuration_is_valid_also_with_everything_in_it(tmp_path: Path) -> None:
