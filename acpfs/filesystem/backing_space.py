@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -14,7 +15,9 @@ SPACE_MAX_AGE_S = 2.0
 class BackingSpace:
     """What was last heard. Used under the file system's lock."""
 
-    def __init__(self, lower: Lower, calls: CallPool, lock: RLock) -> None:
+    def __init__(self, lower: Lower, calls: CallPool, lock: RLock, tell: Callable[[SpaceInfo], None]) -> None:
+        """`tell`: who else is to know, under the lock."""
+        self._tell = tell
         self._lower, self._calls, self._lock = lower, calls, lock
         self._known: SpaceInfo | None = None
         self._known_at = 0.0
@@ -24,6 +27,7 @@ class BackingSpace:
     def learn(self, space: SpaceInfo, *, of_earlier_worker: bool = False) -> None:
         """What was heard just now, or by an earlier worker."""
         self._known = space
+        self._tell(space)
         self._known_at = 0.0 if of_earlier_worker else time.monotonic()
 
     def now(self) -> SpaceInfo:

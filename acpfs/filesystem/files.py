@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 
+from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
@@ -29,6 +30,8 @@ from acpfs.filesystem.warming import Warming
 from acpfs.types import HandleId
 
 FALLOC_KEEP_SIZE = 1
+FILE_BYTES_MAX = 16 << 40
+"""A file may always be so long, on however small a file system; it is what ext4 has room for in one file."""
 COPY_RANGE_BYTES_MAX = 128 << 20
 """One request copies at most this (about 50 ms of a reader thread); the caller asks for the rest."""
 
@@ -55,6 +58,7 @@ class Files:
         self._changeable = changeable
         self._outgrown = outgrown
         self._warming = warming
+        self._file_bytes_max = FILE_BYTES_MAX
 
     # -- the content as a whole
 
@@ -69,10 +73,24 @@ class Files:
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
             await self._changeable.persisted(handle.node)
 
+    def learn_capacity(self, space: SpaceInfo) -> None:
+        """What the backing file system has room for altogether; a longer file is nothing but a mistake, which would be copied for years."""
+        self._file_bytes_max = max(FILE_BYTES_MAX, space.blocks * space.block_bytes)
+
+    def _check_end(self, node: Node, end: int) -> None:
+        """Whether a file may reach so far; one that is longer already may stay so.
+
+        Raises:
+            OSError: EFBIG.
+        """
+        if end > self._file_bytes_max and end > node.size:
+            raise fail(errno.EFBIG)
+
     async def truncate(self, node: Node, size: int, number: HandleId | None) -> None:
         """Change a file's length; through a descriptor it is complete at that descriptor's close, by path at once."""
         if size < 0:
             raise fail(errno.EINVAL)
+        self._check_end(node, size)
         handle = self._open.find(number) if number is not None else None
         if handle is not None:
             self._open.settle_tentative(handle, written=True)
@@ -134,6 +152,7 @@ class Files:
         The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
         mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
         """
+        self._check_end(self._open.handle(number).node, offset + len(data))
         handle = await self._changing(number)
         node = handle.node
         if handle.flags & os.O_APPEND:
@@ -146,6 +165,7 @@ class Files:
 
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
+        self._check_end(self._open.handle(number).node, offset + length)
         handle = await self._changing(number)
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         self._open.wrote(handle)
@@ -157,6 +177,7 @@ class Files:
             OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by reading and writing.
         """
         reader = self._open.handle(source_number)
+        self._check_end(self._open.handle(number).node, offset + min(size, COPY_RANGE_BYTES_MAX))
         handle = await self._changing(number)
         source = reader.node.content
         if source is None or not source.in_ram:

@@ -175,7 +175,7 @@ class FileSystem:
         self.mending = Mending(self._table, log, self._contents, self.changes, tier)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self._reports = Reports(self._table, log, self._contents, self._open)
-        self._space = BackingSpace(lower, calls, self.lock)
+        self._space = BackingSpace(lower, calls, self.lock, self._files.learn_capacity)
         self._descriptors = Reserve()
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
