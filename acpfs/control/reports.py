@@ -247,6 +247,8 @@ class ClusterReport:
     awaited: list[str]
     """Paths that lookups wait for, because other nodes are about to persist them (`wait_for_peers`)."""
     last_error: str | None = None
+    clock_problem: str | None = None
+    """Which clock holds pointers up, by how much, and what helps, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,7 @@ def status(**changes: object) -> dict[str, object]:
             {"parked": 1, "queue": [{"state": "parked", "name": "a\n", "last_error": "EPERM", "last_detail": "the owner\x07 says no"}]},
             "; the first: a\\n (EPERM: the owner\\x07 says no)",
         ),
+        ({"cluster": {"waiting": [], "clock_problem": "pointer files wait 9 s longer"}}, "pointer files wait 9 s longer"),
         ({"interrupted": 1}, "not whole"),
         ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),

@@ -168,6 +168,8 @@ def _withheld(cluster: show.Json) -> list[str]:
         lines.append(f"{show.printable(waiting[0]['path'])} waits for other nodes to persist what they had closed before: {names}")
     if cluster.get("awaited"):
         lines.append(f"{show.printable(cluster['awaited'][0])} is looked up, and waits for the node that has it to persist it")
+    if cluster.get("clock_problem"):
+        lines.append(show.printable(cluster["clock_problem"]))
     return lines
 
 
