@@ -10,6 +10,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, SpaceInfo
 
 SPACE_MAX_AGE_S = 2.0
+"""statfs answers from memory up to this age, and beyond when the backing directory does not answer."""
 
 
 class BackingSpace:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
@@ -110,6 +113,25 @@ class Content:
     failed: int = 0
     """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
     failed_at: int = 0
+
+    def close(self) -> None:
+        """Its descriptor is not needed any more, once nobody is at work on it."""
+        if self.in_flight:
+            self.closing = True
+        elif self.fd >= 0:
+            os.close(self.fd)
+            self.fd, self.closing = -1, False
+
+    @contextlib.contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """Meanwhile the descriptor stays, and nobody moves the bytes elsewhere."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.closing and not self.in_flight:
+                self.close()
 
     def state(self) -> int:
         """For the state database: whether it is modified, and how, and a failed write, in one number."""

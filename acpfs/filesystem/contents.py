@@ -7,11 +7,10 @@ system's lock; the coroutines wait as described in `steps`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
@@ -100,7 +99,7 @@ class Contents:
                 self._versions.use(node.content.tier_id)
                 if not (node.content.spilled or self._tier.is_lost(node.content.tier_id)):
                     self.kernel.resume(node)
-                self._close(node.content)
+                node.content.close()
                 self.retention.settle(node)
             elif node.remainder is not None:
                 self.retention.settle(node)
@@ -122,7 +121,9 @@ class Contents:
         if not node.handles:
             os.close(fd)
         content = Content(tier_id, modified=True, modified_since=time.monotonic(), fd=fd if node.handles else -1)
-        content.writing = Writing.WHOLE if node.size or _is_whole(node) else Writing.APPENDING
+        content.writing = (
+            Writing.WHOLE if node.size or (node.content is not None and node.content.writing is Writing.WHOLE) else Writing.APPENDING
+        )
         self._versions.use(content.tier_id)
         self._let_go(node)
         node.content, node.size, node.blocks = content, 0, 0
@@ -153,7 +154,7 @@ class Contents:
         """Of a content that may leave only the first bytes stay in RAM."""
         content, node.content = node.content, None
         if content is not None:
-            self._close(content)
+            content.close()
         self.remainders.cut(node, node.tier_id if content is None else content.tier_id, size)
         self._table.changed(node)
 
@@ -169,7 +170,7 @@ class Contents:
         if content.overflow:
             self._overflow.let_go(content, remove=not content.sealed)
         else:
-            self._close(content)
+            content.close()
             self._versions.unuse(content.tier_id)
 
     def opened(self, content: Content) -> int:
@@ -184,7 +185,7 @@ class Contents:
     async def _unlocked(self, content: Content, function: Callable[..., T], *arguments: Any) -> T:
         """A system call on the content's descriptor, while others hold the lock."""
         fd = self.opened(content)
-        with self._in_flight(content):
+        with content.kept_open():
             return await unlocked(function, fd, *arguments)
 
     def closed(self, node: Node) -> None:
@@ -193,7 +194,7 @@ class Contents:
         if content is not None and content.failed and content.modified and content.outgrown is None:
             self.interrupt(node)
         if content is not None and not content.overflow:
-            self._close(content)
+            content.close()
             self.retention.settle(node)
         elif content is None:
             self.retention.settle(node)
@@ -205,14 +206,6 @@ class Contents:
         assert node.content is not None
         node.content.interrupted = True
         self._table.changed(node)
-
-    @staticmethod
-    def _close(content: Content) -> None:
-        if content.in_flight:
-            content.closing = True
-        elif content.fd >= 0:
-            os.close(content.fd)
-            content.fd, content.closing = -1, False
 
     async def _to_overflow(self, node: Node) -> None:
         """Move a content out of the RAM tier; versions keep their tier file."""
@@ -403,7 +396,7 @@ class Contents:
                     fallocate(self.opened(content), mode, offset, length)
                 finally:
                     self._settle(node, content)
-            with self._in_flight(content):
+            with content.kept_open():
                 for start in range(offset, offset + length, ALLOCATE_PIECE_BYTES) if wanted > ALLOCATE_PIECE_BYTES else ():
                     if node.content is not content:  # truncated meanwhile: that comes after what is done
                         return
@@ -422,17 +415,6 @@ class Contents:
             await wait(uncancelled(self._copies.submit("allocate", fallocate, self.opened(content), mode, offset, length)))
         finally:
             self._settle(node, content)
-
-    @contextlib.contextmanager
-    def _in_flight(self, content: Content) -> Iterator[None]:
-        """The descriptor stays, and nobody moves the bytes elsewhere."""
-        content.in_flight += 1
-        try:
-            yield
-        finally:
-            content.in_flight -= 1
-            if content.closing and not content.in_flight:
-                self._close(content)
 
     def _settle(self, node: Node, content: Content) -> None:
         if self._versions.is_used(content.tier_id):  # else it was let go of while the bytes were on their way
@@ -606,10 +588,6 @@ class Contents:
             evicted_bytes=clean.evicted_bytes,
             copied_aside_bytes=self._aside.copied_bytes,
         )
-
-
-def _is_whole(node: Node) -> bool:
-    return node.content is not None and node.content.writing is Writing.WHOLE
 
 
 def _pages_wanted(node: Node, offset: int, size: int) -> int:

@@ -69,8 +69,6 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.spill import Spill, SpillStatistics
 
-"""statfs answers from memory up to this age, and beyond when the backing directory does not answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class FileSystemStatistics:

@@ -20,12 +20,13 @@ import ctypes
 import errno
 import json
 import os
-import select
 import socket
 import struct
 import sys
 import threading
 import time
+
+from acpfs.descriptors import readable
 
 PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_READ_SEARCH = 2
@@ -167,7 +168,7 @@ def serve(channel: socket.socket, locks: Locks) -> None:
     """Until nobody is at the other end. Messages: `watch` (nodes), `take` (node), `within_s` (until the next one; null: whenever)."""
     within_s: float | None = None
     while True:
-        if not select.select([channel], [], [], within_s)[0]:
+        if not readable(channel, within_s):
             locks.take_all()
             within_s = None  # until it is heard of again
             continue
