@@ -20,13 +20,12 @@ import ctypes
 import errno
 import json
 import os
+import select
 import socket
 import struct
 import sys
 import threading
 import time
-
-from acpfs.descriptors import readable
 
 PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_READ_SEARCH = 2
@@ -167,8 +166,10 @@ def confine() -> None:
 def serve(channel: socket.socket, locks: Locks) -> None:
     """Until nobody is at the other end. Messages: `watch` (nodes), `take` (node), `within_s` (until the next one; null: whenever)."""
     within_s: float | None = None
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
     while True:
-        if not readable(channel, within_s):
+        if not waiting.poll(None if within_s is None else within_s * 1000):
             locks.take_all()
             within_s = None  # until it is heard of again
             continue
