@@ -37,6 +37,8 @@ class LaneUse:
             lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
         else:
             lane = self._choose(handle)
+        if lane is Lane.PASSTHROUGH and node.content is None and not node.size and not node.in_kernel:
+            lane = self._lanes.daemon_for("empty")  # in passthrough it would keep writers out (exception X7), for nothing
         if lane is Lane.PASSTHROUGH and node.content is None and self._warming.through_daemon(node):
             lane = self._lanes.daemon_for("comes to RAM, and the kernel caches nothing of the backing directory")
         if lane is Lane.PASSTHROUGH and node.content is None:

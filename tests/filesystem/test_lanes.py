@@ -476,3 +476,20 @@ def test_an_open_that_finds_no_descriptor_leaves_nothing_counted(
         await w.close(file)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S31")
+def test_an_empty_file_that_is_open_for_reading_can_be_opened_for_more(tmp_path: Path) -> None:
+    """It has nothing to bring to RAM, and so little for the kernel to read from the backing directory: exception X7 is not for it."""
+
+    async def scenario(w: World) -> None:
+        (w.backing / "empty").touch()
+        ino = (await w.do(w.fs.lookup(ROOT, b"empty"))).ino
+        reader = await opened(w, ino, os.O_RDONLY)
+        writer = await opened(w, ino, os.O_RDWR)
+        await w.do(w.fs.write(writer.handle, 0, b"bytes"))
+        assert await w.do(w.fs.read(reader.handle, 0, 9)) == b"bytes"
+        await w.close(writer)
+        await w.close(reader)
+
+    run(tmp_path, scenario)
