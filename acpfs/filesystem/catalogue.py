@@ -122,7 +122,7 @@ class Catalogue:
             self._unsettle(node, checkpoint)
 
     def logged(self, op: Op, node: Node) -> None:
-        """An operation on a node was logged; the upper tree has been changed already."""
+        """An operation on a node (an exchange is one on both) was logged; the upper tree has been changed already."""
         if op.kind is OpKind.MKDIR:
             self.born(node)
         elif op.kind in (OpKind.RENAME, OpKind.EXCHANGE):
@@ -169,14 +169,19 @@ class Catalogue:
 
     def done(self, op: Op, *, persisted: bool) -> None:
         """An operation left the log."""
-        node = self._table.get(op.ino)
+        self._done(op, op.ino, persisted)
+        if op.kind is OpKind.EXCHANGE:
+            self._done(op, op.victim, persisted)
+
+    def _done(self, op: Op, ino: Ino, persisted: bool) -> None:
+        node = self._table.get(ino)
         if node is None or not node.names:
-            self._settle(op.ino)
+            self._settle(ino)
             return
-        if node.modified or self._log.is_pending(op.ino):
+        if node.modified or self._log.is_pending(ino):
             return
         checkpoint = self.of(node)
-        self._settle(op.ino)
+        self._settle(ino)
         if checkpoint is not None and persisted and op.kind in (OpKind.STORE, OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
             now = time.time()
             times = self._begin(checkpoint, now)

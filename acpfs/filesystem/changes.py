@@ -62,9 +62,11 @@ class Changes:
     def record(self, kind: OpKind, node: Node, parent: Ino, name: bytes, **fields: Any) -> Op:
         """Log an operation on a name; the upper tree has been changed already."""
         creates = node.unlogged
-        last = self._log.last_of(node.ino)
-        if last is not None:
-            self.confirm(last)
+        moved = [node, self._table[fields["victim"]]] if kind is OpKind.EXCHANGE else [node]
+        for one in moved:
+            last = self._log.last_of(one.ino)
+            if last is not None:
+                self.confirm(last)
         op = self._log.append(kind, node.ino, creates=creates, parent=parent, name=name, logged_at=self._log.clock.now(), **fields)
         self._pin(op)
         self._table.needed(node)
@@ -74,8 +76,9 @@ class Changes:
         if creates:
             node.unlogged = False
             self._table.changed(node)
-        self._catalogue.logged(op, node)
-        if node.is_dir and kind in (OpKind.RENAME, OpKind.EXCHANGE):
+        for one in moved:
+            self._catalogue.logged(op, one)
+        if kind in (OpKind.RENAME, OpKind.EXCHANGE) and any(one.is_dir for one in moved):
             self._contents.retention.order.refile()
         return op
 
@@ -359,6 +362,8 @@ class Changes:
     def _is_settled(self, node: Node) -> bool:
         if node.unlogged or node.modified or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino)):
             return False
+        if self._log.is_victim(node.ino):
+            return False  # of an exchange: it is not under this name yet
         if node.is_dir:
             return all(self._is_settled(self._table[child.ino]) for child in node.dir.children.values() if child.ino)
         return not (node.handles and self._contents.writers)

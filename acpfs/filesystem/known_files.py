@@ -65,7 +65,9 @@ class KnownFiles:
 
     def _is_moving(self, node: Node) -> bool:
         """Whether a directory is not under this name on the backing directory yet."""
-        return node.is_dir and any(op.kind in _NAMING for op in self._log.pending_of(node.ino))
+        if not node.is_dir:
+            return False
+        return self._log.is_victim(node.ino) or any(op.kind in _NAMING for op in self._log.pending_of(node.ino))
 
     def _file(self, node: Node, path: bytes, moving: bool) -> KnownFile:
         content = node.content
@@ -74,7 +76,8 @@ class KnownFiles:
             taken = min(node.size, self._tier.allocated_bytes(content.tier_id)) if node.size else 0
         elif node.remainder is not None:
             taken = node.remainder.size
-        is_persisted = not (node.modified or moving or node.unlogged or self._log.is_pending(node.ino))
+        pending = self._log.is_pending(node.ino) or self._log.is_victim(node.ino)  # an exchange gives both their names
+        is_persisted = not (node.modified or moving or node.unlogged or pending)
         return KnownFile(path, node.size, taken, spilled, node.modified, is_persisted)
 
     def is_gone(self, path: bytes) -> bool:

@@ -78,12 +78,15 @@ class Order:
         if op.kind in (OpKind.STORE, OpKind.SYMLINK, OpKind.LINK):
             names = (op.name,)
         elif op.kind is OpKind.RENAME:
-            if op.new_parent > 0 and self._is_directory(op.ino):
-                return True  # what a framework has written under another name is published by this
             names = (op.new_name,)
         elif op.kind is OpKind.EXCHANGE:
             names = (op.name, op.new_name)
-        return any(map(self._is_pointers_name, names))
+        return self._publishes_directory(op) or any(map(self._is_pointers_name, names))
+
+    def _publishes_directory(self, op: Op) -> bool:
+        """Whether it gives a directory another name: a framework may have written there what it publishes by that."""
+        moved = {OpKind.RENAME: (op.ino,), OpKind.EXCHANGE: (op.ino, op.victim)}.get(op.kind, ())
+        return op.new_parent > 0 and any(map(self._is_directory, moved))
 
     def _is_pointers_name(self, name: bytes) -> bool:
         return self._pointers.match(os.fsdecode(name)) is not None

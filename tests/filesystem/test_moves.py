@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.lowlevel
 
+from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_versions import run
@@ -162,5 +163,29 @@ def test_a_move_that_hangs_is_waited_for_and_not_asked_about_all_the_time(tmp_pa
         await ask_while_moving(w, moving, [look], others_ask)
         assert w.lower.calls()["lstat"] - before < 10
         await w.drained()
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S113", "S140")
+def test_an_exchanged_directory_is_settled_when_both_have_their_names(tmp_path: Path) -> None:
+    """Each of the two has another name by it: neither counts before."""
+
+    async def scenario(w: World) -> None:
+        for name in (b"iter_0000001", b"iter_0000002"):
+            directory = await w.do(w.fs.mkdir(ROOT, name, 0o755, CALLER))
+            await w.write(b"shard", name, directory.ino)
+        await w.drained()
+        w.engine.hold(True)
+        await w.do(w.fs.rename(ROOT, b"iter_0000001", ROOT, b"iter_0000002", RENAME_EXCHANGE))
+        for name in (b"iter_0000001", b"iter_0000002"):
+            with w.fs.lock:
+                assert not w.fs.changes.is_settled((name,))
+                assert [file.is_persisted for file in w.fs.known_files.below(name)] == [False]
+        await w.drained()
+        for name in (b"iter_0000001", b"iter_0000002"):
+            with w.fs.lock:
+                assert w.fs.changes.is_settled((name,))
+                assert [file.is_persisted for file in w.fs.known_files.below(name)] == [True]
 
     run(tmp_path, scenario)

@@ -563,3 +563,15 @@ class TestFull:
         full.unlink("old-3")
         run(full.run_for, 3 * SPACE_PATIENCE_S)
         assert {b"latest", b"old-1", b"old-2", b"shard"} <= set(full.lower.visible())
+
+
+@pytest.mark.clause("S160")
+@pytest.mark.parametrize(("a", "b", "publishes"), [("d", "e", True), ("f", "d", True), ("d", "f", True), ("f", "g", False)])
+def test_what_gives_a_directory_another_name_is_a_pointer(world: World, a: str, b: str, publishes: bool) -> None:
+    """A framework writes a directory aside and swaps it with the one that counts: that publishes all that is in it, like a rename."""
+    for directory in ("d", "e"):
+        world.mkdir(directory)
+    for file in ("f", "g"):
+        world.store(file, b"bytes")
+    assert world.engine._order.is_pointer(world.exchange(a, b)) is publishes
+    assert world.engine._order.is_pointer(world.rename(a, "other")) is (b in ("d", "e"))

@@ -245,7 +245,10 @@ class World:
         place_a, place_b = self._place(a), self._place(b)
         ino_a, ino_b = self.inos[a], self.inos[b]
         self.inos[a], self.inos[b] = self.inos[b], self.inos[a]
-        self.contents[a], self.contents[b] = self.contents[b], self.contents[a]
+        if a in self.contents and b in self.contents:
+            self.contents[a], self.contents[b] = self.contents[b], self.contents[a]
+        else:  # directories have none
+            _rename(self.contents, *((a, b) if a in self.contents else (b, a)))
         return self._append(OpKind.EXCHANGE, ino_a, victim=ino_b, new_parent=place_b["parent"], new_name=place_b["name"], **place_a)
 
     def link(self, source: str, target: str) -> Op:
