@@ -171,6 +171,7 @@ class Engine:
         with self._lock:
             self._due.clear()
             self._failures.resume()
+            self._order.room.resume()
             self._queue.wake_all()
 
     def _stop(self) -> None:

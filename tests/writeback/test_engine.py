@@ -16,6 +16,7 @@ from acpfs.writeback.failures import TRIED_AT_ONCE
 from acpfs.writeback.guarded import SPACE_PATIENCE_S
 from acpfs.writeback.ops import OpKind
 from acpfs.writeback.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
+from acpfs.writeback.want_of_room import WantOfRoom
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
 from tests.writeback.world import World
@@ -539,6 +540,21 @@ class TestFull:
         full.unlink("old-1")
         run(full.run_for, SPACE_PATIENCE_S * 0.9)
         assert b"old-1" in full.lower.visible()
+
+    def test_each_time_that_it_is_full_counts_anew(self, world: World) -> None:
+        room = WantOfRoom(world.log)
+        first, second = world.store("first", b"1"), world.store("second", b"2")
+        for op in (first, second):
+            op.last_error = errno.ENOSPC
+        room.failed(first, errno.ENOSPC, 0.0)
+        assert not room.is_wanted_by(first, SPACE_PATIENCE_S - 1.0)
+        assert room.is_wanted_by(first, SPACE_PATIENCE_S)
+        world.log.remove(first)
+        later = 1000.0
+        room.failed(second, errno.ENOSPC, later)
+        assert not room.is_wanted_by(second, later + SPACE_PATIENCE_S - 1.0)
+        assert room.due(later) == later + SPACE_PATIENCE_S
+        assert room.is_wanted_by(second, later + SPACE_PATIENCE_S)
 
     def test_no_more_goes_than_is_needed(self, full: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(order, "PASSING_OPS_MAX", 1)
