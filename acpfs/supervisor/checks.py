@@ -14,6 +14,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -161,7 +162,9 @@ def apart(wait_s: float, complaint: str, look: Callable[[], T]) -> T:
         Exception: what `look` raised.
     """
     read_fd, write_fd = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of threads, of which commands have none
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if not pid:
         _look_apart(look, write_fd)
     os.close(write_fd)

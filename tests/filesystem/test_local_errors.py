@@ -61,4 +61,4 @@ def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(tm
         with pytest.raises(FileNotFoundError):  # nobody has it open any more
             await w.do(w.fs.lookup(ROOT, b"run"))
 
-    run(tmp_path, scenario, hold=False, attr_timeout_s=0)
+    run(tmp_path, scenario, hold=False, attr_timeout_s=0, patience_s=15.0)
