@@ -40,10 +40,12 @@ def closing_of(pid: int, proc: Path = Path("/proc")) -> Closing:
 
 
 def _closing_of(thread: Path) -> Closing:
-    tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
     _state, flags = _state_and_flags(thread)
-    if not flags & _EXITING or all(state in "ZX" for state, _flags in tasks):
-        return Closing.CALL  # it lives; or it has closed what it had already, and somebody else has a copy
+    if not flags & _EXITING:
+        return Closing.CALL  # by far the most: one file of /proc, however many threads the process has
+    tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
+    if all(state in "ZX" for state, _flags in tasks):
+        return Closing.CALL  # it has closed what it had already, and somebody else has a copy
     if flags & _SIGNALED and (_is_deadly(thread) or any(others & _DUMPED_CORE for _state, others in tasks)):
         return Closing.KILL
     return Closing.END
