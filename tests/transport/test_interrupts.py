@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 
 from acpfs.filesystem.steps import Steps, wait
-from acpfs.transport.native.continuations import EARLY_MAX, Continuations
+from acpfs.transport.native import continuations
+from acpfs.transport.native.continuations import EARLY_MAX, Continuations, is_dying
 from acpfs.transport.native.operation import Operation
 from tests.transport.test_readers import WAIT_S
 
 UNIQUE = 4
+NO_PROCESS = (1 << 22) + 1
+"""Larger than the kernel gives to any."""
 
 
 class RequestDouble:
@@ -84,3 +88,16 @@ def test_interrupts_of_calls_that_were_answered_are_forgotten(under: Under) -> N
     for unique in range(10 * EARLY_MAX):
         under.continuations.interrupt(2 * unique)
     assert len(under.continuations._early) == EARLY_MAX
+
+
+@pytest.mark.parametrize("why", [FileNotFoundError, PermissionError], ids=["hidepid=2", "hidepid=1"])
+def test_a_caller_that_proc_does_not_show_is_not_taken_for_dying(monkeypatch: pytest.MonkeyPatch, why: type[OSError]) -> None:
+    assert is_dying(NO_PROCESS)
+
+    def hidden(*_arguments: object, **_how: object) -> None:
+        raise why
+
+    monkeypatch.setattr(continuations, "open", hidden, raising=False)
+    assert not is_dying(os.getpid())
+    assert not is_dying(1)
+    assert is_dying(NO_PROCESS)

@@ -12,6 +12,7 @@ and an INTERRUPT that comes while its call is between two waits is kept for the 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -157,15 +158,28 @@ class Continuations:
 
 
 def is_dying(pid: int) -> bool:
-    """Whether a deadly signal waits for a thread, or the thread is gone. A pid of another namespace (0) is taken for alive."""
+    """Whether a deadly signal waits for a thread, or the thread is gone. A pid of another namespace (0) is taken for alive.
+
+    So is one that /proc does not show (`hidepid`): EIO for a signal that its process handles would be wrong, a late end is only late.
+    """
     if pid == 0:
         return False
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             fields = dict(line.split(":", 1) for line in status)
     except OSError:
-        return True
+        return not _exists(pid)
     return any(int(fields[name], 16) & SIGKILL_BIT for name in ("SigPnd", "ShdPnd") if name in fields)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 _LOOK: Any = object()
