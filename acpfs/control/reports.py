@@ -169,6 +169,20 @@ class WaitingReport:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitingCallReport:
+    """A call of an application that has waited for some seconds: for the backing directory, for room, or to be persisted."""
+
+    path: str
+    """Of the file, or of the directory in which a name is looked up or made."""
+    pid: int | None
+    """The thread whose call it is; None: not known."""
+    command: str | None
+    call: str
+    """As the kernel calls it: lookup, open, readdir, fsync …"""
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GuardedReport:
     """A checkpoint that was deleted in the mount and stays on the backing directory until a newer one is persisted."""
 
@@ -309,6 +323,8 @@ class Status:
     waiting: list[WaitingReport] = field(default_factory=list)
     """Who waits for room in RAM, in the order of turns; held writers are among them."""
     when_full: str = "wait"
+    waiting_calls: list[WaitingCallReport] = field(default_factory=list)
+    """Calls that have waited for more than two seconds, the longest first, 20 at most; native transport."""
     cluster: ClusterReport | None = None
 
     def to_json(self) -> Json:

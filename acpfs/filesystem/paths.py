@@ -12,7 +12,7 @@ from pathlib import Path
 
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.types import ROOT
+from acpfs.types import ROOT, Ino
 
 SYMLINKS_MAX = 40
 """As many as the kernel follows."""
@@ -23,6 +23,10 @@ class Paths:
 
     def __init__(self, table: NodeTable, view: LowerView, mountpoint: Path) -> None:
         self._table, self._view, self._mountpoint = table, view, os.fsencode(mountpoint)
+
+    def of(self, ino: Ino) -> bytes:
+        """Where a node lies in the mount now, "" also for one that has no name; under the lock."""
+        return self._table.path(ino) if ino in self._table and (self._table[ino].names or ino == ROOT) else b""
 
     async def child(self, parent: Node, name: bytes) -> Node | None:
         """What a name in a directory leads to, now."""

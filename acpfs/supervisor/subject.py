@@ -13,7 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Protocol
 
 import trio
@@ -40,7 +39,6 @@ from acpfs.control.reports import (
     Status,
     StayedFile,
     Verdict,
-    WaitingReport,
     WorkerReport,
 )
 from acpfs.control.subject import PreloadJob
@@ -48,13 +46,13 @@ from acpfs.control.verbs import GUARDED
 from acpfs.errors import AcpfsError, ConfigError
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.keeping import PINNED_SHARE_MAX
-from acpfs.filesystem.records import FileReport, WaitingWriter
+from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.spilling import Unmirrored
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram import place as places
 from acpfs.ram.memory import budget_bytes, read_memory
-from acpfs.supervisor import logs
+from acpfs.supervisor import logs, waiting_reports
 from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.checkpoint_view import CheckpointView
 from acpfs.supervisor.link import Link
@@ -110,6 +108,7 @@ class Life(Protocol):
     def beneath(self) -> bool: ...
     @property
     def preloads(self) -> Preloads: ...
+    def waiting_calls(self) -> list[waiting_reports.WaitingCall]: ...
     async def unmount(self, *, leave: bool) -> None: ...
     async def bypass(self, reason: str) -> None: ...
     def reload(self) -> None: ...
@@ -133,6 +132,7 @@ class WorkerSubject:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
             cluster = cluster_report(parts, parts.fs.changes.display_path)
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
+            calls = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of)
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
@@ -170,7 +170,8 @@ class WorkerSubject:
             guarded=[_guarded(held) for held in engine.guard.checkpoints],
             guarded_operations=engine.guard.operations,
             held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
-            waiting=[_waiting(one) for one in fs.waiting],
+            waiting=[waiting_reports.writer(one) for one in fs.waiting],
+            waiting_calls=calls,
             when_full=parts.settings.when_full.value,
             cluster=cluster,
         )
@@ -474,17 +475,6 @@ def _held(guarded: GuardedReport) -> QueueEntry:
 
 def _lost(report: FileReport) -> QueueEntry:
     return QueueEntry(0, os.fsdecode(report.path), "store", report.size, report.state, report.age_s)
-
-
-def _waiting(one: WaitingWriter) -> WaitingReport:
-    return WaitingReport(os.fsdecode(one.path), one.pid or None, _command(one.pid), one.purpose, one.wanted_bytes, one.since, one.reason)
-
-
-def _command(pid: int) -> str | None:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").rstrip("\n") if pid else None
-    except OSError:
-        return None
 
 
 def _spill(spill: SpillStatistics | None, behind: Unmirrored | None) -> SpillReport | None:

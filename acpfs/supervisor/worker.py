@@ -47,6 +47,7 @@ from acpfs.supervisor.preloads import Preloads
 from acpfs.supervisor.remains import REMAINS, wait_ended
 from acpfs.supervisor.subject import WorkerSubject
 from acpfs.supervisor.transports import Choice
+from acpfs.supervisor.waiting_reports import WaitingCall
 from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 
@@ -101,6 +102,7 @@ class Worker:
         self._subject = WorkerSubject(parts, self)
         self._manager = ServiceManager(link)
         self._busy = Busy(list)
+        self.waiting_calls: Callable[[], list[WaitingCall]] = list
         self._record = self._make_record()
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
@@ -344,11 +346,15 @@ class Worker:
         """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""
         from acpfs.transport.native import serve as native
         from acpfs.transport.native.negotiate import Negotiated, ProtocolError
+        from acpfs.transport.native.protocol import Opcode
         from acpfs.transport.native.session import Session
 
         def serving(session: Session) -> None:
             fs.kept.record("negotiated", session.negotiated.to_record())
             self._busy = Busy(session.current)
+            self.waiting_calls = lambda: [
+                WaitingCall(Opcode(opcode).name.lower(), ino, pid, since_s) for opcode, ino, pid, since_s in session.waiting()
+            ]
             ready()
 
         negotiated = None

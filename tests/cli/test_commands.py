@@ -139,6 +139,10 @@ def status(**changes: object) -> dict[str, object]:
             "; the first: a\\n (EPERM: the owner\\x07 says no)",
         ),
         ({"cluster": {"waiting": [], "clock_problem": "pointer files wait 9 s longer"}}, "pointer files wait 9 s longer"),
+        (
+            {"waiting_calls": [{"path": "run\n", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}]},
+            "run\\n (process 7, ls) waits in readdir for 1 min 15 s",
+        ),
         ({"interrupted": 1}, "not whole"),
         ({"ram": {"waiting_writers": 2}}, "2 writers wait for room"),
         ({"backing_health": {"state": "stuck", "last_error": None}}, "does not answer"),

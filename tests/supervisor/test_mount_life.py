@@ -274,10 +274,12 @@ def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
 
 
 def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
+    (fault_fs.source / "unread").write_text("y")
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "known").write_text("x")
     mount.flush()
-    assert os.listdir(mount.path) == ["known"]
+    assert sorted(os.listdir(mount.path)) == ["known", "unread"]
+    assert (mount.path / "unread").stat().st_size == 1
     fault_fs.freeze()
     (mount.path / "stuck").write_bytes(bytes(MIB))
     fault_fs.wait_frozen()
@@ -287,6 +289,13 @@ def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, ma
     assert "acpfs_queue_operations" in mount.run("acpfs-ctl", "metrics").stdout
     late = mount.run("acpfs-ctl", "flush", "--timeout", "0.2", check=False)
     assert late.returncode == ExitCode.TIMEOUT
+    if transport == "native":
+        reader = subprocess.Popen(["cat", mount.path / "unread"], stderr=subprocess.DEVNULL)
+        called = mount.wait_status(lambda status: status["waiting_calls"])["waiting_calls"][0]
+        assert (called["path"], called["pid"], called["command"]) == ("unread", reader.pid, "cat")
+        assert f"(process {reader.pid}, cat) waits in {called['call']}" in mount.run("acpfs-ctl", "status").stdout
+        fault_fs.thaw()
+        assert reader.wait(60) == 0
     fault_fs.thaw()
     mount.flush()
 

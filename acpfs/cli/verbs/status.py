@@ -213,6 +213,7 @@ def unsafe_lines(status: show.Json) -> list[str]:
     lines += [_waiting(one) for one in waiting[:WAITING_LINES_MAX]]
     if len(waiting) > WAITING_LINES_MAX:
         lines.append(f"… and {len(waiting) - WAITING_LINES_MAX} more wait")
+    lines += [_call(one) for one in status.get("waiting_calls", ())[:WAITING_LINES_MAX]]
     if health["state"] != "ok":
         said = f" ({show.printable(health['last_error'])})" if health["last_error"] else ""
         lines.append(f"the backing directory {HEALTH_TEXT.get(health['state'], health['state'])}{said}")
@@ -220,6 +221,11 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append(show.printable(health["problem"]))
     unclosed = " (files that are open are safe when they are closed)" if status["open_files"] else ""
     return lines or [f"safe: everything that was closed is on the backing directory{unclosed}"]
+
+
+def _call(one: show.Json) -> str:
+    who = f" (process {one['pid']}, {show.printable(one['command'] or 'gone')})" if one["pid"] else ""
+    return f"{show.printable(one['path'] or 'the mount')}{who} waits in {one['call']} for {show.duration(one['waited_s'])}"
 
 
 def _waiting(one: show.Json) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ class Waiting:
     request: Request
     call: Call[Any]
     future: Future[Any]
+    since_s: float
+    """Monotonic time of its first wait."""
 
 
 Finish = Callable[[Operation, Request, Any], None]
@@ -83,9 +86,14 @@ class Continuations:
         """How many calls wait."""
         return len(self._waiting)
 
-    def suspend(self, operation: Operation, request: Request, call: Call[Any], future: Future[Any]) -> None:
-        """Continue the call when the future is done."""
-        waiting = Waiting(operation, request, call, future)
+    def waiting(self) -> list[Waiting]:
+        """Those that wait now."""
+        with self._lock:
+            return list(self._waiting.values())
+
+    def suspend(self, operation: Operation, request: Request, call: Call[Any], future: Future[Any], since_s: float | None = None) -> None:
+        """Continue the call when the future is done. `since_s`: when it began to wait, if that was for another future."""
+        waiting = Waiting(operation, request, call, future, time.monotonic() if since_s is None else since_s)
         with self._lock:
             self._waiting[request.unique] = waiting
             overtaken = request.unique in self._early
@@ -142,7 +150,7 @@ class Continuations:
             self._interrupted.discard(request.unique)
             self._fail(request, error)
         else:
-            self.suspend(operation, request, call, future)
+            self.suspend(operation, request, call, future, waiting.since_s)
 
     def _break_off_the_dying(self) -> None:
         with self._lock:
