@@ -32,7 +32,8 @@ class Reports:
         """One row per regular file that is in RAM or in the log."""
         rows = []
         for node in self._table.recorded():
-            if node.is_file and node.names and (node.content is not None or self._log.is_pending(node.ino)):
+            is_in_ram = node.content is not None or node.remainder is not None
+            if node.is_file and node.names and (is_in_ram or self._log.is_pending(node.ino)):
                 path = self._table.path(node.ino)
                 if below(path, prefix):
                     rows.append(self._file(node, path))
@@ -54,6 +55,8 @@ class Reports:
 
     @staticmethod
     def _tier(node: Node) -> str:
+        if node.content is None and node.remainder is not None:
+            return "ram+backing"
         if node.content is None or node.content.overflow:
             return "backing"
         if node.content.spilled:

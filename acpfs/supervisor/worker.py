@@ -59,8 +59,6 @@ ANCHOR_VARIABLE = "ACPFS_ANCHOR_INTERVAL"
 """For tests: the same in seconds."""
 ANCHOR_INTERVAL_S = float(os.environ.get(ANCHOR_VARIABLE, "5"))
 """How often is looked whether the backing directory is still what lies at its path."""
-METRICS_FILE_INTERVAL_S = 15.0
-METRICS_PORT_INTERVAL_S = 2.0
 LAST_ANSWERS_WAIT_S = 5.0
 DRAIN_LOOK_INTERVAL_S = 0.2
 LOCK_WAIT_S = 5.0

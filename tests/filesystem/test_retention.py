@@ -262,6 +262,9 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
             make_room(w, 3 * MIB)
             assert w.tier.used_bytes == tier_files(w) == 12 * MIB
             assert [file.ram_bytes for file in w.fs.known_files.below(b"large")] == [12 * MIB]
+            assert [(row.path, row.size, row.state, row.tier) for row in w.fs.files_report()] == [
+                (b"large", 16 * MIB, "clean", "ram+backing")
+            ]
             assert await w.read(ino, 16 * MIB) == content
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             for offset, size in ((0, 100), (12 * MIB - 50, 100), (12 * MIB, 100), (16 * MIB - 10, 100), (16 * MIB, 10), (0, 20 * MIB)):
