@@ -42,6 +42,7 @@ from acpfs.supervisor import fallthrough, logs, mountpoint, transports
 from acpfs.supervisor.assembly import Parts, keep
 from acpfs.supervisor.checks import BACKING_WAIT_S
 from acpfs.supervisor.link import Link
+from acpfs.supervisor.metrics_tasks import MetricsTasks
 from acpfs.supervisor.notify import Busy, ServiceManager, beat
 from acpfs.supervisor.preloads import Preloads
 from acpfs.supervisor.remains import REMAINS, wait_ended
@@ -259,12 +260,13 @@ class Worker:
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
+        metrics = MetricsTasks(self._settings, self._subject.metric_registry, taken_over=self.link.workers_before > 0)
         if self._settings.metrics_port:
-            await nursery.start(self._serve_metrics)
+            await nursery.start(metrics.serve)
         nursery.start_soon(self._heed_signals)
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
-        nursery.start_soon(self._write_metrics)
+        nursery.start_soon(metrics.write)
         nursery.start_soon(self.preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
@@ -432,36 +434,6 @@ class Worker:
                 if "backing" in self.link.kept:
                     self.link.keep("backing", [self._parts.directory.descriptor])
                 self._parts.engine.retry({Seq(0)})  # none that is parked, but what is scheduled: now
-
-    async def _write_metrics(self) -> None:
-        while self._settings.metrics_file is not None:
-            try:
-                await trio.to_thread.run_sync(self._subject.metric_registry.write, self._settings.metrics_file)
-            except OSError as error:
-                log.warning("metrics file could not be written", error=str(error))
-            await trio.sleep(METRICS_FILE_INTERVAL_S)
-
-    async def _serve_metrics(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Over HTTP. What remains of a killed worker keeps the port for as long as its call hangs: no reason not to serve the mount."""
-        stop = self._try_metrics()
-        if stop is None:
-            log.warning("metrics are not served until their port is free", port=self._settings.metrics_port)
-        task_status.started()
-        while stop is None:
-            await trio.sleep(METRICS_PORT_INTERVAL_S)
-            stop = self._try_metrics()
-        try:
-            await trio.sleep_forever()
-        finally:
-            stop()
-
-    def _try_metrics(self) -> Callable[[], None] | None:
-        try:
-            return self._subject.metric_registry.start_http(self._settings.metrics_port)
-        except OSError as error:
-            if self.link.workers_before:
-                return None
-            raise MachineError(f"metrics cannot be served on port {self._settings.metrics_port}: {error.strerror}") from error
 
     def _alive(self) -> bool:
         """Whether requests can be served: this loop runs, and the lock is to be had."""
