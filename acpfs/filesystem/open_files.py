@@ -236,7 +236,8 @@ class OpenFiles:
         if await self._is_half(handle, pid or handle.pid):
             return
         op = self.complete(handle)
-        handle.closed_at = time.monotonic()
+        if op is not None or handle.tentative is None:
+            handle.closed_at = time.monotonic()
         if op is not None:
             op.tentative, handle.tentative = True, op
             self._kept.changed(handle)

@@ -475,3 +475,19 @@ def test_a_copy_that_is_written_to_in_passthrough_is_not_taken_for_unused(
         assert await after(w) == (b"new and complete" if goes_on else b"OLD and complete")
 
     trio.run(main)
+
+
+@pytest.mark.clause("S14")
+def test_more_copies_that_are_closed_do_not_put_off_the_moment_when_the_first_close_counts(tmp_path: Path) -> None:
+    """Each child that a program starts closes one."""
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            opened, _attributes = await w.create(b"f")
+            await w.do(w.fs.write(opened.handle, 0, OLD))
+            await w.do(w.fs.flush(opened.handle))
+            closed_at = w.fs._open.handle(opened.handle).closed_at
+            await w.do(w.fs.flush(opened.handle))
+            assert w.fs._open.handle(opened.handle).closed_at == closed_at
+
+    trio.run(main)
