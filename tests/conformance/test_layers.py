@@ -224,7 +224,7 @@ def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport: str, mak
 @clause("S12")
 def test_a_file_that_stays_open_is_committed_now_and_then(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0.3)
-    with open(mount.path / "train.log", "wb", buffering=0) as log:
+    with open(mount.path / "train.log", "ab", buffering=0) as log:
         log.write(b"first line\n")
         eventually(lambda: (fault_fs.source / "train.log").exists())
         assert (fault_fs.source / "train.log").read_bytes() == b"first line\n"

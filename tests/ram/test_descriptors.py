@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -16,13 +17,16 @@ pytestmark = pytest.mark.clause("S220")
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A limit that leaves 30 descriptors beside the reserve."""
-    lowest = os.eventfd(0, os.EFD_CLOEXEC)
-    os.close(lowest)
-    count = next(count for count in range(lowest, 10_000) if count - reserve(count) - lowest == 30)
-    monkeypatch.setattr(descriptors, "limit", lambda: count)
-    return 30
+def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A limit that leaves 30 descriptors beside the reserve; lower numbers are all taken, whatever tests before have closed."""
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    with ExitStack() as stack:
+        while (lowest := os.dup(0)) < highest:
+            stack.callback(os.close, lowest)
+        os.close(lowest)
+        count = next(count for count in range(lowest, 10_000) if count - reserve(count) - lowest == 30)
+        monkeypatch.setattr(descriptors, "limit", lambda: count)
+        yield 30
 
 
 def open_all(kept: Reserve, stack: ExitStack, each: int) -> int:

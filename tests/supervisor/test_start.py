@@ -204,7 +204,7 @@ def hang_here():
 """
 PLACES = {
     "loading the program": ("acpfs/supervisor/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
-    "reading the state in": ("acpfs/ram/state.py", "        self.path = path\n", "        hang_here()\n"),
+    "reading the state in": ("acpfs/ram/state.py", "        self.path, self.space = path, space\n", "        hang_here()\n"),
     "mounting on": ("acpfs/transport/native/serve.py", '        MachineError: FUSE is not permitted here.\n    """\n', "    hang_here()\n"),
 }
 

@@ -29,7 +29,9 @@ class NativeMount:
 
     def __enter__(self) -> NativeMount:
         for directory in (self.backing, self.tier, *([self.path] if self._fd < 0 else [])):
-            directory.mkdir()  # with a descriptor the mount point is there, and must not be touched before it is served
+            directory.mkdir(
+                exist_ok=directory == self.backing
+            )  # with a descriptor the mount point is there, and must not be touched before it is served
         self._watchdog.start()
         try:
             self.negotiated = self.start_server(*self._options)

@@ -188,12 +188,19 @@ def test_a_dying_caller_gets_out_of_a_hanging_call(tmp_path: Path) -> None:
         assert os.listdir(mounted.path) == []
 
 
+def lies_below(base: Path, name: str) -> None:
+    """Before the mount: a name that the first listing has is waited for, one that it has not is soon not there (S206)."""
+    (base / "backing").mkdir()
+    (base / "backing" / name).write_text("content")
+
+
 def test_a_caller_that_only_gets_a_signal_goes_on_waiting(tmp_path: Path) -> None:
     text = """
 import os, signal, sys
 signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 os.stat(sys.argv[1])
 """
+    lies_below(tmp_path, "hangs")
     with NativeMount(tmp_path, "--hang", "hangs") as mounted:
         stuck = program(text, mounted.path / "hangs")
         wait_for_request(mounted)
@@ -210,9 +217,9 @@ def test_a_new_server_takes_over_and_answers_what_the_old_one_had_read(tmp_path:
     mountpoint = tmp_path / "mnt"
     mountpoint.mkdir()
     fd = mount(mountpoint, MountOptions("kept"))
+    lies_below(tmp_path, "asked")
     with NativeMount(tmp_path, "--hang", "asked", fd=fd) as mounted:
         text = "import sys; print(open(sys.argv[1]).read(), end='')"
-        (mounted.backing / "asked").write_text("content")
         asking = program(text, mounted.path / "asked")
         wait_for_request(mounted)
         mounted.kill_server()
@@ -229,9 +236,9 @@ def test_without_resending_what_the_old_server_had_read_ends_with_its_end(tmp_pa
     mountpoint.mkdir()
     fd = mount(mountpoint, MountOptions("kept"))
     mask = ALL_FEATURES & ~int(InitFlag.HAS_RESEND)
+    lies_below(tmp_path, "asked")
     with NativeMount(tmp_path, "--hang", "asked", "--mask", hex(mask), fd=fd) as mounted:
         text = "import sys\ntry: open(sys.argv[1])\nexcept OSError as error: print(error.errno, end='')"
-        (mounted.backing / "asked").write_text("content")
         asking = program(text, mounted.path / "asked")
         wait_for_request(mounted)
         mounted.kill_server()
