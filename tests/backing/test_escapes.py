@@ -34,7 +34,7 @@ BY_PATH = {
     "filesystem/salvage.py": {"unfinished"},
     "ram/slots.py": {"path"},
     "transport/native/device.py": {"DEVICE"},
-    "transport/native/hold_process.py": {"mountpoint"},
+    "transport/native/hold_process.py": {"'/'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},
 }
 """By path, on purpose: the backing directory as the operator named it, an open inode (/proc/self/fd), runtime directory, RAM tier."""

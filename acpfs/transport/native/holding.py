@@ -35,6 +35,8 @@ END_WAIT_S = 2.0
 GRACE_S = 0.05
 """How much later than it said a worker may look again before it counts as gone: what writers can write until then (a few hundred MB) goes
 into the slack of the tmpfs, and a machine in heavy use does not often stop a thread for longer."""
+TELL_AGAIN_S = 0.05
+"""After a message for which a process had no room."""
 WATCHED_MAX = 4096
 """Files in one message."""
 
@@ -205,8 +207,8 @@ class Holding:
             self._begin(0)  # with the first writer: it takes 50 ms, in which a writer fills 300 MiB
         within_s = None if math.isinf(wait_s) else wait_s + GRACE_S
         for number, process in enumerate(self._processes):
-            if process is not None:
-                self._tell_watched(process, watched, within_s if number == 0 else None)
+            if process is not None and not self._tell_watched(process, watched, within_s if number == 0 else None):
+                wait_s = min(wait_s, TELL_AGAIN_S)
         if self._wanted:
             self._tell_wanted()
         return wait_s
@@ -217,19 +219,22 @@ class Holding:
         if self._processes[1] is None:
             self._begin(1)  # afterwards: it takes a while
 
-    def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> None:
+    def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> bool:
+        """Whether it has room for the message. One that is never told that nothing is left to watch would keep its copy of the mount,
+        and with that the session, beyond the unmounting."""
         message: dict[str, Any] = {"within_s": within_s}
         if process.watched == watched:
-            process.tell(message)
-            return
+            return process.tell(message)
         message["watch"] = sorted(watched)
         trees = []
         if watched and not process.watched:
             with contextlib.suppress(OSError):  # the mount was taken away: the process says what that means
                 trees = [clone(self._mountpoint)]
         try:
-            if process.tell(message, trees):
-                process.watched = watched
+            if not process.tell(message, trees):
+                return False
+            process.watched = watched
+            return True
         finally:
             for tree in trees:
                 os.close(tree)
