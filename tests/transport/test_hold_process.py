@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.hold_process import Locks, serve
+from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess
+from acpfs.types import Ino
 
 WAIT_S = 30.0
 
@@ -85,3 +94,36 @@ def test_it_ends_with_the_last_holder_of_its_channel(wired: Wired) -> None:
     other.send(json.dumps({"take": 1}).encode())
     other.close()
     assert wired.end() == ["take 1"]
+
+
+class Quiet:
+    """What `Holding` asks of the file system: nothing is open in passthrough, and nothing is to be looked at again."""
+
+    def __init__(self, mountpoint: Path) -> None:
+        self.lock = threading.RLock()
+        self.settings = SimpleNamespace(mountpoint=mountpoint)
+        self.hold = SimpleNamespace(watched=list, held=list)
+
+    def tick(self) -> float:
+        return math.inf
+
+
+@pytest.mark.clause("S213")
+def test_a_process_that_has_no_room_for_the_message_is_told_again(tmp_path: Path) -> None:
+    """It keeps a copy of the mount as long as it has files to watch: the session would outlive the unmounting."""
+    process = HoldProcess.start()
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        while process.tell({"within_s": None}):
+            pass
+        process.watched = frozenset({Ino(7)})
+        holding = Holding(cast("FileSystem", Quiet(tmp_path)))
+        holding._processes[0] = process
+        assert holding._look() <= TELL_AGAIN_S
+        assert process.watched == {7}
+        os.kill(process.pid, signal.SIGCONT)
+        while holding._look() <= TELL_AGAIN_S:
+            threading.Event().wait(TELL_AGAIN_S)
+        assert process.watched == set()
+    finally:
+        process.end()

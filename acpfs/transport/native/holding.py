@@ -220,8 +220,11 @@ class Holding:
             self._begin(1)  # afterwards: it takes a while
 
     def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> bool:
-        """Whether it has room for the message. One that is never told that nothing is left to watch would keep its copy of the mount,
-        and with that the session, beyond the unmounting."""
+        """Whether it had room for the message.
+
+        One that is never told that nothing is left to watch would keep its copy of the mount, and with that the session, beyond the
+        unmounting.
+        """
         message: dict[str, Any] = {"within_s": within_s}
         if process.watched == watched:
             return process.tell(message)
