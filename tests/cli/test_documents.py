@@ -1,5 +1,6 @@
 """docs/OPERATIONS.md and docs/DEPENDENCIES.md say what the code says."""
 
+import ast
 import re
 import sys
 from dataclasses import fields
@@ -20,6 +21,7 @@ else:
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
 
 
@@ -56,8 +58,27 @@ def test_every_json_field_is_described(record: type) -> None:
     assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
 
 
+def dependencies() -> set[str]:
+    return {re.split(r"[\[><=; ]", dependency)[0] for dependency in PROJECT["dependencies"]}
+
+
+def imported() -> set[str]:
+    """Top-level modules that acpfs imports, anywhere, and that are neither its own nor Python's."""
+    found = set()
+    for path in (ROOT / "acpfs").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found - {"acpfs", "tomllib"} - sys.stdlib_module_names
+
+
+def test_what_is_imported_is_a_dependency_and_the_other_way_round() -> None:
+    assert imported() == dependencies()
+
+
 def test_every_dependency_has_its_reason() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {re.split(r"[\[><=; ]", dependency)[0] for dependency in project["dependencies"]}
+    project, named = PROJECT, dependencies()
     assert set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE)) - {"package"} == named
     assert set(re.findall(r"^\| `(\w+)` \|", DEPENDENCIES, re.MULTILINE)) == set(project["optional-dependencies"])
