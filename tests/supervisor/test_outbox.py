@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import threading
@@ -76,7 +77,7 @@ def test_a_silence_that_nobody_listened_to_is_none(monkeypatch: pytest.MonkeyPat
     ours, theirs = channel.pair()
     with ours, theirs:
         worker, limits = Child(ours), Limits()
-        now = time.monotonic()
+        now = math.floor(time.monotonic()) + 0.0  # whole seconds, so that sums are exact
         worker.serving_at = worker.beat_at = worker.step_at = now
         monkeypatch.setattr(time, "monotonic", lambda: now)
         attention = Attention()
