@@ -127,3 +127,26 @@ def test_a_process_that_has_no_room_for_the_message_is_told_again(tmp_path: Path
         assert process.watched == set()
     finally:
         process.end()
+
+
+@pytest.mark.clause("S213")
+def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: Path) -> None:
+    """Its writer would go on unheld while RAM is full, and end with ENOSPC."""
+    process, spare = HoldProcess.start(), HoldProcess.start()
+    try:
+        os.kill(process.pid, signal.SIGSTOP)
+        while process.tell({"within_s": None}):
+            pass
+        holding = Holding(cast("FileSystem", Quiet(tmp_path)))
+        holding._processes[:] = [process, spare]
+        holding.take(Ino(7))
+        holding.take(Ino(8))
+        assert holding._look() <= TELL_AGAIN_S
+        assert list(holding._wanted) == [7, 8]
+        os.kill(process.pid, signal.SIGCONT)
+        while holding._look() <= TELL_AGAIN_S:
+            threading.Event().wait(TELL_AGAIN_S)
+        assert not holding._wanted
+    finally:
+        process.end()
+        spare.end()

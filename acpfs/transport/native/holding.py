@@ -209,15 +209,20 @@ class Holding:
         for number, process in enumerate(self._processes):
             if process is not None and not self._tell_watched(process, watched, within_s if number == 0 else None):
                 wait_s = min(wait_s, TELL_AGAIN_S)
-        if self._wanted:
-            self._tell_wanted()
+        if self._wanted and not self._tell_wanted(watched):
+            wait_s = min(wait_s, TELL_AGAIN_S)
         return wait_s
 
-    def _tell_wanted(self) -> None:
-        while self._wanted and self._processes[0] is not None:
-            self._processes[0].tell({"take": self._wanted.popleft()})
+    def _tell_wanted(self, watched: frozenset[Ino]) -> bool:
+        """Whether it had room for all of them. One that is not told stays wanted: its writer would fill what is left of RAM."""
+        while self._wanted and (process := self._processes[0]) is not None:
+            # It cannot take what it has not been told to watch.
+            if process.watched != watched or not process.tell({"take": self._wanted[0]}):
+                return False
+            self._wanted.popleft()
         if self._processes[1] is None:
             self._begin(1)  # afterwards: it takes a while
+        return True
 
     def _tell_watched(self, process: HoldProcess, watched: frozenset[Ino], within_s: float | None) -> bool:
         """Whether it had room for the message.
