@@ -139,6 +139,8 @@ class Mirror:
         try:
             with contextlib.closing(self._seed(token, snapshot)) as journal:
                 with self._changed:
+                    if token != self._token:
+                        return  # another one was begun meanwhile, and has to be seeded itself
                     self._seeded = True
                     self._changed.notify_all()
                 self._mark_soon(token)
@@ -275,11 +277,18 @@ class Mirror:
         self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
         self._marked, self._may_be_marked = token, True
         self._unknown_alone = True  # the operation that is being carried out now, if any
-        in_use = (MIRROR_PREFIX + token, MIRROR_PREFIX + self._token)  # another one was begun while the backing directory hung
-        for name in self._directory.names():
+        self._run_after()
+        with contextlib.suppress(OSError):  # they only take room: the next mark's removal
+            self._remove_others(token)
+
+    def _remove_others(self, token: str) -> None:
+        """Journals that count no more. Listed first: one that is begun after the listing is not in it, and its token is known here."""
+        names = self._directory.names()
+        with self._changed:
+            in_use = (MIRROR_PREFIX + token, MIRROR_PREFIX + self._token)
+        for name in names:
             if name.startswith(MIRROR_PREFIX) and not name.startswith(in_use):
                 self._directory.remove(name)
-        self._run_after()
 
     def _remove_mark(self) -> None:
         if self._may_be_marked:
