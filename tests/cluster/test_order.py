@@ -284,6 +284,10 @@ def test_a_lost_ram_tier_withholds_what_may_name_it(transport: str, tmp_path: Pa
         until(lambda: withheld(first), first)
         assert set(withheld(first)[0]["waits_for"].values()) == {"lost"}
         assert read(shared, TRACKER) == "1"
+        first_record, second_record = (shared / ".acpfs" / "nodes" / name for name in ("node0", "node1"))
+        lost_until = json.loads(second_record.read_bytes())["lost"][1]
+        # Closed within the clocks' bound of it, a pointer is of that time, too, and rightly withheld.
+        until(lambda: json.loads(first_record.read_bytes())["clock"] > lost_until + BEYOND_S, first)
         job.save()
         until(lambda: read(shared, TRACKER) == "3", first)
         assert looks_right(shared, job.name) == ""
