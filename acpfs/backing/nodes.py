@@ -215,8 +215,10 @@ class NodeRecords:
 
     def remove_temporary(self, node: str) -> None:
         """What workers that were killed while they wrote have left."""
-        prefix, marks = b".%s." % node.encode(), [mark % node.encode() for mark in _MARKS]
+        # Whole names, not beginnings: `.a.` begins what node `a.b` is writing just now, and its marks.
+        ours = [re.escape(name) for name in (node.encode(), *(mark % node.encode() for mark in _MARKS))]
+        temporary = re.compile(rb"\.(?:%s)\.[0-9a-f]{8}" % b"|".join(ours))
         for name in self._directory.list_own((DIRECTORY,)):
-            if name.startswith(prefix) and name not in marks:
+            if temporary.fullmatch(name):
                 with contextlib.suppress(OSError):
                     self._directory.remove_own((DIRECTORY, name))

@@ -54,6 +54,17 @@ def test_a_record_reads_back(directory: BackingDirectory) -> None:
     assert os.listdir(directory.path / ".acpfs/nodes") == []
 
 
+def test_what_a_killed_worker_left_goes_and_nothing_of_a_node_whose_name_begins_alike(directory: BackingDirectory) -> None:
+    NodeRecords(directory).publish(replace(RECORD, node="a.b"))
+    own = directory.path / ".acpfs/nodes"
+    others = {*os.listdir(own), ".a.b.0123abcd", "..a.b.mark-a.0123abcd"}
+    left = {".a.89abcdef", "..a.mark-b.89abcdef"}
+    for name in {*others, *left} - set(os.listdir(own)):
+        (own / name).write_bytes(b"half")
+    NodeRecords(directory).remove_temporary("a")
+    assert set(os.listdir(own)) == others
+
+
 def test_a_record_of_an_earlier_acpfs_is_one(directory: BackingDirectory) -> None:
     directory.write_own((b"nodes", b"a"), json.dumps(asdict(RECORD)).encode())
     assert NodeRecords(directory).read("a") == RECORD
