@@ -83,6 +83,7 @@ class Names:
         self.check_vacant(parent, name, NO_INO)
         if await self._view.child(parent, name):
             raise fail(errno.EEXIST)
+        self.check_present(parent)  # others may have removed it meanwhile
         return parent
 
     @staticmethod
@@ -92,10 +93,19 @@ class Names:
             raise fail(errno.EPERM)
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
-        if parent.nlink == 0:
-            raise fail(errno.ENOENT)
+        Names.check_present(parent)
         if ino:
             raise fail(errno.EEXIST)
+
+    @staticmethod
+    def check_present(directory: Node) -> None:
+        """That names may still be made in a directory: what is logged in a removed one finds no place, and is tried again for ever.
+
+        Raises:
+            OSError: ENOENT when it is deleted.
+        """
+        if directory.nlink == 0:
+            raise fail(errno.ENOENT)
 
     def new_node(self, parent: Node, mode: int, caller: Caller) -> Node:
         """A node that belongs to the caller, and to the directory's group where that is set-gid."""
@@ -234,6 +244,7 @@ class Names:
         node = await self.existing(parent, name)
         target_ino = await self._view.child(new_parent, new_name)
         target = self._table[target_ino] if target_ino else None
+        self.check_present(new_parent)  # the kernel knows only what was removed through this mount
         if flags & RENAME_EXCHANGE:
             self._exchange(parent, name, node, new_parent, new_name, target)
         elif target is node:

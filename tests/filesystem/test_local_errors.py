@@ -62,3 +62,32 @@ def test_a_directory_that_others_remove_comes_back_with_what_is_written_in_it(tm
             await w.do(w.fs.lookup(ROOT, b"run"))
 
     run(tmp_path, scenario, hold=False, attr_timeout_s=0, patience_s=15.0)
+
+
+@pytest.mark.clause("S29")
+@pytest.mark.parametrize("others", [False, True])
+def test_nothing_is_moved_or_made_in_a_directory_that_is_removed(tmp_path: Path, others: bool) -> None:
+    """The kernel refuses it where this mount removed the directory; where another did, it asks."""
+
+    async def scenario(w: World) -> None:
+        directory = (await w.do(w.fs.mkdir(ROOT, b"gone", 0o755, CALLER))).ino
+        ino = await w.write(b"file", b"x")
+        await w.drained()
+        if others:
+            os.rmdir(w.backing / "gone")
+            with pytest.raises(FileNotFoundError):
+                await w.do(w.fs.lookup(ROOT, b"gone"))
+        else:
+            await w.do(w.fs.rmdir(ROOT, b"gone"))
+        for call in (
+            w.fs.rename(ROOT, b"file", directory, b"file", 0),
+            w.fs.link(ino, directory, b"file"),
+            w.fs.mkdir(directory, b"sub", 0o755, CALLER),
+        ):
+            with pytest.raises(OSError) as caught:
+                await w.do(call)
+            assert caught.value.errno in {errno.ENOENT, errno.ESTALE}
+        await w.drained()
+        assert sorted(os.listdir(w.backing)) == [".acpfs", "file"]
+
+    run(tmp_path, scenario, hold=False, attr_timeout_s=0)
