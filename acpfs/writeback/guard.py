@@ -118,7 +118,7 @@ class Guard:
 
     def is_too_early(self, op: Op) -> bool:
         """Whether it is not known yet what the operation removes: what it removes is to be committed in the same group."""
-        return self._may_hold(op) and self._tree.node_at(op.parent, op.name) != op.ino
+        return self._may_hold(op) and not self._tree.has_what_it_removes(op)
 
     def _may_hold(self, op: Op) -> bool:
         return self._on and op.kind in REMOVING and not op.let_go and not op.begun
@@ -159,10 +159,13 @@ class Guard:
         return False
 
     def _detach(self, ino: Ino) -> None:
-        """A file that is deleted under a held name and rewritten under another: what lies under the held name stays as it is."""
+        """A file that is deleted under a held name and rewritten under another: what lies under the held name stays as it is.
+
+        It stays ours, too: a later worker holds it, and it goes where the directory goes that it lies in.
+        """
         for place, op in self._places.items():
             if op.ino == ino:
-                self._tree.remove(*place)
+                self._tree.add(op.old_content, *place)
 
     def _replace(self, held: Op, op: Op) -> None:
         """A new file takes the held one's name: one rename does both, there is no moment without either."""

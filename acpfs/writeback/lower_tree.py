@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
+from acpfs.writeback.ops import Op
 
 Place = tuple[Ino, bytes]
 """Directory and name."""
@@ -51,6 +52,10 @@ class LowerTree:
     def node_at(self, parent: Ino, name: bytes) -> Ino | None:
         """The node known to lie there, if any."""
         return self._nodes.get((parent, name))
+
+    def has_what_it_removes(self, op: Op) -> bool:
+        """Whether what the operation is to remove is known to lie under its name."""
+        return self._nodes.get((op.parent, op.name)) in (op.ino, op.old_content)
 
     def places(self, ino: Ino) -> list[Place]:
         """All places of a node; [] when it is not on the backing directory."""

@@ -15,6 +15,9 @@ from acpfs.types import NO_INO, Ino, Seq, TierId, VersionId
 WITHHELD = errno.EHOSTDOWN
 """Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
 
+OLD_CONTENT = -1000
+"""See `Op.old_content`."""
+
 
 class OpKind(enum.Enum):
     """Kinds of logged operations. All are idempotent when carried out on the backing directory."""
@@ -177,6 +180,14 @@ class Op:
     def moved_for(self) -> Ino:
         """Of a directory that is moved aside: the one that is to take its place; 0: of all else."""
         return Ino(int(self.payload.partition(b" ")[2] or 0)) if self.new_parent < 0 else NO_INO
+
+    @property
+    def old_content(self) -> Ino:
+        """Of a removal that is held back: the number of what it removes, once its file has other content under its other names.
+
+        Nobody's node: nodes have positive numbers, directories of `.acpfs` small negative ones.
+        """
+        return Ino(OLD_CONTENT - self.seq)
 
     def touches(self) -> tuple[tuple[Ino, bytes], ...]:
         """The names (directory, name) that this operation mentions and therefore pins."""

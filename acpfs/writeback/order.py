@@ -151,7 +151,7 @@ class Order:
 
     def _may_pass(self, op: Op, now: float) -> bool:
         """Whether it removes what lies there now, and what nobody else needs: no pointer, and no other node's pointer is still to come."""
-        if op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op) or self._tree.node_at(op.parent, op.name) != op.ino:
+        if op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op) or not self._tree.has_what_it_removes(op):
             return False
         return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
 
