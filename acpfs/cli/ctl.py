@@ -21,6 +21,7 @@ VERBS = {
     "ls": ("acpfs.cli.verbs.ls", "State of each file in the RAM tier or the queue."),
     "verify": ("acpfs.cli.verbs.verify", "Read the backing directory and compare with the recorded checksums."),
     "repair": ("acpfs.cli.verbs.repair", "Write what `verify` finds bad once more, from RAM where RAM still has it."),
+    "doctor": ("acpfs.cli.verbs.doctor", "Look whether the mount's own state is as it must be."),
     "retry": ("acpfs.cli.verbs.retry", "Try again what failed, now."),
     "discard": ("acpfs.cli.verbs.discard", "Give up what the backing directory refused for good, with its data."),
     "release": ("acpfs.cli.verbs.release", "Carry out deletions of checkpoints that are held back."),

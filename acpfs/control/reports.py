@@ -435,3 +435,12 @@ class Verdict:
     expected: str | None = None
     found: str | None = None
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something of `doctor` that must never be so."""
+
+    path: str
+    fault: str
+    """In words."""

@@ -12,6 +12,7 @@ from acpfs.control.protocol import Json
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
+    Fault,
     FileState,
     GuardedReport,
     NodeReport,
@@ -221,6 +222,10 @@ class Subject(Protocol):
 
     async def finished(self) -> list[QueueEntry]:
         """Wait for the end after `unmount`; what stays in the RAM tier."""
+        ...
+
+    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
+        """What must never be so of files and names, and is; the first ones of many. `tell`: how many pieces were looked at."""
         ...
 
     def metrics(self) -> str:

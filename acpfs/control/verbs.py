@@ -248,6 +248,21 @@ async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
     return worker
 
 
+async def doctor(subject: Subject, _request: Request, tell: Report) -> Json:
+    """Look at the worker's own state; each fault is an item."""
+    told_at = time.monotonic()
+
+    async def looked(pieces: int) -> None:
+        nonlocal told_at
+        if time.monotonic() >= told_at + PROGRESS_INTERVAL_S:
+            told_at = time.monotonic()
+            await tell({"event": "progress", "pieces": pieces})
+
+    faults = await subject.examine(looked)
+    await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
+    return {"items": []}
+
+
 async def bypass(subject: Subject, request: Request, _tell: Report) -> Json:
     await subject.bypass(request.text("reason"))
     return subject.status().to_json()
@@ -272,6 +287,7 @@ HANDLERS: dict[str, Handler] = {
     "unpin": unpin,
     "evict": evict,
     "set": change,
+    "doctor": doctor,
     "bypass": bypass,
     "reload": reload,
     "unmount": unmount,

@@ -33,6 +33,7 @@ from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
+from acpfs.filesystem.invariants import Invariants
 from acpfs.filesystem.keeping import Keeping
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
@@ -128,9 +129,8 @@ class FileSystem:
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
-        `fills`: threads for reading cold files ahead (None: those of `calls`).
+        `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
         `headroom` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
-        `closing`: how a thread comes to close what it has open.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
@@ -170,7 +170,7 @@ class FileSystem:
         shapes = Checkpoints(settings.checkpoint_patterns)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
         self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
-        self.mending = Mending(self._table, log, self._contents, self.changes, tier)
+        self.mending, self.invariants = Mending(self._table, log, self._contents, self.changes, tier), Invariants(self._table, log, tier)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self._reports = Reports(self._table, log, self._contents, self._open)
         self._space = BackingSpace(lower, calls, self.lock, self._files.learn_capacity)

@@ -26,6 +26,7 @@ from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
     ConflictReport,
+    Fault,
     FileState,
     GuardedReport,
     HealthReport,
@@ -55,6 +56,7 @@ from acpfs.ram.memory import budget_bytes, read_memory
 from acpfs.supervisor import logs, waiting_reports
 from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.checkpoint_view import CheckpointView
+from acpfs.supervisor.examination import examine
 from acpfs.supervisor.link import Link
 from acpfs.supervisor.node_reports import cluster_counters, cluster_report, node_reports
 from acpfs.supervisor.preloads import Preloads
@@ -230,6 +232,9 @@ class WorkerSubject:
             report.error or None,
             report.age_s,
         )
+
+    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
+        return await examine(self._parts.fs, tell)
 
     # -- what is left
 

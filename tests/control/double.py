@@ -13,6 +13,7 @@ from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
+    Fault,
     FileState,
     GuardedReport,
     HealthReport,
@@ -54,6 +55,7 @@ class DoubleSubject:
         self.ops: list[tuple[int, str, int, bool]] = []
         self.file_rows: list[FileState] = []
         self.verdicts: list[Verdict] = []
+        self.faults: list[Fault] = []
         self.lost: list[QueueEntry] = []
         self.guarded_rows: list[GuardedReport] = []
         self.reports: list[CheckpointReport] = []
@@ -160,6 +162,10 @@ class DoubleSubject:
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         for verdict in self.verdicts:
             await tell(verdict)
+
+    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
+        await tell(1)
+        return self.faults
 
     async def restore(self, verdict: Verdict) -> int | str:
         return "its copy has left RAM"

@@ -363,6 +363,7 @@ class Stand:
             status = self.mount.status()
             left = self.left_over(status)
             if not left or time.monotonic() > deadline:
+                left += [f"doctor: {fault['path']}: {fault['fault']}" for fault in self.mount.ask("doctor")["items"]]
                 return left + self._check_footprint(status["worker"]["pid"])
             select.select([], [], [], 0.05)
 

@@ -101,6 +101,13 @@ class World:
             await settled(future)
 
 
+def violations(w: World) -> list[str]:
+    """What must never be so, and is; while no call is under way."""
+    with w.fs.lock:
+        found = [violation for piece in w.fs.invariants.pieces() for place in piece for violation in w.fs.invariants.wrong(place)]
+    return [f"{violation.path.decode(errors='backslashreplace')}: {violation.text}" for violation in found]
+
+
 def settings_for(base: Path, **changes: Any) -> Settings:
     backing = base / "backing"
     backing.mkdir(exist_ok=True)
@@ -221,6 +228,7 @@ async def world(
     try:
         async with _running(engine, spill):
             yield made
+            assert violations(made) == []
     finally:
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
         with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work

@@ -69,6 +69,7 @@ def run_model(tested: Path, reference: Path, seed: int, count: int, mount: Acpfs
             pair.reference.close_all()
             mount.flush()
             pair.compare(mount.backing / tested.relative_to(mount.path), "backing directory after the drain")
+            assert mount.ask("doctor") == {"items": []}, f"seed {seed}"
         elif chooser.random() < 0.3:
             mount.flush()
     pair.tested.close_all()

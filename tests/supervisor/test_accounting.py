@@ -21,7 +21,7 @@ from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE, FALLOC_ZERO_
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.clause("S131"),
+    pytest.mark.clause("S131", "S234"),
     pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
 ]
 
@@ -167,6 +167,7 @@ WEIGHTS = [
 def agree(mount: AcpfsMount) -> None:
     """Once nothing is under way (a close is noted in the background, and passthrough writers are looked at now and then)."""
     mount.wait_status(lambda status: is_right(status["ram"]))
+    assert mount.ask("doctor") == {"items": []}
 
 
 def is_right(ram: dict[str, int]) -> bool:

@@ -63,6 +63,7 @@ def test_programs_go_on(tmp_path: Path, transport: str, names: list[str], monkey
             assert stored == shown
         status = mount.status()
         assert (status["open_files"], status["interrupted"], status["parked"], status["queue_length"]) == (0, 0, 0, 0)
+        assert mount.ask("doctor") == {"items": []}
         mount.umount()
         assert mount.leaks() == []
     assert pause_s < PAUSE_S_MAX

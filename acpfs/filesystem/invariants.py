@@ -1,0 +1,141 @@
+"""What must hold of nodes, names and tier files at any moment, looked at in pieces.
+
+A worker that breaks one of these rules has a fault: bytes that can never leave RAM, or a name that leads nowhere. Asks neither the
+backing directory nor anything else that could hang. Used under the file system's lock, which is free between two pieces.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from acpfs.filesystem.content import Content
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.ram.spill import is_spilled
+from acpfs.ram.tier import Tier
+from acpfs.types import NO_TIER, ROOT, Ino, Seq, TierId
+from acpfs.writeback.log import OperationLog
+
+PIECE_S = 0.002
+"""About so long the lock is had at a time: a thousand nodes."""
+
+Place = tuple[Ino, bytes | None] | Seq
+"""What is looked at in one go: a node, a name in a directory, or an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule that does not hold."""
+
+    path: bytes
+    """Of the file, for people."""
+    text: str
+
+
+class Invariants:
+    """Looks, and changes nothing."""
+
+    def __init__(self, table: NodeTable, log: OperationLog, tier: Tier) -> None:
+        self._table, self._log, self._tier = table, log, tier
+
+    def pieces(self) -> Iterator[list[Place]]:
+        """Where something is wrong, piece by piece. What comes or goes between two pieces is looked at as it is then, or not at all."""
+        found: list[Place] = []
+        ends_at = time.perf_counter() + PIECE_S
+        for place in self._places():
+            if self.wrong(place):
+                found.append(place)
+            if time.perf_counter() >= ends_at:
+                yield found
+                found, ends_at = [], time.perf_counter() + PIECE_S
+        yield found
+
+    def _places(self) -> Iterator[Place]:
+        for node in self._table:
+            yield node.ino, None
+            for name in list(node.directory.children) if node.directory is not None else ():
+                yield node.ino, name
+        for op in self._log:
+            yield op.seq
+
+    def wrong(self, place: Place) -> list[Violation]:
+        """What does not hold there now."""
+        if not isinstance(place, tuple):
+            return self._wrong_version(place)
+        ino, name = place
+        node = self._table.get(ino)
+        if node is None:
+            return []
+        if name is not None:
+            return self._wrong_name(node, name)
+        texts = [*self._wrong_names(node), *self._wrong_bytes(node)]
+        return [Violation(self._table.path(ino), text) for text in texts]
+
+    # -- names
+
+    def _wrong_name(self, parent: Node, name: bytes) -> list[Violation]:
+        """One name in a directory against the node that it leads to."""
+        child = parent.directory.children.get(name) if parent.directory is not None else None
+        if child is None or not child.ino:
+            return []
+        node = self._table.get(child.ino)
+        text = ""
+        if node is None:
+            text = "the name leads to a file that is not there"
+        elif (parent.ino, name) not in node.names:
+            text = "the file does not count this name"
+        above = self._table.path(parent.ino)
+        return [Violation(above + b"/" + name if above else name, text)] if text else []
+
+    def _wrong_names(self, node: Node) -> Iterable[str]:
+        """The names that a node counts against the directories."""
+        for parent, name in node.names:
+            above = self._table.get(parent)
+            child = above.directory.children.get(name) if above is not None and above.directory is not None else None
+            if child is None or child.ino != node.ino:
+                yield f"it counts a name that no directory has ({_shown(name)})"
+        if len(set(node.names)) < len(node.names):
+            yield "it counts a name twice"
+        if node.is_dir and len(node.names) > 1:
+            yield f"a directory has {len(node.names)} names"
+        if node.unlogged and node.unseen_links:
+            yield f"its link count is {node.nlink}, and it has {len(node.names)} names and was never on the backing directory"
+
+    # -- bytes
+
+    def _wrong_bytes(self, node: Node) -> Iterable[str]:
+        if not (node.names or node.handles or node.ino == ROOT) and (node.content is not None or node.remainder is not None):
+            yield "it has bytes in RAM, but no name, and nobody has it open"
+        if node.remainder is not None:
+            yield from self._wrong_tier_file(node.remainder.tier_id, node.remainder.size)
+        if node.content is not None and not node.content.overflow:
+            yield from self._wrong_tier_file(node.content.tier_id, _bytes_in_ram(node, node.content))
+
+    def _wrong_version(self, seq: Seq) -> list[Violation]:
+        op = self._log.get(seq)
+        if op is None or op.version is None or op.version.tier_id == NO_TIER:
+            return []
+        texts = list(self._wrong_tier_file(op.version.tier_id, op.version.size))
+        return [Violation(self._table.path(op.ino), text) for text in texts]
+
+    def _wrong_tier_file(self, tier_id: TierId, size: int) -> Iterable[str]:
+        """What was lost before the mount is another matter: `status` names it."""
+        if is_spilled(tier_id) or self._tier.is_lost(tier_id):
+            return
+        try:
+            found = self._tier.stat(tier_id).st_size
+        except FileNotFoundError:
+            yield f"its bytes are not in RAM any more (file {tier_id} of the RAM tier)"
+            return
+        if found < size:
+            yield f"RAM has {found} of its {size} bytes (file {tier_id} of the RAM tier)"
+
+
+def _bytes_in_ram(node: Node, content: Content) -> int:
+    """How long the tier file must be, at least; of a file that changes at this moment, nothing is said."""
+    return node.size if content.in_ram and content.busy is None and not (content.in_flight or node.kernel_writers) else 0
+
+
+def _shown(name: bytes) -> str:
+    return name.decode("utf-8", "backslashreplace")
