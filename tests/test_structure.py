@@ -14,7 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
 LAYERS = ["cli", "client", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
-BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger"}
+BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger", "processes"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
     "client": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.expectations import WORTH_LEARNING_BYTES, Expectations
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.memory import headroom_bytes
+from acpfs.ram.control_groups import LimitedGroup, limits_of_caller
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import Ino
 
@@ -30,10 +30,10 @@ class Admission:
         contents: Contents,
         tier: Tier,
         expectations: Expectations,
-        headroom: Callable[[int], int | None] = headroom_bytes,
+        limits: Callable[[int], list[LimitedGroup] | None] = limits_of_caller,
         unknown_bytes: int | None = None,
     ) -> None:
-        """`headroom`: bytes that a process may still charge to its memory control group, by pid; None: no limit.
+        """`limits`: the limited memory control groups around a process, by pid; None: not known.
 
         `unknown_bytes`: what to expect of a file like which none was seen; None: it is not admitted.
         """
@@ -41,7 +41,7 @@ class Admission:
         self._contents = contents
         self._tier = tier
         self._expectations = expectations
-        self._headroom = headroom
+        self._limits = limits
         self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
 
@@ -60,8 +60,10 @@ class Admission:
             self._contents.retention.make_room(missing)
         if wanted > self._tier.free_bytes() - self.outstanding() or self._tier.waiting():
             return "RAM is short"
-        headroom = self._headroom(pid)
-        if headroom is not None and wanted > headroom:
+        limits = self._limits(pid)
+        if limits is None:
+            return "the writer's memory control group is not known"
+        if any(wanted > group.room_bytes() for group in limits):
             return "the writer's memory control group has no room for it"
         self._promised[node.ino] = wanted
         return ""

@@ -13,6 +13,8 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
+from acpfs.processes import PROC, directory_of
+
 _EXITING, _DUMPED_CORE, _SIGNALED = 0x4, 0x200, 0x400
 """Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this century."""
 _KILL = 1 << 8
@@ -31,10 +33,11 @@ class Closing(enum.Enum):
     """Nobody: its process was killed."""
 
 
-def closing_of(pid: int, proc: Path = Path("/proc")) -> Closing:
+def closing_of(pid: int, proc: Path = PROC) -> Closing:
     """How the thread `pid`, whose close is not answered yet, comes to close; `pid` 0: not known."""
+    thread = directory_of(pid, proc)
     try:
-        return _closing_of(proc / str(pid)) if pid else Closing.CALL
+        return Closing.CALL if thread is None else _closing_of(thread)
     except (OSError, ValueError, IndexError, KeyError):
         return Closing.CALL
 

@@ -59,9 +59,9 @@ from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.filesystem.versions import Versions
 from acpfs.filesystem.warming import Warming, WarmStatistics
+from acpfs.ram.control_groups import LimitedGroup, limits_of_caller
 from acpfs.ram.descriptors import Reserve
 from acpfs.ram.kept import Kept
-from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import Shortage, available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, TierStatistics
@@ -119,7 +119,7 @@ class FileSystem:
         calls: CallPool,
         copies: CallPool,
         *,
-        headroom: Callable[[int], int | None] = headroom_bytes,
+        limits: Callable[[int], list[LimitedGroup] | None] = limits_of_caller,
         unknown_bytes: int | None = None,
         available: Callable[[], int] = available_bytes,
         kept: Kept | None = None,
@@ -130,7 +130,7 @@ class FileSystem:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
         `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
-        `headroom` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
+        `limits` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
@@ -155,7 +155,7 @@ class FileSystem:
         self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
-        admission = Admission(self._table, self._contents, tier, Expectations(state), headroom, unknown_bytes)
+        admission = Admission(self._table, self._contents, tier, Expectations(state), limits, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, room, Shortage(available), self._table.path)
         parts = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *parts)

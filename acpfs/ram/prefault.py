@@ -36,7 +36,7 @@ _ZEROS = memoryview(bytes(2 << 20))
 
 def takeable_bytes() -> int:
     """What this process may still take without hurting others: the machine's, or less where its control group has less."""
-    room = headroom_bytes(os.getpid())
+    room = headroom_bytes()
     return available_bytes() if room is None else min(available_bytes(), room)
 
 

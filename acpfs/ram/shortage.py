@@ -5,7 +5,6 @@ Reads MemAvailable and the room in this process's memory control group, seldom e
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ KEPT_SHARE = 64
 class Shortage:
     """Memory that the budget counts on and that is not there."""
 
-    def __init__(self, available: Callable[[], int] | None = None, headroom: Callable[[int], int | None] = headroom_bytes) -> None:
+    def __init__(self, available: Callable[[], int] | None = None, headroom: Callable[[], int | None] = headroom_bytes) -> None:
         """`available`: bytes that may still be used without hurting others."""
         self._available = available or available_bytes
         self._headroom = headroom
@@ -36,7 +35,7 @@ class Shortage:
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at, self._bytes = now, self._available()
         if now - self._group_at >= GROUP_INTERVAL_S:
-            headroom = self._headroom(os.getpid())
+            headroom = self._headroom()
             self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
         return max(0, free - max(0, min(self._bytes, self._group_bytes)))
 

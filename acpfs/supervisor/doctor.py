@@ -181,7 +181,7 @@ def _memory() -> list[Finding]:
 
 def _control_group() -> list[Finding]:
     """Passthrough pages are charged to whoever writes them, so a training container with a tight limit pays for its checkpoint."""
-    room = headroom_bytes(os.getpid())
+    room = headroom_bytes()
     if room is None:
         return [Finding("control group", "ok", "no memory limit around this process")]
     text = f"{room / (1 << 30):.1f} GiB of memory left in this process's control group"

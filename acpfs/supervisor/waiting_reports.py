@@ -6,10 +6,10 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from acpfs.control.reports import WaitingCallReport, WaitingReport
 from acpfs.filesystem.records import WaitingWriter
+from acpfs.processes import directory_of
 from acpfs.types import Ino
 
 TOLD_AFTER_S = 2.0
@@ -44,7 +44,8 @@ def calls(waiting: Iterable[WaitingCall], path_of: Callable[[Ino], bytes]) -> li
 
 
 def _command(pid: int) -> str | None:
+    directory = directory_of(pid)
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").rstrip("\n") if pid else None
+        return None if directory is None else (directory / "comm").read_text(errors="backslashreplace").rstrip("\n")
     except OSError:
         return None

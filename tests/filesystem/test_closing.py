@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Process:
 
     def under(self, proc: Path) -> int:
         """Write what /proc shows; returns the number of the thread that closes."""
+        (proc / "self").symlink_to(str(os.getpid()))
         numbers = [10 + at for at in range(len(self.threads))]
         for number in numbers:
             for task, (state, flags) in zip(numbers, self.threads, strict=True):

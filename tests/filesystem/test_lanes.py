@@ -18,6 +18,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
+from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -138,20 +139,37 @@ def test_what_is_promised_to_one_writer_is_not_promised_to_the_next(tmp_path: Pa
     run(tmp_path, scenario, budget_bytes=32 * MIB)
 
 
+def group(base: Path, limit: int) -> LimitedGroup:
+    """A control group that uses nothing yet."""
+    (base / "group").mkdir()
+    (base / "group" / "memory.current").write_text("0\n")
+    return LimitedGroup(base / "group", limit)
+
+
 @pytest.mark.parametrize(("room", "lane"), [(64 * MIB, Lane.PASSTHROUGH), (4 * MIB, Lane.DIRECT), (None, Lane.PASSTHROUGH)])
 def test_the_writer_s_memory_control_group_must_have_room(tmp_path: Path, room: int | None, lane: Lane) -> None:
     asked = []
 
-    def headroom(pid: int) -> int | None:
+    def limits(pid: int) -> list[LimitedGroup]:
         asked.append(pid)
-        return room
+        return [] if room is None else [group(tmp_path, room)]
 
     async def scenario(w: World) -> None:
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
         assert await lane_of_new(w, b"iter_2.pt") is lane
         assert asked == [CALLER.pid]
 
-    run(tmp_path, scenario, headroom=headroom)
+    run(tmp_path, scenario, limits=limits)
+
+
+@pytest.mark.clause("S243")
+def test_a_writer_of_whose_control_group_nothing_is_known_takes_the_daemon_s_lane(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+        assert await lane_of_new(w, b"iter_2.pt") is Lane.DIRECT
+        assert "the writer's memory control group is not known" in reasons(w)
+
+    run(tmp_path, scenario, limits=lambda _pid: None)
 
 
 # -- what the kernel writes

@@ -23,6 +23,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
+from acpfs.ram.control_groups import LimitedGroup
 from acpfs.ram.kept import Kept
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
@@ -177,7 +178,7 @@ async def world(
     *,
     hold: bool = True,
     budget_bytes: int = BUDGET_BYTES,
-    headroom: Callable[[int], int | None] = lambda _pid: None,
+    limits: Callable[[int], list[LimitedGroup] | None] = lambda _pid: [],
     available: Callable[[], int] = lambda: 1 << 62,
     unknown_bytes: int | None = None,
     session: str = "",
@@ -188,7 +189,7 @@ async def world(
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
 
-    `headroom`: bytes that a process may still charge to its memory control group; `available`: bytes of memory that the machine has left;
+    `limits`: the limited memory control groups around a process; `available`: bytes of memory that the machine has left;
     `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
     there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database;
     `closing`: as `FileSystem` has it.
@@ -206,7 +207,7 @@ async def world(
     parts = (settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
     fs = FileSystem(
         *parts,
-        headroom=headroom,
+        limits=limits,
         unknown_bytes=unknown_bytes,
         available=available,
         kept=kept,

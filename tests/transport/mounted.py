@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,11 +19,12 @@ WATCHDOG_S = 60.0
 class NativeMount:
     """A context manager; `path` is the mount point. After WATCHDOG_S the kernel's connection is aborted, so that hanging calls fail."""
 
-    def __init__(self, base: Path, *options: str, fd: int = -1) -> None:
-        """`options` and `fd` as `tests.transport.server` has them."""
+    def __init__(self, base: Path, *options: str, fd: int = -1, under: Sequence[str] = ()) -> None:
+        """`options` and `fd` as `tests.transport.server` has them; `under`: the command that runs the server, where one does."""
         self.base, self.path, self.backing, self.tier = base, base / "mnt", base / "backing", base / "tier"
         self._options = list(options)
         self._fd = fd
+        self._under = under
         self.negotiated: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
         self._watchdog = threading.Timer(WATCHDOG_S, self._abort)
@@ -42,7 +44,16 @@ class NativeMount:
 
     def start_server(self, *options: str) -> dict[str, Any]:
         """Start a server process; returns what it negotiated."""
-        command = [sys.executable, "-m", "tests.transport.server", str(self.backing), str(self.tier), str(self.path), *options]
+        command = [
+            *self._under,
+            sys.executable,
+            "-m",
+            "tests.transport.server",
+            str(self.backing),
+            str(self.tier),
+            str(self.path),
+            *options,
+        ]
         fds = [self._fd] if self._fd >= 0 else []
         if fds:
             command += ["--fd", str(self._fd)]
@@ -53,6 +64,12 @@ class NativeMount:
         assert line, self.log()
         record: dict[str, Any] = json.loads(line)
         return record
+
+    @property
+    def pid(self) -> int:
+        """The server's, or that of the command it runs under."""
+        assert self._process is not None
+        return self._process.pid
 
     def kill_server(self) -> None:
         """kill -9; the mount stays as long as somebody holds the descriptor."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import trio
 
 from acpfs.filesystem.steps import settled
+from acpfs.transport.native import continuations
 from acpfs.transport.native.device import clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.mount import MountOptions, mount
@@ -42,9 +43,12 @@ def main() -> None:
     parser.add_argument("--fd", type=int, default=-1, help="descriptor that was given to mount already")
     parser.add_argument("--negotiated", type=json.loads, help="take the session over: the line that the first server printed")
     parser.add_argument("--hang", default="", help="asking the backing directory about this name hangs for ever")
+    parser.add_argument("--unseen-patience", type=float, help="instead of `continuations.UNSEEN_PATIENCE_S`")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--count", action="store_true", help="at the end, say on stderr how many requests of each opcode there were")
     arguments = parser.parse_args()
+    if arguments.unseen_patience is not None:
+        continuations.UNSEEN_PATIENCE_S = arguments.unseen_patience
     counted: Counter[int] = Counter()
     if arguments.count:
         count_requests(counted)

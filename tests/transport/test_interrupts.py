@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from acpfs.filesystem.steps import Steps, wait
+from acpfs.processes import directory_of
 from acpfs.transport.native import continuations
-from acpfs.transport.native.continuations import EARLY_MAX, Continuations, is_dying
+from acpfs.transport.native.callers import Fate, fate_of
+from acpfs.transport.native.continuations import EARLY_MAX, Continuations
 from acpfs.transport.native.operation import Operation
 from tests.transport.test_readers import WAIT_S
 
@@ -92,12 +96,41 @@ def test_interrupts_of_calls_that_were_answered_are_forgotten(under: Under) -> N
 
 @pytest.mark.parametrize("why", [FileNotFoundError, PermissionError], ids=["hidepid=2", "hidepid=1"])
 def test_a_caller_that_proc_does_not_show_is_not_taken_for_dying(monkeypatch: pytest.MonkeyPatch, why: type[OSError]) -> None:
-    assert is_dying(NO_PROCESS)
-
-    def hidden(*_arguments: object, **_how: object) -> None:
+    def hidden(*_arguments: object, **_how: object) -> str:
         raise why
 
-    monkeypatch.setattr(continuations, "open", hidden, raising=False)
-    assert not is_dying(os.getpid())
-    assert not is_dying(1)
-    assert is_dying(NO_PROCESS)
+    assert fate_of(os.getpid()) is Fate.LIVES
+    monkeypatch.setattr(Path, "read_text", hidden)
+    assert [fate_of(pid) for pid in (os.getpid(), 1, NO_PROCESS, 0)] == [Fate.UNSEEN, Fate.UNSEEN, Fate.DYING, Fate.UNSEEN]
+
+
+def test_a_proc_of_another_namespace_is_not_asked(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to(str(os.getpid() + 1))
+    assert directory_of(1, tmp_path) is None
+    assert directory_of(0) is None
+    assert directory_of(1) == Path("/proc/1")
+
+
+@pytest.mark.clause("S242")
+@pytest.mark.parametrize("patience_s", [0.0, 3600.0])
+def test_a_caller_that_cannot_be_seen_goes_on_waiting_for_a_while_only(
+    under: Under, monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    monkeypatch.setattr(continuations, "UNSEEN_PATIENCE_S", patience_s)
+    looked: list[int] = []
+
+    def look(pid: int) -> Fate:
+        looked.append(pid)
+        return fate_of(pid)
+
+    monkeypatch.setattr(continuations, "fate_of", look)
+    under.begin(0)
+    under.first.set_result(None)
+    if patience_s:
+        deadline = time.monotonic() + WAIT_S
+        while len(looked) < 2:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+        assert not under.failed.done()
+    else:
+        assert isinstance(under.failed.result(WAIT_S), InterruptedError)

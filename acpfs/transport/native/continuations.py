@@ -7,12 +7,12 @@ too, which is enough: what they waited for is slower than they are.
 Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that merely got a signal goes on
 waiting, and one that is dying gets out at once even where the backing directory hangs. The kernel sends INTERRUPT once per
 request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered,
-and an INTERRUPT that comes while its call is between two waits is kept for the next one.
+and an INTERRUPT that comes while its call is between two waits is kept for the next one. Of a caller that cannot be seen nobody
+knows which kind it was: after a while it is let go, because a process that can never be killed is worse than a call that says EINTR.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +22,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from acpfs.filesystem.steps import Call, Steps
+from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.request import Request
 
 DYING_CHECK_INTERVAL_S = 0.5
-SIGKILL_BIT = 1 << 8
-"""A deadly signal, whichever it was, reaches every thread of the process as SIGKILL."""
+UNSEEN_PATIENCE_S = 30.0
+"""How long a caller that cannot be seen goes on waiting after a signal: most waits end sooner, and then a harmless signal did no harm."""
 EARLY_MAX = 1024
 """Interrupts that are kept for calls that do not wait (yet): far more than come within one step. No request's number comes twice."""
 
@@ -57,9 +58,10 @@ class Continuations:
         self._finish = finish
         self._fail = fail
         self._waiting: dict[int, Waiting] = {}
-        self._interrupted: set[int] = set()
-        self._early: dict[int, None] = {}
-        """Interrupted while they did not wait: in a step, or answered by now. The oldest first."""
+        self._interrupted: dict[int, float] = {}
+        """Calls whose callers got a signal → when, in monotonic time."""
+        self._early: dict[int, float] = {}
+        """The same of those that did not wait then: in a step, or answered by now. The oldest first."""
         self._lock = threading.Lock()
         self._done: SimpleQueue[Waiting | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
@@ -96,23 +98,22 @@ class Continuations:
         waiting = Waiting(operation, request, call, future, time.monotonic() if since_s is None else since_s)
         with self._lock:
             self._waiting[request.unique] = waiting
-            overtaken = request.unique in self._early
-            if overtaken:
-                del self._early[request.unique]
-                self._interrupted.add(request.unique)
+            overtaken = self._early.pop(request.unique, None)
+            if overtaken is not None:
+                self._interrupted.setdefault(request.unique, overtaken)
         future.add_done_callback(lambda _future: self._done.put(waiting))
-        if overtaken:
+        if overtaken is not None:
             self._done.put(_LOOK)
 
     def interrupt(self, unique: int) -> None:
         """The kernel says that the caller of a request got a signal."""
         with self._lock:
             if unique not in self._waiting:  # in a step, after which it may wait; or answered
-                self._early[unique] = None
+                self._early[unique] = time.monotonic()
                 if len(self._early) > EARLY_MAX:
                     del self._early[next(iter(self._early))]
                 return
-            self._interrupted.add(unique)
+            self._interrupted.setdefault(unique, time.monotonic())
         self._done.put(_LOOK)
 
     # -- the thread
@@ -144,50 +145,29 @@ class Continuations:
         try:
             future = self._steps.step(call, done)
         except StopIteration as stop:
-            self._interrupted.discard(request.unique)
+            self._interrupted.pop(request.unique, None)
             self._finish(operation, request, stop.value)
         except BaseException as error:  # noqa: BLE001 - `fail` logs what is not an errno
-            self._interrupted.discard(request.unique)
+            self._interrupted.pop(request.unique, None)
             self._fail(request, error)
         else:
             self.suspend(operation, request, call, future, waiting.since_s)
 
     def _break_off_the_dying(self) -> None:
+        unseen_until = time.monotonic() - UNSEEN_PATIENCE_S
         with self._lock:
-            self._interrupted &= self._waiting.keys()
-            candidates = [self._waiting[unique] for unique in self._interrupted]
-        for waiting in candidates:
-            if not is_dying(waiting.request.pid) or waiting.future.cancel():
+            self._interrupted = {unique: at for unique, at in self._interrupted.items() if unique in self._waiting}
+            candidates = [(self._waiting[unique], at) for unique, at in self._interrupted.items()]
+        for waiting, interrupted_at in candidates:
+            fate = fate_of(waiting.request.pid)
+            if fate is Fate.LIVES or (fate is Fate.UNSEEN and interrupted_at > unseen_until):
+                continue
+            if waiting.future.cancel():
                 continue  # a cancelled future comes back through the queue
             if self._claim(waiting):
                 broken_off: Future[Any] = Future()
                 broken_off.cancel()
                 self._go_on(waiting, broken_off)
-
-
-def is_dying(pid: int) -> bool:
-    """Whether a deadly signal waits for a thread, or the thread is gone. A pid of another namespace (0) is taken for alive.
-
-    So is one that /proc does not show (`hidepid`): EIO for a signal that its process handles would be wrong, a late end is only late.
-    """
-    if pid == 0:
-        return False
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            fields = dict(line.split(":", 1) for line in status)
-    except OSError:
-        return not _exists(pid)
-    return any(int(fields[name], 16) & SIGKILL_BIT for name in ("SigPnd", "ShdPnd") if name in fields)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 _LOOK: Any = object()

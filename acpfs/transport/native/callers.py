@@ -1,0 +1,48 @@
+"""Whether whoever waits for an answer is about to die, as far as that can be seen. Knows /proc and signals; any thread."""
+
+from __future__ import annotations
+
+import enum
+import os
+
+from acpfs.processes import directory_of
+
+SIGKILL_BIT = 1 << 8
+"""A deadly signal, whichever it was, reaches every thread of the process as SIGKILL."""
+
+
+class Fate(enum.Enum):
+    """What becomes of a caller."""
+
+    LIVES = "lives"
+    DYING = "dying"
+    """A deadly signal waits for it, or it is gone."""
+    UNSEEN = "unseen"
+    """It cannot be told: it is in another PID namespace (0), or /proc does not show it (`hidepid`)."""
+
+
+def fate_of(pid: int) -> Fate:
+    """What becomes of a thread that makes a call; `pid` as the kernel reports it."""
+    if pid and not _exists(pid):
+        return Fate.DYING
+    directory = directory_of(pid)
+    if directory is None:
+        return Fate.UNSEEN
+    try:
+        text = (directory / "status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return Fate.UNSEEN if _exists(pid) else Fate.DYING
+    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+    if any(int(fields[name], 16) & SIGKILL_BIT for name in ("SigPnd", "ShdPnd") if name in fields):
+        return Fate.DYING
+    return Fate.LIVES
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

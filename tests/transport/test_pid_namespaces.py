@@ -1,0 +1,80 @@
+"""Callers that the daemon cannot see: it runs in a PID namespace of its own, and the kernel reports them by the number 0."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.descriptors import readable
+from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.protocol import InitFlag, Opcode
+from tests.rig.processes import Child
+from tests.transport.mounted import NativeMount
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.transports("native"),
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+
+HANGING = "hangs"
+NESTED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+DIES_WITHIN_S = 30.0
+"""Far more than the patience that the server is given."""
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[NativeMount]:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing" / HANGING).touch()  # of a name that the first listing has not, nobody waits for news
+    with NativeMount(tmp_path, "--hang", HANGING, "--unseen-patience", "0.1", "--count", under=NESTED) as made:
+        yield made
+
+
+def server_of(mount: NativeMount) -> int:
+    """The server's number outside."""
+    return int(Path(f"/proc/{mount.pid}/task/{mount.pid}/children").read_text())
+
+
+def seen_from_outside(mount: NativeMount) -> Path:
+    """The mount is made in the nested mount namespace."""
+    return Path(f"/proc/{server_of(mount)}/root{mount.path}")
+
+
+@pytest.mark.clause("S242")
+def test_a_waiting_process_of_another_namespace_can_be_killed(mount: NativeMount) -> None:
+    path = seen_from_outside(mount) / HANGING
+    child = Child(path.lstat)
+    assert child.running()
+    pidfd = os.pidfd_open(child.pid)
+    os.kill(child.pid, 9)
+    has_ended = readable(pidfd, DIES_WITHIN_S)
+    os.close(pidfd)
+    if not has_ended:
+        mount.kill_server()  # its call fails with the session
+    child.kill()
+    assert has_ended
+
+
+@pytest.mark.clause("S243")
+@pytest.mark.parametrize("where", ["inside", "outside"])
+def test_only_a_writer_whose_control_group_is_known_writes_past_the_daemon(mount: NativeMount, where: str) -> None:
+    if not Negotiated.from_record(mount.negotiated).has(InitFlag.PASSTHROUGH):
+        pytest.skip("this kernel has no passthrough")
+    server = server_of(mount)
+    if where == "inside":
+        write = "import os, sys; os.write(os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY), bytes(1 << 20))"
+        nested = ["nsenter", f"--target={server}", "--pid", "--mount"]
+        subprocess.run([*nested, sys.executable, "-c", write, str(mount.path / "file")], check=True, timeout=30)
+    else:
+        (seen_from_outside(mount) / "file").write_bytes(bytes(1 << 20))
+    subprocess.run(["nsenter", f"--target={server}", "--mount", "umount", str(mount.path)], check=True, timeout=30)
+    mount.wait_for_server()
+    came_by_the_daemon = re.search(rf"opcode {int(Opcode.WRITE)} came", mount.log())
+    assert bool(came_by_the_daemon) is (where == "outside")
