@@ -191,6 +191,10 @@ class FaultFs:
         """Wait until an operation was called that often since the counters were reset."""
         self.order(order="await", op=op, count=count, timeout_s=timeout_s)
 
+    def hits(self, rule: int) -> int:
+        """How often a rule was met so far."""
+        return next(int(found["hits"]) for found in self.state()["rules"] if found["id"] == rule)
+
     def wait_hits(self, rule: int, hits: int = 1, timeout_s: float = 60.0) -> None:
         """Wait until a rule was met that often."""
         self.order(order="await", rule=rule, hits=hits, timeout_s=timeout_s)
