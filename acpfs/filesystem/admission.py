@@ -1,18 +1,16 @@
 """Which files may be written in the passthrough lane: those for which there is room, because holding a writer back there is hard.
 
 Room is asked for by the size that is expected, with a margin, beside what others that write in this lane are still to need;
-and the pages are charged to the writer's memory control group, so there must be room in that one too. Who is not admitted takes
+and the pages are charged to the writer's memory control group, so that one must be able to pay (`payers`). Who is not admitted takes
 the daemon's lane, which can wait for room and overflow. Used under the file system's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.expectations import WORTH_LEARNING_BYTES, Expectations
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.control_groups import LimitedGroup, limits_of_caller
+from acpfs.filesystem.payers import Payers
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import Ino
 
@@ -30,18 +28,15 @@ class Admission:
         contents: Contents,
         tier: Tier,
         expectations: Expectations,
-        limits: Callable[[int], list[LimitedGroup] | None] = limits_of_caller,
+        payers: Payers,
         unknown_bytes: int | None = None,
     ) -> None:
-        """`limits`: the limited memory control groups around a process, by pid; None: not known.
-
-        `unknown_bytes`: what to expect of a file like which none was seen; None: it is not admitted.
-        """
+        """`unknown_bytes`: what to expect of a file like which none was seen; None: it is not admitted."""
         self._table = table
         self._contents = contents
         self._tier = tier
         self._expectations = expectations
-        self._limits = limits
+        self._payers = payers
         self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
 
@@ -60,13 +55,10 @@ class Admission:
             self._contents.retention.make_room(missing)
         if wanted > self._tier.free_bytes() - self.outstanding() or self._tier.waiting():
             return "RAM is short"
-        limits = self._limits(pid)
-        if limits is None:
-            return "the writer's memory control group is not known"
-        if any(wanted > group.room_bytes() for group in limits):
-            return "the writer's memory control group has no room for it"
-        self._promised[node.ino] = wanted
-        return ""
+        refusal = self._payers.refuse(node, pid, wanted, self.outstanding_of)
+        if not refusal:
+            self._promised[node.ino] = wanted
+        return refusal
 
     def outstanding(self) -> int:
         """What was promised to all and not written yet."""

@@ -49,6 +49,7 @@ from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.paths import Paths
+from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
@@ -59,7 +60,7 @@ from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.filesystem.versions import Versions
 from acpfs.filesystem.warming import Warming, WarmStatistics
-from acpfs.ram.control_groups import LimitedGroup, limits_of_caller
+from acpfs.ram.control_groups import limits_of_caller
 from acpfs.ram.descriptors import Reserve
 from acpfs.ram.kept import Kept
 from acpfs.ram.shortage import Shortage, available_bytes
@@ -119,7 +120,7 @@ class FileSystem:
         calls: CallPool,
         copies: CallPool,
         *,
-        limits: Callable[[int], list[LimitedGroup] | None] = limits_of_caller,
+        limits: Limits = limits_of_caller,
         unknown_bytes: int | None = None,
         available: Callable[[], int] = available_bytes,
         kept: Kept | None = None,
@@ -130,7 +131,7 @@ class FileSystem:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
         `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
-        `limits` and `unknown_bytes`: as `Admission` has them; `available`: as `Shortage` has it.
+        `limits`: as `Payers` has them, `unknown_bytes`: as `Admission`; `available`: as `Shortage` has it.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
@@ -155,7 +156,8 @@ class FileSystem:
         self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
-        admission = Admission(self._table, self._contents, tier, Expectations(state), limits, unknown_bytes)
+        self._payers = Payers(state, self._table, self._contents.retention, limits)
+        admission = Admission(self._table, self._contents, tier, Expectations(state), self._payers, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, room, Shortage(available), self._table.path)
         parts = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *parts)
@@ -206,8 +208,7 @@ class FileSystem:
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
         left = Remainders(self._state, self._tier, self._table, versions)
-        marks = Marks(self._state)
-        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, marks, left)
+        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, Marks(self._state), left)
 
     # -- start
 
@@ -503,8 +504,9 @@ class FileSystem:
         return frozen
 
     def look_after_waiting(self) -> None:
-        """Every second, under the lock: what those who wait for room waited for may be parked by now."""
+        """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""
         self._room.look_again()
+        self._payers.look()
         self._state.commit()
 
     def distrust(self) -> None:
@@ -544,10 +546,7 @@ class FileSystem:
         return len(nodes)
 
     def discard_interrupted(self, path: bytes) -> tuple[int, list[bytes]]:
-        """Drop interrupted files below a path, under the lock: the backing directory's content, if any, is shown again.
-
-        Returns how many, and the paths of those that somebody has open, which stay.
-        """
+        """Show what was there before interrupted files; under the lock; returns how many, and the paths of those open, which stay."""
         nodes = self._reports.interrupted(path)
         left = [self._table.path(node.ino) for node in nodes if node.handles]
         for node in nodes:

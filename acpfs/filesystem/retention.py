@@ -7,13 +7,14 @@ waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from acpfs.filesystem.leaving import Claim, LeavingOrder
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.remainder import Remainders
 from acpfs.ram.tier import Tier
+from acpfs.types import Ino
 from acpfs.writeback.log import OperationLog
 
 
@@ -87,6 +88,20 @@ class Retention:
             if self._log.is_pending(node.ino):
                 self.forget(node)  # renamed or the like since it was clean; it comes back when that is persisted
             else:
+                freed += self.evict(node, wanted_bytes - freed)
+
+    def let_these_leave(self, inos: Collection[Ino], wanted_bytes: int) -> None:
+        """The same for some files only, whatever they belong to; pinned ones stay."""
+        claims = self.order.claims()
+        freed = 0
+        in_order = [ino for ino in claims if ino in inos]  # least recently used first
+        for ino in sorted(in_order, key=lambda ino: claims[ino] is Claim.RETAINED):
+            node = self._table[ino]
+            if freed >= wanted_bytes:
+                break
+            if self._log.is_pending(ino):
+                self.forget(node)
+            elif claims[ino] is not Claim.PINNED:
                 freed += self.evict(node, wanted_bytes - freed)
 
     def evictable(self, wanted_bytes: int) -> int:

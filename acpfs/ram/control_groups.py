@@ -6,6 +6,7 @@ which is another answer than "no limit". Thread-safe.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from acpfs.processes import PROC, directory_of
 
 UNLIMITED_BYTES = 1 << 60
 """A v1 control group without a limit reports about 2^63; anything as large as this is no limit."""
-_LIMIT = {"v1": "memory.limit_in_bytes", "v2": "memory.max"}
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+"""Files of v2 and v1. Beyond `high` the kernel does not kill, but it brings the group to a standstill: our pages cannot be swapped out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,16 @@ def own_limits(proc: Path = PROC) -> list[LimitedGroup]:
     return _limits(proc / "self", proc) or []
 
 
+def limit_of(directory: Path) -> LimitedGroup | None:
+    """A group's limit as it is now; None: it has none, or the memory controller is not enabled there, or the group is gone."""
+    found = []
+    for file in _LIMITS:
+        with contextlib.suppress(OSError):
+            text = (directory / file).read_text().strip()
+            found += [int(text)] if text.isdigit() and int(text) < UNLIMITED_BYTES else []
+    return LimitedGroup(directory, min(found)) if found else None
+
+
 def _limits(process: Path, proc: Path) -> list[LimitedGroup] | None:
     try:
         lines = (process / "cgroup").read_text().splitlines()
@@ -51,7 +63,7 @@ def _limits(process: Path, proc: Path) -> list[LimitedGroup] | None:
     for root, mount_point in _mounts(proc / "self" / "mountinfo", kind):
         parts = _parts_below(root, groups[kind])
         if parts is not None and mount_point.joinpath(*parts).is_dir():
-            return _limits_up_from(mount_point, parts, _LIMIT[kind])
+            return _limits_up_from(mount_point, parts)
     return None
 
 
@@ -90,18 +102,10 @@ def _parts_below(root: str, group: str) -> list[str] | None:
     return parts[len(inside) :] if parts[: len(inside)] == inside and ".." not in parts else None
 
 
-def _limits_up_from(mount_point: Path, parts: list[str], file: str) -> list[LimitedGroup]:
+def _limits_up_from(mount_point: Path, parts: list[str]) -> list[LimitedGroup]:
     """Limits of a group and its ancestors, as far as the mount shows them: those above are common to all who see it."""
-    found = []
-    for depth in range(len(parts), -1, -1):
-        directory = mount_point.joinpath(*parts[:depth])
-        try:
-            text = (directory / file).read_text().strip()
-        except OSError:
-            continue  # the controller is not enabled there
-        if text.isdigit() and int(text) < UNLIMITED_BYTES:
-            found.append(LimitedGroup(directory, int(text)))
-    return found
+    groups = (limit_of(mount_point.joinpath(*parts[:depth])) for depth in range(len(parts), -1, -1))
+    return [group for group in groups if group is not None]
 
 
 def _charged_bytes(group: Path) -> int:

@@ -186,9 +186,7 @@ def _control_group() -> list[Finding]:
         return [Finding("control group", "ok", "no memory limit around this process")]
     text = f"{room / (1 << 30):.1f} GiB of memory left in this process's control group"
     return [
-        Finding(
-            "control group", "note", f"{text}: writers in one like it take the slower direct lane for what does not fit; give them room"
-        )
+        Finding("control group", "note", f"{text}: writers in one like it take the slower direct lane unless half of its limit stays free")
     ]
 
 
