@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from acpfs.backing.areas import OWN
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.entries import OWN
 from acpfs.logger import get_logger
 
 VOLUME_BYTES_MAX = 64

@@ -44,6 +44,7 @@ def lower_stat(st: os.stat_result) -> LowerStat:
         st.st_atime_ns,
         st.st_mtime_ns,
         st.st_ctime_ns,
+        st.st_dev,
     )
 
 

@@ -11,33 +11,26 @@ import errno
 import os
 import secrets
 import stat
-import threading
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import xxhash
 
-from acpfs.backing import filling
+from acpfs.backing import crossing, filling
+from acpfs.backing.areas import OWN, staged_in, staging_name
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
-from acpfs.backing.entries import OWN, Entries
-from acpfs.backing.health import current_call
 from acpfs.backing.lower import ASIDE_PREFIX, CANNOT, Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.own_files import NO_DIRECTORY_SYNC, OwnFiles
 from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
-_COPY_BYTES = 4 << 20
+_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-_NO_DIRECTORY_SYNC = CANNOT | {errno.EINVAL, errno.EBADF, errno.EACCES}
 _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, 255)
 """Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
 
 
-class StrangeFileError(OSError, ValueError):
-    """What lies under a name of acpfs' own was not written by acpfs."""
-
-
-class BackingDirectory:
+class BackingDirectory(OwnFiles):
     """Implements `Lower`; see there."""
 
     def __init__(self, path: Path, node_id: str, *, kept_fd: int = -1) -> None:
@@ -49,17 +42,13 @@ class BackingDirectory:
             MachineError: missing, not a directory, not writable.
         """
         self.path = path
-        self.node_id = node_id
         try:
             self._root_fd = kept_fd if kept_fd >= 0 else os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise MachineError(f"backing directory {path}: {error.strerror}") from error
-        self._entries = Entries(self._root_fd, node_id)
+        super().__init__(self._root_fd, node_id)
         self._setter = AttributeSetter()
-        self._features = Features()
         self._direct = False
-        self._calls: Counter[str] = Counter()
-        self._calls_lock = threading.Lock()
         if kept_fd >= 0:
             return
         try:
@@ -104,14 +93,6 @@ class BackingDirectory:
         """How often an attribute could not be kept on the backing file system, by kind."""
         return self._setter.refused()
 
-    def _count(self, label: str) -> None:
-        """Also tells the health check that a long call of many steps goes on."""
-        call = current_call()
-        if call is not None:
-            call.progress()
-        with self._calls_lock:
-            self._calls[label] += 1
-
     # -- looking
 
     def lstat(self, path: LowerPath) -> LowerStat:
@@ -125,7 +106,9 @@ class BackingDirectory:
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         self._count("listdir")
         if path:
-            return self._list(path)
+            found = self._list(path)
+            has_own = any(entry.name == OWN for entry in found) and self._entries.areas.is_area(path)
+            return [entry for entry in found if entry.name != OWN] if has_own else found
         with _top_exists():
             return [entry for entry in self._list(path) if entry.name != OWN]
 
@@ -210,7 +193,12 @@ class BackingDirectory:
     def rmdir(self, path: LowerPath) -> None:
         self._count("rmdir")
         with self._entries.parent(path) as (dir_fd, name):
-            os.rmdir(name, dir_fd=dir_fd)
+            try:
+                os.rmdir(name, dir_fd=dir_fd)
+            except OSError as error:
+                if error.errno not in _NOT_EMPTY or not (self._entries.areas.is_area(path) and self._entries.areas.unmake(path)):
+                    raise
+                os.rmdir(name, dir_fd=dir_fd)
 
     def unlink(self, path: LowerPath) -> None:
         self._count("unlink")
@@ -219,8 +207,51 @@ class BackingDirectory:
 
     def rename(self, source: LowerPath, target: LowerPath) -> None:
         self._count("rename")
+        try:
+            self._rename(source, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV or OWN in source:
+                raise
+            self._put(target, lambda name: self._copy_to(source, name))
+            self.unlink(source)
+
+    def _rename(self, source: LowerPath, target: LowerPath) -> None:
         with self._entries.parent(source) as (source_fd, name), self._entries.parent(target) as (target_fd, new_name):
             os.rename(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+    def _put(self, target: LowerPath, make: Callable[[str], None]) -> None:
+        """Make a staging file where it can be renamed to `target`, and do that."""
+        name = self.stage_near(f"copy-{secrets.token_hex(8)}", target[:-1])
+        try:
+            make(name)
+            self._rename(self.staging_path(name), target)
+        except OSError as error:
+            self.remove_staging(name)
+            if error.errno != errno.EXDEV or not target[:-1] or staged_in(name)[0] == target[:-1]:
+                raise
+        else:
+            return
+        self._entries.areas.give_own(target[:-1])
+        self._put(target, make)
+
+    def _copy_to(self, source: LowerPath, name: str) -> None:
+        """A staging file or symlink that is like `source`."""
+        mode = self.lstat(source).mode
+        if stat.S_ISLNK(mode):
+            self.remove_staging(name)
+            return self.symlink(self.readlink(source), self.staging_path(name))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EXDEV, "another file system: only files can be moved to it, copy it there")
+        read_fd = self.open_read(source)
+        try:
+            write_fd = self.create_staging(name)
+            try:
+                crossing.copy(read_fd, write_fd, self._count)
+            finally:
+                os.close(write_fd)
+        finally:
+            os.close(read_fd)
+        return None
 
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
         self._count("exchange")
@@ -236,7 +267,7 @@ class BackingDirectory:
     def _exchange_by_renames(self, a: LowerPath, b: LowerPath) -> None:
         """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows by what lies aside."""
         pair = xxhash.xxh3_64_hexdigest(b"\0".join((*a, b"", *b)))  # another pair must not take up what this one has left
-        aside = self.staging_path(ASIDE_PREFIX + pair)
+        aside = self.staging_path(self.stage_near(ASIDE_PREFIX + pair, a[:-1]))
         if not self._exists(aside):
             self.rename(a, aside)
         if not self._exists(a):
@@ -254,30 +285,19 @@ class BackingDirectory:
         self._count("link")
         if not self._features.hard_links:
             return self._copy(source, target)
-        with self._entries.parent(source) as (source_fd, name), self._entries.parent(target) as (target_fd, new_name):
-            return os.link(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+        try:
+            with self._entries.parent(source) as (source_fd, name), self._entries.parent(target) as (target_fd, new_name):
+                return os.link(name, new_name, src_dir_fd=source_fd, dst_dir_fd=target_fd, follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        return self._copy(source, target)
 
     def _copy(self, source: LowerPath, target: LowerPath) -> None:
-        """In place of a hard link: the next best thing on a file system without them."""
+        """In place of a hard link: the next best thing where there can be none."""
         if self._exists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        name = f"copy-{secrets.token_hex(8)}"
-        read_fd = self.open_read(source)
-        try:
-            write_fd = self.create_staging(name)
-            try:
-                while data := os.read(read_fd, _COPY_BYTES):
-                    while data:
-                        data = data[os.write(write_fd, data) :]
-                st = os.fstat(read_fd)
-                os.fchmod(write_fd, stat.S_IMODE(st.st_mode))
-                os.utime(write_fd, ns=(st.st_atime_ns, st.st_mtime_ns))
-                os.fsync(write_fd)
-            finally:
-                os.close(write_fd)
-        finally:
-            os.close(read_fd)
-        self.rename(self.staging_path(name), target)
+        self._put(target, lambda name: self._copy_to(source, name))
 
     def symlink(self, target: bytes, path: LowerPath) -> None:
         self._count("symlink")
@@ -331,57 +351,99 @@ class BackingDirectory:
         try:
             os.fsync(fd)
         except OSError as error:
-            if error.errno not in _NO_DIRECTORY_SYNC:
+            if error.errno not in NO_DIRECTORY_SYNC:
                 raise
         finally:
             os.close(fd)
 
     # -- staging
 
+    def is_staging_area(self, path: LowerPath) -> bool:
+        return self._entries.areas.is_area(path)
+
+    def stage_near(self, name: str, directory: LowerPath) -> str:
+        areas = self._entries.areas
+        root = areas.root_of(directory)
+        if not root:
+            return staging_name(name, ())
+        try:
+            areas.make(root, self._register)
+        except OSError:
+            if root == directory:
+                raise
+            areas.make(directory, self._register)  # the file system's root is not ours to make directories in
+            areas.give_own(directory)
+            root = directory
+        return staging_name(name, root)
+
+    def bring_near(self, name: str, target: LowerPath) -> str:
+        areas, directory = self._entries.areas, target[:-1]
+        areas.forget()
+        if staged_in(name)[0] == areas.root_of(directory):
+            if not directory or staged_in(name)[0] == directory:
+                raise OSError(errno.EXDEV, "another file system than the staging directory beside it: it cannot be renamed there")
+            areas.give_own(directory)
+        near = self.stage_near(name, directory)
+        self._copy_to(self.staging_path(name), near)
+        return near
+
     def create_staging(self, name: str) -> int:
         self._count("create")
         try:
-            return self._create_staging(name.encode())
+            return self._create_staging(name)
         except FileNotFoundError:
-            self._entries.make_own()  # somebody removed .acpfs or a part of it
-            return self._create_staging(name.encode())
+            self._make_staging(staged_in(name)[0])  # somebody removed .acpfs or a part of it
+            return self._create_staging(name)
 
-    def _create_staging(self, name: bytes) -> int:
+    def _make_staging(self, root: LowerPath) -> None:
+        if not root:
+            return self._entries.make_own()
+        self._entries.areas.forget()
+        return self._entries.areas.make(root, self._register)
+
+    def _create_staging(self, name: str) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._entries.parent((*self._entries.staging, name)) as (dir_fd, _name):
+        with self._entries.parent(self.staging_path(name)) as (dir_fd, leaf):
             try:
-                return os.open(name, flags, 0o600, dir_fd=dir_fd)
+                return os.open(leaf, flags, 0o600, dir_fd=dir_fd)
             except FileExistsError:
-                os.unlink(name, dir_fd=dir_fd)
-                return os.open(name, flags, 0o600, dir_fd=dir_fd)
+                os.unlink(leaf, dir_fd=dir_fd)
+                return os.open(leaf, flags, 0o600, dir_fd=dir_fd)
 
     def open_staging(self, name: str) -> int:
         self._count("open")
-        with self._entries.parent((*self._entries.staging, name.encode())) as (dir_fd, encoded):
-            return os.open(encoded, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        with self._entries.parent(self.staging_path(name)) as (dir_fd, leaf):
+            return os.open(leaf, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
 
     def staging_path(self, name: str) -> LowerPath:
-        return (*self._entries.staging, name.encode())
+        return self._entries.staged(name)
 
-    def kept_path(self) -> LowerPath:
-        return self._entries.kept
+    def kept_path(self, path: LowerPath = ()) -> LowerPath:
+        return (*self._entries.areas.known_root(path), *self._entries.kept)
 
     def remove_staging(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self.unlink(self.staging_path(name))
 
-    def list_kept(self) -> list[bytes]:
-        try:
-            return sorted(entry.name for entry in self.listdir(self._entries.kept))
-        except FileNotFoundError:
-            self._entries.make_own()  # a worker of an earlier acpfs did not
-            return []
+    def list_kept(self) -> list[LowerPath]:
+        found: list[LowerPath] = []
+        for root in [(), *sorted(self._entries.areas.known())]:
+            directory = (*root, *self._entries.kept)
+            try:
+                found += sorted((*directory, entry.name) for entry in self.listdir(directory))
+            except FileNotFoundError:
+                if not root:
+                    self._entries.make_own()  # a worker of an earlier acpfs did not
+        return found
 
     def list_staging(self) -> list[str]:
-        try:
-            return [os.fsdecode(entry.name) for entry in self.listdir(self._entries.staging)]
-        except FileNotFoundError:
-            return []
+        self._entries.areas.learn(self.areas_of(self.node_id.encode()))
+        found: list[str] = []
+        for root in [(), *sorted(self._entries.areas.known())]:
+            with contextlib.suppress(FileNotFoundError):
+                listed = self.listdir((*root, *self._entries.staging))
+                found += [staging_name(os.fsdecode(entry.name), root) for entry in listed]
+        return found
 
     # -- descriptors
 
@@ -421,140 +483,6 @@ class BackingDirectory:
     def close(self, fd: int) -> None:
         self._count("close")
         os.close(fd)
-
-    # -- own files
-
-    def read_own(self, names: LowerPath) -> bytes:
-        self._count("read own")
-        fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, own=True)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):  # a FIFO would keep the reader for ever
-            os.close(fd)
-            raise StrangeFileError(errno.EINVAL, "not a regular file", os.fsdecode(b"/".join((OWN, *names))))
-        with open(fd, "rb", closefd=True) as file:
-            return file.read()
-
-    def write_own(self, names: LowerPath, content: bytes) -> None:
-        self._count("write own")
-        try:
-            self._write_own((OWN, *names), content)
-        except FileNotFoundError:
-            self._entries.make_own()
-            self._write_own((OWN, *names), content)
-
-    def _write_own(self, path: LowerPath, content: bytes) -> None:
-        temporary = b".%s.%s" % (path[-1], secrets.token_hex(4).encode())
-        with self._entries.parent(path, own=True) as (dir_fd, name):
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
-            try:
-                with open(fd, "wb", closefd=True) as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(fd)
-                os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary, dir_fd=dir_fd)
-                raise
-        if self._features.fsync_directory:
-            self._sync_own(path[:-1])
-
-    def overwrite_own(self, names: LowerPath, content: bytes) -> bool:
-        """Write over a text in place, where it is there and large enough, filled up with blanks: that takes no room."""
-        self._count("write own")
-        try:
-            fd = self._entries.open((OWN, *names), os.O_WRONLY, own=True)
-        except FileNotFoundError:
-            return False
-        try:
-            size, text = os.fstat(fd).st_size, content.rstrip()
-            if size <= len(text) or os.pwrite(fd, text.ljust(size - 1) + b"\n", 0) != size:
-                return False
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return True
-
-    def rename_own(self, names: LowerPath, new_names: LowerPath) -> None:
-        """Rename a file below `.acpfs`."""
-        self._count("rename own")
-        with (
-            self._entries.parent((OWN, *names), own=True) as (dir_fd, name),
-            self._entries.parent((OWN, *new_names), own=True) as (to_fd, to),
-        ):
-            os.rename(name, to, src_dir_fd=dir_fd, dst_dir_fd=to_fd)
-
-    def _sync_own(self, path: LowerPath) -> None:
-        fd = self._entries.open(path, os.O_RDONLY | os.O_DIRECTORY, own=True)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            if error.errno not in _NO_DIRECTORY_SYNC:
-                raise
-        finally:
-            os.close(fd)
-
-    def create_own(self, names: LowerPath, content: bytes) -> bool:
-        """Write `.acpfs/<names…>` only if it is not there; False when it was. Never seen half-written where hard links exist."""
-        self._count("write own")
-        temporary = (OWN, *names[:-1], b".%s.%s" % (names[-1], secrets.token_hex(4).encode()))
-        self._write_own(temporary, content)
-        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name):
-            try:
-                os.link(temporary[-1], name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
-            except FileExistsError:
-                return False
-            except OSError:
-                return self._create_exclusive(dir_fd, name, content)
-            finally:
-                os.unlink(temporary[-1], dir_fd=dir_fd)
-        return True
-
-    @staticmethod
-    def _create_exclusive(dir_fd: int, name: bytes, content: bytes) -> bool:
-        try:
-            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=dir_fd)
-        except FileExistsError:
-            return False
-        with open(fd, "wb", closefd=True) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(fd)
-        return True
-
-    def remove_own(self, names: LowerPath) -> None:
-        self._count("unlink own")
-        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=dir_fd)
-
-    def remove_own_directory(self, names: LowerPath) -> None:
-        """An empty one below `.acpfs`; nothing when it is not there."""
-        self._count("rmdir own")
-        with self._entries.parent((OWN, *names), own=True) as (dir_fd, name), contextlib.suppress(FileNotFoundError):
-            os.rmdir(name, dir_fd=dir_fd)
-
-    def list_own(self, names: LowerPath) -> list[bytes]:
-        self._count("listdir own")
-        try:
-            fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY, own=True)
-        except FileNotFoundError:
-            return []
-        try:
-            return sorted(os.fsencode(name) for name in os.listdir(fd))
-        finally:
-            os.close(fd)
-
-    def list_own_files(self, names: LowerPath) -> list[bytes]:
-        """As `list_own`, regular files only: acpfs makes no others, whoever did."""
-        self._count("listdir own")
-        try:
-            fd = self._entries.open((OWN, *names), os.O_RDONLY | os.O_DIRECTORY, own=True)
-        except FileNotFoundError:
-            return []
-        try:
-            with os.scandir(fd) as entries:
-                return sorted(os.fsencode(entry.name) for entry in entries if entry.is_file(follow_symlinks=False))
-        finally:
-            os.close(fd)
 
 
 @contextlib.contextmanager

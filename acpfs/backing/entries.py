@@ -1,8 +1,8 @@
 """Reaching entries of the backing directory: a path of names → descriptor of the directory that holds it, and its name there.
 
 Every step goes by name beneath a directory descriptor (`syscalls.Opener`), so neither a symlink nor `..` nor a rename by others leads
-outside. Of `.acpfs` only this node's directories for staging files and for what the guard keeps can be reached by path. Does not
-know what is done with an entry. Thread-safe; every method may block.
+outside. Of `.acpfs`, at the top and in staging areas, only this node's directories for staging files and for what the guard keeps can be
+reached by path. Does not know what is done with an entry. Thread-safe; every method may block.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ import os
 import threading
 from collections.abc import Iterator
 
+from acpfs.backing.areas import OWN, Areas, make_private, staged_in
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
-
-OWN = b".acpfs"
-"""The one name at the top that is acpfs' own."""
 
 
 class Entries:
@@ -29,23 +27,32 @@ class Entries:
         self.opener = Opener(root_fd)
         self.staging: LowerPath = (OWN, b"staging", node_id.encode())
         self.kept: LowerPath = (OWN, b"kept", node_id.encode())
+        self.areas = Areas(self.opener, node_id)
         self._staging_fd = -1
         self._staging_lock = threading.Lock()
 
+    def staged(self, name: str) -> LowerPath:
+        """Where a staging file lies."""
+        root, leaf = staged_in(name)
+        return (*root, *self.staging, leaf)
+
     def make_own(self) -> None:
-        """Make `.acpfs/{staging/<node>,kept/<node>,manifest,nodes}`, as far as it is not there."""
+        """Make `.acpfs/{staging/<node>,kept/<node>,areas,manifest,nodes}`, as far as it is not there.
+
+        Raises:
+            OSError: EPERM where somebody else has made what is to be this node's alone.
+        """
         for path, mode in (
             ((OWN,), 0o755),
+            ((OWN, b"areas"), 0o755),
             ((OWN, b"manifest"), 0o755),
             ((OWN, b"mirrors"), 0o755),
             ((OWN, b"nodes"), 0o755),
-            ((OWN, b"staging"), 0o755),
-            (self.staging, 0o700),
-            ((OWN, b"kept"), 0o755),
-            (self.kept, 0o700),
         ):
             with self.parent(path, own=True) as (dir_fd, name), contextlib.suppress(FileExistsError):
                 os.mkdir(name, mode, dir_fd=dir_fd)
+        for _own, kind, node in (self.staging, self.kept):
+            make_private(self.opener, (OWN,), kind, node)
         with self._staging_lock:
             self._staging_fd = -1  # an old one is left open: another thread may be using it
 
@@ -68,8 +75,9 @@ class Entries:
         for name in path:
             if name in (b"", b".", b"..") or b"/" in name or b"\0" in name:
                 raise OSError(errno.EINVAL, "not a name of a directory entry")
-        if path and path[0] == OWN and path[:3] not in (self.staging, self.kept):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        for at in (depth for depth, name in enumerate(path) if name == OWN):
+            if path[at : at + 3] not in (self.staging, self.kept) and (not at or self.areas.is_area(path[:at])):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     @contextlib.contextmanager
     def parent(self, path: LowerPath, *, own: bool = False) -> Iterator[tuple[int, bytes]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import ASIDE_PREFIX
+from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.nodes import NodeRecords, NodeState
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
@@ -71,17 +71,19 @@ def clear(directory: BackingDirectory, machine: Machine) -> list[str]:
         if _is_mirrored(directory, encoded):
             said.append(f"node id {node} left a mirror that is not drained: mount again as before to drain it")
             continue  # its RAM tier is not lost, and what was staged has no other copy there
-        files = directory.list_own((b"staging", encoded))
-        said += _kept(directory, encoded)
-        for aside in (name.decode("utf-8", "backslashreplace") for name in files if _is_aside(name)):
-            place = f"{directory.path}/.acpfs/staging/{node}/{aside}"
+        areas = [(), *sorted(directory.areas_of(encoded))]
+        files = [(area, name) for area in areas for name in directory.list_own((b"staging", encoded), area)]
+        said += _kept(directory, encoded, areas)
+        for area, aside in ((area, name.decode("utf-8", "backslashreplace")) for area, name in files if _is_aside(name)):
+            place = f"{_shown(directory, area)}/.acpfs/staging/{node}/{aside}"
             said.append(f"an exchange of two names was cut off: {place} is one of the two, move it back")
         if machine.hardware and record.get("hardware") == machine.hardware:
-            _remove(directory, encoded, files)
+            _remove(directory, encoded, areas, files)
         elif files:
+            places = " and ".join(f"{_shown(directory, area)}/.acpfs/staging/{node}" for area in dict(files))
             said.append(
                 f"node id {node} left {len(files)} staging files before a host named {machine.host} was started again: "
-                f"remove {directory.path}/.acpfs/staging/{node} if that was this machine"
+                f"remove {places} if that was this machine"
             )
     return said
 
@@ -99,29 +101,39 @@ def _is_mirrored(directory: BackingDirectory, node: bytes) -> bool:
     return False
 
 
-def _kept(directory: BackingDirectory, node: bytes) -> list[str]:
+def _kept(directory: BackingDirectory, node: bytes, areas: list[LowerPath]) -> list[str]:
     """Perhaps the last whole checkpoint of a run: for people to decide."""
-    place = f"{directory.path}/.acpfs/kept/{node.decode('utf-8', 'replace')}"
     return [
-        f"an earlier mount kept an old checkpoint as {place}/{name.decode('utf-8', 'backslashreplace')}: move it back, or remove it"
-        for name in directory.list_own((b"kept", node))
+        f"an earlier mount kept an old checkpoint as {_shown(directory, area)}/.acpfs/kept/{node.decode('utf-8', 'replace')}/"
+        f"{name.decode('utf-8', 'backslashreplace')}: move it back, or remove it"
+        for area in areas
+        for name in directory.list_own((b"kept", node), area)
     ]
+
+
+def _shown(directory: BackingDirectory, area: LowerPath) -> str:
+    return "/".join([str(directory.path), *(name.decode("utf-8", "backslashreplace") for name in area)])
 
 
 def _is_aside(name: bytes) -> bool:
     return name.startswith(ASIDE_PREFIX.encode())
 
 
-def _remove(directory: BackingDirectory, node: bytes, files: list[bytes]) -> None:
-    """The directory of staging files last: by it the next mount finds what is left to do where this one was cut off."""
-    for name in files:
+def _remove(directory: BackingDirectory, node: bytes, areas: list[LowerPath], files: list[tuple[LowerPath, bytes]]) -> None:
+    """The directory of staging files at the top last: by it the next mount finds what is left to do where this one was cut off."""
+    for area, name in files:
         if not _is_aside(name):
-            directory.remove_own((b"staging", node, name))
-    with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
-        directory.remove_own_directory((b"kept", node))
+            directory.remove_own((b"staging", node, name), area)
+    for area in areas:
+        with contextlib.suppress(OSError):  # not empty: a checkpoint that the guard kept
+            directory.remove_own_directory((b"kept", node), area)
     _mark_gone(NodeRecords(directory), node.decode("utf-8", "replace"))
-    if not any(map(_is_aside, files)):
-        directory.remove_own_directory((b"staging", node))
+    if any(_is_aside(name) for _area, name in files):
+        return
+    for area in reversed(areas[1:]):
+        directory.remove_own_directory((b"staging", node), area)
+    directory.remove_own((b"areas", node))
+    directory.remove_own_directory((b"staging", node))
 
 
 def _mark_gone(records: NodeRecords, node: str) -> None:

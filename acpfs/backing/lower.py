@@ -38,6 +38,8 @@ class LowerStat:
     atime_ns: int
     mtime_ns: int
     ctime_ns: int
+    device: int = 0
+    """Of which file system it is; 0: not known."""
 
     def identity(self) -> tuple[int, int, int, int]:
         """(inode, size, mtime, ctime): equal means that content read earlier is still current."""
@@ -164,7 +166,10 @@ class Lower(Protocol):
 
     def rmdir(self, path: LowerPath) -> None: ...
     def unlink(self, path: LowerPath) -> None: ...
-    def rename(self, source: LowerPath, target: LowerPath) -> None: ...
+    def rename(self, source: LowerPath, target: LowerPath) -> None:
+        """A file or symlink that goes to another file system is copied, renamed into place there, and then removed; EXDEV for all else."""
+        ...
+
     def exchange(self, a: LowerPath, b: LowerPath) -> None:
         """Swap two entries; in three renames where the backing file system has no RENAME_EXCHANGE."""
         ...
@@ -180,6 +185,25 @@ class Lower(Protocol):
         """fsync of a directory; nothing where the backing file system refuses that."""
         ...
 
+    def is_staging_area(self, path: LowerPath) -> bool:
+        """Whether acpfs has a directory of its own in a directory below the top, which is not shown."""
+        ...
+
+    def stage_near(self, name: str, directory: LowerPath) -> str:
+        """The staging name, made of `name`, under which a file can be renamed into a directory: it says in which staging directory it lies.
+
+        A directory that is not there yet is taken to be on the file system of the nearest one above it.
+        """
+        ...
+
+    def bring_near(self, name: str, target: LowerPath) -> str:
+        """Copy a staging file that cannot be renamed to `target` to where it can; returns the copy's staging name.
+
+        Raises:
+            OSError: EXDEV where there is no such place.
+        """
+        ...
+
     def create_staging(self, name: str) -> int:
         """New, empty file in this node's staging directory, read-write descriptor, mode 0600; an old one of that name is removed first."""
         ...
@@ -192,16 +216,16 @@ class Lower(Protocol):
         """Where the staging file lies, to rename it into place."""
         ...
 
-    def kept_path(self) -> LowerPath:
-        """Directory of this node for what the guard had to move out of a new one's way."""
+    def kept_path(self, path: LowerPath = ()) -> LowerPath:
+        """Directory of this node for what the guard had to move out of a new one's way, where `path` can be moved to. Never waits."""
         ...
 
     def remove_staging(self, name: str) -> None:
         """Nothing when it is not there."""
         ...
 
-    def list_kept(self) -> list[bytes]:
-        """Names in `kept_path`, which is made if it is not there."""
+    def list_kept(self) -> list[LowerPath]:
+        """What lies in each `kept_path`. That at the top is made if it is not there."""
         ...
 
     def list_staging(self) -> list[str]: ...

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from acpfs.backing import filling
+from acpfs.backing.areas import OWN
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.entries import OWN
 from acpfs.backing.lower import Features, LowerPath
 from acpfs.backing.syscalls import Opener, rename_exchange
 from acpfs.errors import MachineError

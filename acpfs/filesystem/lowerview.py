@@ -322,7 +322,7 @@ class LowerView:
 
     def compare(self, node: Node, st: LowerStat) -> None:
         """Take over attributes where the backing directory's entry is not what it was; outdated content leaves RAM."""
-        node.checked_at = time.monotonic()
+        node.checked_at, node.lower_device = time.monotonic(), st.device
         if self.held(node):
             return
         if not node.is_dir:

@@ -81,10 +81,32 @@ class Names:
         """
         parent = self.node(parent_ino)
         self.check_vacant(parent, name, NO_INO)
+        await self._check_own(parent, name)
         if await self._view.child(parent, name):
             raise fail(errno.EEXIST)
         self.check_present(parent)  # others may have removed it meanwhile
         return parent
+
+    async def _check_own(self, parent: Node, name: bytes) -> None:
+        """Asks only for that one name, which hardly anybody wants."""
+        path = self._view.path(parent) if name == HIDDEN else None
+        if not path:
+            return
+        if await self._view.call("staging area?", self._view.lower.is_staging_area, path):
+            raise fail(errno.EPERM)
+
+    def _check_reach(self, directory: Node, new_directory: Node) -> None:
+        """A move from one file system to another, as far as is known: who would make it natively has to copy, too."""
+        if directory is not new_directory:
+            devices = {self._device(directory), self._device(new_directory)}
+            if len(devices) > 1 and 0 not in devices:
+                raise fail(errno.EXDEV)
+
+    def _device(self, directory: Node) -> int:
+        """What is not on the backing directory yet will be on the file system of what it lies in."""
+        while not directory.lower_device and directory.names:
+            directory = self._table[directory.names[0][0]]
+        return directory.lower_device
 
     @staticmethod
     def check_vacant(parent: Node, name: bytes, ino: Ino) -> None:
@@ -168,6 +190,8 @@ class Names:
             raise fail(errno.EPERM)
         if not self._view.lower.features.hard_links:
             raise fail(errno.EPERM)
+        if node.names:
+            self._check_reach(self._table[node.names[0][0]], parent)
         if not node.names:
             if not node.unlogged:
                 raise fail(errno.ENOENT)
@@ -241,6 +265,8 @@ class Names:
             raise fail(errno.EPERM)
         if len(new_name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
+        self._check_reach(parent, new_parent)
+        await self._check_own(new_parent, new_name)
         node = await self.existing(parent, name)
         target_ino = await self._view.child(new_parent, new_name)
         target = self._table[target_ino] if target_ino else None

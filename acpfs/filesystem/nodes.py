@@ -118,6 +118,8 @@ class Node:
     ctime_ns: int = 0
     lower_ino: int = 0
     """Inode number of its entry on the backing directory; 0: not there."""
+    lower_device: int = 0
+    """Of which file system that is; 0: not known. No row: the next worker learns it when it looks."""
     identity: Identity | None = None
     """What the backing directory's entry looked like when content and attributes here were equal to it."""
     checked_at: float = 0.0
@@ -306,7 +308,7 @@ class NodeTable:
     def bind_lower(self, node: Node, st: LowerStat) -> None:
         """The node's entry on the backing directory is this one now; the attributes shown stay."""
         self.unbind_lower(node)
-        node.lower_ino, node.identity = st.ino, st.identity()
+        node.lower_ino, node.identity, node.lower_device = st.ino, st.identity(), st.device
         self._note_lower(node)
         self.changed(node)
 

@@ -30,6 +30,7 @@ from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.place_staged import PlaceStaged
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 """Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
@@ -86,6 +87,7 @@ class Committer:
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
         self._applied, self._conflicts = applied, conflicts
         self._listings = absence.Listings(lower)
+        self._placing = PlaceStaged(lower, log, state, lock)
         self._given_back = GivenBack(lower, tree, conflicts, lock)
         self.repairs = 0
         """How often the backing directory was not as it was left, and was put right or taken as it is."""
@@ -299,7 +301,7 @@ class Committer:
 
     def put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
         """Make an entry under a name that another has taken from outside: beside it first, then over it."""
-        staging = f"entry-{op.seq}"
+        staging = self._lower.stage_near(f"entry-{op.seq}", target[:-1])
         self._lower.remove_staging(staging)
         make(self._lower.staging_path(staging))
         self._lower.rename(self._lower.staging_path(staging), target)
@@ -319,7 +321,7 @@ class Committer:
             self._check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
         try:
-            self._lower.rename(staging, first)
+            staging = self._placing.place(version, first)
         except FileNotFoundError:
             self._store_again(op, staging, first)
         self._changed = True
@@ -391,7 +393,7 @@ class Committer:
         present = self.look(target)
         if present is not None and present.ino == ino:
             return False
-        staging = f"link-{op.seq}"
+        staging = self._lower.stage_near(f"link-{op.seq}", target[:-1])
         self._lower.remove_staging(staging)
         self._lower.link(source, self._lower.staging_path(staging))
         self.with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))

@@ -97,6 +97,7 @@ class Engine:
         self._checksums = WaitingChecksums(log, tier, calls.streams, lock, listener, give_way, self.section)
         self._streamer = Streamer(
             lower,
+            tree,
             tier,
             log,
             state,

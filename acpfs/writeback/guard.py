@@ -10,6 +10,7 @@ that they still hold replaces the file (`_replace`) or moves the old directory a
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -179,17 +180,20 @@ class Guard:
         self._unindex(held)
         suffix = b"-" + held.name
         name = b"%d" % held.seq + suffix[: NAME_BYTES_MAX - 20]
-        self._log.turn_into_rename(held, self._kept_directory(), name, heir)
+        self._log.turn_into_rename(held, self._kept_directory(held), name, heir)
         self._yields_no_more(held)
         self._log.bring_back([held])
         self._log.let_go(held)
 
-    def _kept_directory(self) -> Ino:
-        """The numbers are nobody else's: nodes have positive ones."""
-        parent = ROOT
-        for depth, name in enumerate(self._lower.kept_path()):
-            ino = Ino(-2 - depth)
-            self._tree.add(ino, parent, name)
+    def _kept_directory(self, held: Op) -> Ino:
+        """On the same file system. The numbers are nobody else's: nodes have positive ones."""
+        kept = self._lower.kept_path(self._tree.path_at(held.parent, held.name) or ())
+        parent = next((above for above in self._upwards(held.parent) if self._tree.path(above) == kept[:-3]), ROOT)
+        for name in kept[-3:]:
+            ino = self._tree.node_at(parent, name)
+            if ino is None:
+                ino = next(number for number in map(Ino, itertools.count(-2, -1)) if number not in self._tree)
+                self._tree.add(ino, parent, name)
             parent = ino
         return parent
 
@@ -255,10 +259,10 @@ class Guard:
 
     # -- told by the engine
 
-    def found_kept(self, names: Iterable[bytes]) -> None:
+    def found_kept(self, paths: Iterable[LowerPath]) -> None:
         """What lies in `.acpfs/kept` of this node: what no operation speaks of is left of a RAM tier that was lost."""
         mine = {op.new_name or op.name for op in [*self._log, *self._log.all_aside()] if op.parent < 0 or op.new_parent < 0}
-        self._orphans = tuple((*self._lower.kept_path(), name) for name in names if name not in mine)
+        self._orphans = tuple(path for path in paths if path[-1] not in mine)
 
     def finishing(self, op: Op) -> None:
         """The operation is persisted, and about to leave the log."""

@@ -19,7 +19,7 @@ import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
-from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, Note
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, Note
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import VersionId
@@ -27,7 +27,8 @@ from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
 from acpfs.writeback.equal import EqualFiles, linked_name
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Metadata, Op, Version, VersionState
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.source import AbandonedError, Source, hash_zeros
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.verify import MisreadError, OnlyCopyError, digest_of
@@ -76,6 +77,7 @@ class Streamer:
     def __init__(
         self,
         lower: Lower,
+        tree: LowerTree,
         tier: Tier,
         log: OperationLog,
         state: StateDatabase,
@@ -89,13 +91,15 @@ class Streamer:
         spill: Spill | None = None,
         equal: EqualFiles | None = None,
     ) -> None:
-        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`.
+        """`tree`: tells where a file is to lie.
+
+        `bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`.
 
         `spill`: where versions are that have left RAM. `equal`: finds what need not be streamed.
         """
         self._equal = equal
         self._spill = spill
-        self._give_way = give_way
+        self._give_way, self._tree = give_way, tree
         self._still_frozen = still_frozen
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
         self._bucket, self._discard = bucket, discard
@@ -118,7 +122,7 @@ class Streamer:
         if not stream.version.tier_id:
             self._seal(stream)
             return
-        name = f"{stream.version.vid}-{secrets.token_hex(6)}"
+        name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))
         if self._take_equal(stream, linked_name(name)):
             return
         try:
@@ -137,6 +141,18 @@ class Streamer:
         except BaseException:
             self._discard(name)
             raise
+
+    def _directory(self, op: Op) -> LowerPath:
+        """Where the file is to lie, or the nearest directory above that is there already."""
+        with self._lock:
+            place = self._tree.place(op.ino)
+            directory = op.parent if place is None else place[0]
+            while (path := self._tree.path(directory)) is None:
+                made = next((pending for pending in self._log.pending_of(directory) if pending.kind is OpKind.MKDIR), None)
+                if made is None:
+                    return ()
+                directory = made.parent
+            return path
 
     def _take_equal(self, stream: Stream, name: str) -> bool:
         """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""

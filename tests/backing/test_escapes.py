@@ -25,6 +25,7 @@ NEVER_FOLLOW = frozenset({"stat", "chown", "utime", "link"})
 """With `dir_fd` these follow a symlink unless told otherwise; the others do not, or are told by O_NOFOLLOW or O_EXCL."""
 BY_PATH = {
     "backing/anchor.py": {"self._directory.path"},
+    "backing/areas.py": {"f'/proc/self/fdinfo/{fd}'"},
     "backing/attributes.py": {"magic", "target"},
     "backing/directory.py": {"path", "target", "f'/proc/self/fd/{fd}'"},
     "backing/identity.py": {"temporary", "directory / f'{volume_id}-{node}'"},

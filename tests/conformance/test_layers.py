@@ -110,6 +110,30 @@ def test_only_the_top_level_name_is_special(transport: str, make_mount: MakeMoun
     assert (backing / "sub" / ".acpfs" / "f").read_bytes() == b"mine"
 
 
+@clause("S238")
+def test_another_file_system_below_the_backing_directory(transport: str, make_mount: MakeMount, backing: Path) -> None:
+    (backing / "ckpts").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "none", backing / "ckpts"], check=True)
+    try:
+        mount = make_mount(backing, transport)
+        (mount.path / "ckpts/run").mkdir()
+        (mount.path / "ckpts/run/shard").write_bytes(b"1")
+        (mount.path / "latest").write_bytes(b"run")
+        (mount.path / "f").write_bytes(b"2")
+        assert error_of(os.rename, mount.path / "f", mount.path / "ckpts/f") == errno.EXDEV
+        subprocess.run(["mv", mount.path / "f", mount.path / "ckpts/run"], check=True)
+        assert os.listdir(mount.path / "ckpts") == ["run"]
+        mount.flush()
+        assert (backing / "latest").read_bytes() == b"run"
+        assert {file.name: file.read_bytes() for file in (backing / "ckpts/run").iterdir()} == {"shard": b"1", "f": b"2"}
+        subprocess.run(["rm", "-r", mount.path / "ckpts/run"], check=True)
+        mount.flush()
+        assert os.listdir(backing / "ckpts") == [".acpfs"]
+        mount.umount()
+    finally:
+        subprocess.run(["umount", "-l", backing / "ckpts"], check=True)
+
+
 @clause("S5")
 def test_symlinks_in_the_backing_directory_are_not_followed_by_the_daemon(
     transport: str, make_mount: MakeMount, backing: Path, tmp_path: Path

@@ -314,18 +314,27 @@ class MemoryLower:
         with self._lock:
             return self._descriptor(self._find(self.staging_path(name)))
 
+    def is_staging_area(self, path: LowerPath) -> bool:
+        return False
+
+    def stage_near(self, name: str, directory: LowerPath) -> str:
+        return name
+
+    def bring_near(self, name: str, target: LowerPath) -> str:
+        raise error(errno.EXDEV)
+
     def staging_path(self, name: str) -> LowerPath:
         return (*STAGING, name.encode())
 
-    def kept_path(self) -> LowerPath:
+    def kept_path(self, path: LowerPath = ()) -> LowerPath:
         return KEPT
 
     def remove_staging(self, name: str) -> None:
         self._call("unlink", self.staging_path(name))
         self._find(STAGING).children.pop(name.encode(), None)
 
-    def list_kept(self) -> list[bytes]:
-        return sorted(self._find(KEPT).children)
+    def list_kept(self) -> list[LowerPath]:
+        return sorted((*KEPT, name) for name in self._find(KEPT).children)
 
     def list_staging(self) -> list[str]:
         self._call("listdir", STAGING)
