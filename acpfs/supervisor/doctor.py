@@ -244,7 +244,7 @@ def _system_mount() -> list[Finding]:
 
 def _tidy(own: Path) -> None:
     """Leave no trace in a directory that was never mounted; what is not empty belongs to mounts."""
-    for name in (f"staging/{PROBE_NODE}", f"kept/{PROBE_NODE}", "staging", "kept", "manifest", "mirrors", "nodes", ""):
+    for name in (f"staging/{PROBE_NODE}", f"kept/{PROBE_NODE}", "staging", "kept", "areas", "manifest", "mirrors", "nodes", ""):
         with contextlib.suppress(OSError):
             (own / name).rmdir()
 
