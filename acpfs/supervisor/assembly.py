@@ -156,7 +156,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             make_spill=spill.maker(tier),
         )
         fs.before_writers(prefault.give_back)
-        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, state, directory, identity)
+        manifest = Manifest(state, directory, fs.lock, identity.node_id)
+        before = mirroring.journal(fs.spill, state, operations, directory, identity)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
         cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         state.commit()

@@ -23,6 +23,7 @@ from acpfs.ram.place import Place
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.supervisor.checks import BACKING_WAIT_S, within
+from acpfs.writeback.log import OperationLog
 from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
 from acpfs.writeback.ops import Op
 from acpfs.writeback.spill import Spill
@@ -147,11 +148,11 @@ def _tell(found: Salvaged, place: Place) -> None:
 # -- beginning and end
 
 
-def journal(spill: Spill | None, state: StateDatabase, lower: Lower, identity: Identity) -> Callable[[Op], None]:
+def journal(spill: Spill | None, state: StateDatabase, operations: OperationLog, lower: Lower, identity: Identity) -> Callable[[Op], None]:
     """What the engine asks before each operation."""
     if spill is None or spill.mode is not SpillMode.MIRROR:
         return Unmirrored(lower, identity.node_id).before
-    mirror = Mirror(spill.directory, state, lower, identity.node_id)
+    mirror = Mirror(spill.directory, state, operations, lower, identity.node_id)
     spill.keep_journal(mirror)
     return mirror.before
 

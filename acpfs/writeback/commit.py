@@ -552,6 +552,7 @@ class Committer:
                 op.payload = noted
                 self._log.save(op)
                 self._state.must_commit()
+            self._before(op)  # it is another operation now: without the numbers it would be carried out twice, which undoes it
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
             now_a, now_b = self.look(a), self.look(b)

@@ -72,6 +72,7 @@ class OperationLog:
         self.elided_ops = 0
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
+        self._left_out = 0
         state.create(DDL)
         self._load()
 
@@ -149,6 +150,10 @@ class OperationLog:
         """At most so many directories with names that operations mention."""
         return list(itertools.islice(self._by_directory, count))
 
+    def changed(self, op: Op) -> int:
+        """Which change of the state was the last one that says what the operation is, or that one does not precede it any more."""
+        return max(op.changed, op.version.changed if op.version is not None else 0, self._left_out)
+
     # -- writing
 
     def append(self, kind: OpKind, ino: Ino, *, creates: bool = False, **fields: object) -> Op:
@@ -211,6 +216,7 @@ class OperationLog:
                 version.digest,
             ),
         )
+        version.changed = self._state.changes
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
@@ -232,6 +238,8 @@ class OperationLog:
         if op.version is not None:
             self.dirty_bytes -= op.version.size
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
+        if not op.committed:
+            self._left_out = self._state.changes
 
     def _leave_victim(self, op: Op) -> None:
         self._victims[op.victim] -= 1
@@ -536,6 +544,7 @@ class OperationLog:
                 COMMITTED if op.committed else int(op.begun),
             ),
         )
+        op.changed = self._state.changes
 
     def _save_counters(self) -> None:
         """The largest numbers are in the rows themselves until those go."""

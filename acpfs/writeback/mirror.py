@@ -3,7 +3,8 @@
 Every transaction of the state database is made again there, in order, in a thread of its own, and flushed. Together with the copies that
 `spill` makes, that is a prefix of the log whose bytes are all there: it ends at the first version that has no copy. A journal that lags
 behind the backing directory would carry out again what came after it; so `before` is asked ahead of each operation, and waits until the
-journal knows all that the operation's outcome can hang on. Which journal counts says a mark on the backing directory: where the disk fails
+journal knows all that the operation's outcome can hang on: the operation as it is by then, with its staging file, by which the next mount
+knows its own work again, and what was left out before it. Which journal counts says a mark on the backing directory: where the disk fails
 or hangs, the mark is removed before anything more is committed, and the drain goes on without a mirror. Threads: `record` under the file
 system's lock, `before` in the commit thread, all else in the journal's own.
 """
@@ -24,6 +25,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
 from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
+from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, OpKind
 
 PATIENCE_S = 10.0
@@ -76,9 +78,17 @@ class Unmirrored:
 class Mirror:
     """The journal and its mark."""
 
-    def __init__(self, directory: SpillDirectory, state: StateDatabase, lower: Lower, node_id: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        directory: SpillDirectory,
+        state: StateDatabase,
+        operations: OperationLog,
+        lower: Lower,
+        node_id: str,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         """Begins nothing; `begin` does."""
-        self._directory, self._state, self._lower, self._patience_s = directory, state, lower, patience_s
+        self._directory, self._state, self._operations, self._lower, self._patience_s = directory, state, operations, lower, patience_s
         self._mark = mark_path(node_id)
         self._marked, self._may_be_marked = "", True
         self._marking = threading.Lock()
@@ -87,6 +97,8 @@ class Mirror:
         self._token = ""
         self._pending: list[list[Statement]] = []
         self._pending_statements = self._logged = self._synced = 0
+        self._changes = self._known_changes = 0
+        """Of the state: up to the last transaction, and as far as the journal knew when it was waited for."""
         self._seeded = False
         self._why = "not begun"
         self._rest_until = 0.0
@@ -105,7 +117,7 @@ class Mirror:
         with self._changed:
             self._token, self._why, self._seeded = token, "", False
             self._pending, self._pending_statements = [], 0
-            self._synced = self._logged
+            self._synced, self._changes = self._logged, self._state.changes
         threading.Thread(target=self._run, args=(token, snapshot), name="mirror", daemon=True).start()
 
     def look(self) -> None:
@@ -121,7 +133,7 @@ class Mirror:
 
     def _try_mark(self, token: str) -> None:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
-            if token == self._token and self._marked != token and self._wait(lambda: self._seeded and self._synced >= self._logged):
+            if token == self._token and self._marked != token and self._wait(self._knows_all):
                 self._set_mark(token)
 
     def _record(self, statements: list[Statement]) -> None:
@@ -129,6 +141,7 @@ class Mirror:
             if self._why:
                 return
             self._logged += 1
+            self._changes = self._state.changes
             self._pending.append(statements)
             self._pending_statements += len(statements)
             if self._pending_statements > PENDING_STATEMENTS_MAX:
@@ -234,7 +247,7 @@ class Mirror:
         with self._changed:
             token, why = self._token, self._why
         if self._marked != token or why:
-            if not why and self._wait(lambda: self._seeded and self._synced >= self._logged):
+            if not why and self._wait(self._knows_all):
                 self._set_mark(token)
             else:
                 self._remove_mark()
@@ -245,7 +258,13 @@ class Mirror:
         self._note(op)
 
     def _must_know(self, op: Op) -> bool:
-        """Whether carrying out again what the journal does not know to be done would spoil something, once this one is carried out."""
+        """Whether carrying out again what the journal does not know to be done would spoil something, once this one is carried out.
+
+        It would if the journal knew the operation otherwise than it is carried out: what a staging file made that the journal does not
+        know would be taken for somebody else's, and what was left out would be carried out after all.
+        """
+        if self._operations.changed(op) > self._known_changes:
+            return True
         if self._unknown_alone or op.kind not in REPEATABLE or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX:
             return True
         return op.ino in self._unknown_nodes or any(name in self._unknown_names for name in op.touches())
@@ -257,13 +276,17 @@ class Mirror:
 
     def _sync(self) -> bool:
         with self._changed:
-            wanted = self._logged
+            wanted, changes = self._logged, self._changes
         if not self._wait(lambda: self._synced >= wanted):
             return False
+        self._known_changes = changes
         self._unknown_names.clear()
         self._unknown_nodes.clear()
         self._unknown_alone = False
         return True
+
+    def _knows_all(self) -> bool:
+        return self._seeded and self._synced >= self._logged
 
     def _wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:

@@ -115,6 +115,8 @@ class Version:
     streamed_bytes: int = 0
     renewals: int = 0
     """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
+    changed: int = 0
+    """See `Op.changed`."""
 
     @property
     def is_staged(self) -> bool:
@@ -170,6 +172,8 @@ class Op:
     """Visible on the backing directory, but not yet flushed there."""
     last_detail: str = ""
     """What `last_error` is in words, as the log has it. Not persisted."""
+    changed: int = 0
+    """Which change of the state was the last one of its row, but for `begun` and `committed`. Not persisted."""
 
     @property
     def withheld(self) -> bool:

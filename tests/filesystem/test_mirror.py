@@ -18,7 +18,8 @@ import trio
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill import SpillDirectory
 from acpfs.types import ROOT
-from acpfs.writeback.mirror import Mirror, journal_name, read_mark
+from acpfs.writeback.mirror import journal_name, read_mark
+from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
 from tests.filesystem.world import CALLER, World, world
 
@@ -400,39 +401,27 @@ def test_with_copies_missing_a_random_history_comes_back_as_one_of_its_moments(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_drain_never_gets_so_far_ahead_of_a_slow_journal_that_a_history_would_be_mixed_up(tmp_path: Path, seed: int) -> None:
     """The disk stops taking the journal at some moment, nobody notices yet, the drain goes on as far as it may, and then RAM is lost."""
-    history, over = History(seed), threading.Event()
-    batches, real, begun, stuck = history.chooser.randrange(1, 30), Mirror._apply, threading.Event(), threading.Event()
-    count = itertools.count()
-
-    def apply(journal: sqlite3.Connection, batch: list[Any]) -> None:
-        if begun.is_set() and next(count) > batches:
-            stuck.set()
-            over.wait(60)
-            raise OSError(5, "it is over")
-        real(journal, batch)
+    history, count = History(seed), itertools.count()
+    batches = history.chooser.randrange(1, 30)
+    journal = StuckJournal(lambda _batch: next(count) > batches)
 
     async def before(made: World) -> None:
         await mirrored(made)
-        mirror = spilling(made).spill.mirror
-        assert mirror is not None
-        mirror._patience_s = 600.0  # a commit thread that goes on after its process has died would spoil what the next one does
-        begun.set()
+        journal.begin(made)
         await history.go_on(made, 60)
         made.engine.hold(False)
-        await until(made, lambda: not len(made.log) or (stuck.is_set() and mirror._marking.locked()))  # else it only waits for a moment
+        await until(made, lambda: not len(made.log) or journal.is_waited_for())
 
     async def after(made: World) -> None:
         await made.drained()
         assert tree(made.backing) in history.moments
 
-    monkeypatch.setattr(Mirror, "_apply", staticmethod(apply))
-    monkeypatch.setattr(Mirror, "close", lambda _self, *, nothing_left: None)
-    run(tmp_path, before)
-    lose_ram(tmp_path)
-    monkeypatch.undo()
-    run(tmp_path, after)
-    over.set()
+    try:
+        with journal.installed():
+            run(tmp_path, before)
+        lose_ram(tmp_path)
+        run(tmp_path, after)
+    finally:
+        journal.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,8 +15,11 @@ import pytest
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.spill import SpillDirectory
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import StateDatabase, Statement
+from acpfs.types import ROOT, Ino, TierId
+from acpfs.writeback.log import OperationLog
 from acpfs.writeback.mirror import Mirror, journal_name, read_mark
+from acpfs.writeback.ops import Op, OpKind
 
 pytestmark = pytest.mark.clause("S152")
 WAIT_S = 20.0
@@ -41,6 +45,7 @@ class Made:
 
     mirror: Mirror
     state: StateDatabase
+    log: OperationLog
     lower: HangingMarks
     directory: SpillDirectory
     lock: RLock
@@ -54,12 +59,12 @@ def made(tmp_path: Path) -> Iterator[Made]:
     for name in ("backing", "tier", "spill"):
         (tmp_path / name).mkdir()
     lower, state = HangingMarks(tmp_path / "backing", "test"), StateDatabase(tmp_path / "tier" / "state.sqlite")
-    state.create("CREATE TABLE t (number INTEGER)")
+    log = OperationLog(state)
     directory = SpillDirectory(tmp_path / "spill" / "acpfs-test")
     directory.prepare()
-    mirror = Mirror(directory, state, lower, "test", patience_s=2.0)
+    mirror = Mirror(directory, state, log, lower, "test", patience_s=2.0)
     with closing(state):
-        yield Made(mirror, state, lower, directory, RLock())
+        yield Made(mirror, state, log, lower, directory, RLock())
         lower.go_on.set()
         mirror.close(nothing_left=False)
 
@@ -88,3 +93,60 @@ def test_a_mark_that_was_late_takes_no_journal_in_use_away(made: Made) -> None:
     made.lower.go_on.set()
     wait_until(lambda: made.mark() == made.mirror._token)
     assert (made.directory.path / journal_name(made.mark())).exists()
+
+
+def stored(made: Made, number: int) -> Op:
+    """A STORE, logged and recorded."""
+    with made.lock:
+        version = made.log.new_version(Ino(number), TierId(number), 1)
+        op = made.log.append(OpKind.STORE, Ino(number), parent=ROOT, name=b"%d" % number, version=version)
+        made.state.commit()
+    return op
+
+
+def marked(made: Made) -> str:
+    """The token of the journal that counts, which is begun."""
+    with made.lock:
+        made.mirror.begin()
+    wait_until(lambda: made.mirror.statistics().state == "on")
+    return made.mark()
+
+
+class Hanging:
+    """The journal's disk takes nothing until `go_on`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mirror: Mirror) -> None:
+        self.go_on = threading.Event()
+        apply = mirror._apply
+
+        def late(journal: sqlite3.Connection, batch: list[list[Statement]]) -> None:
+            assert self.go_on.wait(WAIT_S)
+            apply(journal, batch)
+
+        monkeypatch.setattr(mirror, "_apply", late)
+
+
+@pytest.mark.clause("S225")
+@pytest.mark.parametrize("change", ["nothing", "another", "itself", "its version", "left out"])
+def test_an_operation_waits_for_the_journal_to_know_it_as_it_is(made: Made, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """Where the disk hangs, the mark goes instead."""
+    made.mirror._patience_s = 0.1
+    left_out, first, op = stored(made, 1), stored(made, 2), stored(made, 3)
+    marked(made)
+    made.mirror.before(first)  # waits, as whatever comes first
+    made.mirror.before(stored(made, 4))
+    disk = Hanging(monkeypatch, made.mirror)
+    with made.lock:
+        if change == "itself":
+            made.log.save(op)
+        elif change == "its version":
+            assert op.version is not None
+            made.log.save_version(op.version)
+        elif change == "left out":
+            made.log.withdraw(left_out)
+        made.state.commit()
+    if change == "another":
+        stored(made, 5)
+    made.mirror.before(op)
+    disk.go_on.set()
+    assert bool(made.mark()) == (change in ("nothing", "another"))

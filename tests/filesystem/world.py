@@ -124,10 +124,10 @@ def _spill(settings: Settings, state: StateDatabase, tier: Tier) -> Callable[[RL
     return lambda lock: Spill(directory, state, tier, lock, settings.spill_mode, settings.spill_budget)
 
 
-def _journal(spill: Spill | None, state: StateDatabase, lower: BackingDirectory) -> Callable[[Op], None]:
+def _journal(spill: Spill | None, state: StateDatabase, log: OperationLog, lower: BackingDirectory) -> Callable[[Op], None]:
     if spill is None or spill.mode is not SpillMode.MIRROR:
         return Unmirrored(lower, "test").before
-    spill.keep_journal(Mirror(spill.directory, state, lower, "test"))
+    spill.keep_journal(Mirror(spill.directory, state, log, lower, "test"))
     assert spill.mirror is not None
     return spill.mirror.before
 
@@ -216,7 +216,8 @@ async def world(
     )
     spill = fs.spilling.spill if fs.spilling is not None else None
     manifest = Manifest(state, lower, fs.lock, "test")
-    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings, spill, _journal(spill, state, lower))
+    before = _journal(spill, state, log, lower)
+    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings, spill, before)
     engine.hold(hold)
     made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:
