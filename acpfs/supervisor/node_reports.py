@@ -9,12 +9,11 @@ from collections.abc import Callable
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
 from acpfs.supervisor.assembly import Parts
+from acpfs.writeback.far_clocks import TOLD_S
 from acpfs.writeback.ops import Op
 from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
 
 WAITING_TOLD_MAX = 20
-CLOCK_TOLD_S = 5.0
-"""Pointers that wait for so long only because of clocks are worth a word."""
 
 
 def cluster_report(parts: Parts, display_path: Callable[[Op], bytes]) -> ClusterReport:
@@ -39,14 +38,15 @@ def cluster_report(parts: Parts, display_path: Callable[[Op], bytes]) -> Cluster
 
 def clock_problem(cluster: ClusterStatistics) -> str:
     """Which clock holds pointers up, by how much, and what helps; "" for none."""
-    worst = max((peer for peer in cluster.peers if _state(peer) == NodeState.LIVE.value), key=lambda peer: peer.clock_bound_s, default=None)
-    if worst is None or worst.clock_bound_s < CLOCK_TOLD_S:
+    live = (peer for peer in cluster.peers if _state(peer) == NodeState.LIVE.value)
+    worst = max(live, key=lambda peer: peer.clock_wait_s, default=None)
+    if worst is None or worst.clock_wait_s < TOLD_S:
         return ""
     theirs = worst.record.drift_s if worst.record is not None else 0.0
     set_by = [f"that of {node} was set by {by:+.1f} s" for node, by in (("this node", cluster.drift_s), (worst.node, theirs)) if by]
     why = " and ".join(set_by) or f"that of {worst.node} differs from this node's"
-    helps = "set it right again, or wait twice as long until it is worked off" if set_by else "set them by NTP or PTP"
-    return f"pointer files wait {worst.clock_bound_s:.0f} s longer because of wall clocks: {why}; {helps}"
+    helps = "set it right again, or wait twice as long as it was set by until it is worked off" if set_by else "set them by NTP or PTP"
+    return f"each pointer file waits up to {worst.clock_wait_s:.0f} s longer because of wall clocks: {why}; {helps}"
 
 
 def cluster_counters(cluster: ClusterStatistics) -> dict[str, int]:

@@ -26,6 +26,7 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.far_clocks import FarClocks
 from acpfs.writeback.gate import Gate, Gated
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.pace import BETWEEN_WRITES, Pace
@@ -107,7 +108,7 @@ class Cluster:
         self._published_at = 0.0
         self._error = self._rivalry = ""
         self._bell = Bell()
-        self._told: set[tuple[str, str]] = set()
+        self._far_clocks = FarClocks()
         self.published = self.pointers_passed = self.pointers_withheld = 0
         self.waited_s_max = 0.0
         gate.on_gated = self._bell.ring
@@ -295,9 +296,10 @@ class Cluster:
                     continue
                 peer.read_at, peer.error = max(peer.read_at, began), answer.error
                 if answer.record is not None:
-                    peer.saw(answer.record, clock, now)
+                    peer.saw(answer.record, clock, now, began)
             for name in answers:
                 self._names.learn(name, self._peers.get(name), self.terms())
+            self._far_clocks.look(self._peers.values(), self.terms())
         self._names.tell()
 
     async def _read_share(self, names: list[str], answers: dict[str, _Answer]) -> None:
@@ -406,7 +408,8 @@ class Cluster:
         if peer is None:
             return Verdict.PASSES
         removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
-        return peer.judge(one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at)
+        mark = peer.mark(one.marks, one.listed_at, terms)
+        return peer.judge(one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark)
 
     def _withhold(self, one: Gated) -> bool:
         """Whether it was not yet, and is now."""
@@ -439,7 +442,7 @@ class Cluster:
         with self._section():
             closed_at = self._log.clock.now()
         behind: list[str] | None = None
-        listed_at = 0.0
+        listed_at, marks = 0.0, dict[str, float]()
         while behind is None or behind:
             try:
                 if behind is None:
@@ -451,15 +454,15 @@ class Cluster:
                 self._error = error.strerror or str(error)
             else:
                 with self._section():
-                    behind = self._behind(behind, closed_at, listed_at)
+                    behind = self._behind(behind, closed_at, listed_at, marks)
                 tell(behind)
             if behind is None or behind:
                 await trio.sleep(self._pace.look_s(pointers=True))
 
-    def _behind(self, names: list[str], closed_at: float, since: float) -> list[str]:
+    def _behind(self, names: list[str], closed_at: float, since: float, marks: dict[str, float]) -> list[str]:
         """Under the lock."""
-        terms = self.terms()
-        return [name for name in names if (peer := self._peers.get(name)) is not None and peer.may_have(closed_at, terms, since)]
+        terms, peers = self.terms(), [peer for name in names if (peer := self._peers.get(name)) is not None]
+        return [peer.node for peer in peers if peer.may_have(closed_at, terms, since, peer.mark(marks, since, terms))]
 
     def terms(self) -> Terms:
         """What nodes are judged by at the moment."""
@@ -578,5 +581,6 @@ def _told(peer: Peer, terms: Terms) -> PeerReport:
         ahead_s_min=peer.ahead_s_min,
         ahead_s_max=peer.ahead_s_max(terms.node),
         clock_bound_s=peer.bound_s(terms),
+        clock_wait_s=peer.clock_wait_s(terms),
         error=peer.error,
     )

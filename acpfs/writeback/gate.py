@@ -38,6 +38,8 @@ class Gated:
     """Records of this node that were begun when it was first looked at."""
     listed_at: float = 0.0
     """Monotonic, seconds: when that became known."""
+    marks: dict[str, float] = field(default_factory=dict)
+    """Node → a time by its clock that is later than all it had closed before `listed_at`, where that is known without comparing clocks."""
     missing: dict[str, str] = field(default_factory=dict)
     """Node → why it does not pass, as last looked at."""
     needed: bool = False

@@ -3,7 +3,8 @@
 Another node lives as long as its record changes, by this node's own monotonic clock; nobody's wall clock says who is dead. Silence is
 what was looked at and found unchanged: with many nodes, or slow storage, a record is read seldom, and that says nothing. Clocks of two
 nodes are compared through their records: what one wrote, the other read later, so the writer's clock was at least so much ahead; and what
-the other says it has found of ours bounds it from the other side. Pure. Used under the file system's lock.
+the other says it has found of ours bounds it from the other side. Where clocks are far apart, a node also passes by the sequence of its
+records alone (`Peer.closed_before`). Pure. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ SAMPLES_MAX = 64
 SILENT_HEARTBEATS_MIN = 3.0
 """A node that beats slower than others is not missing before it has left out so many."""
 ABSENT_MIN = 2
+PAST_CACHES_S = 60.0
+"""A record that is read now was there so long ago or later: clients of network file systems remember no longer what a file was."""
+RECORDS_AFTER = 4
+"""So many records, each newer than the last, seen after that: the last was begun when the one before it was there, and not earlier."""
 
 
 class Verdict(Enum):
@@ -47,6 +52,11 @@ class Terms:
     """0: never."""
 
 
+def longest_cached_s(terms: Terms) -> float:
+    """How old a record can be when it is read. A node whose records are read later than its time-out counts as missing anyway."""
+    return max(PAST_CACHES_S, terms.node_timeout_s)
+
+
 @dataclass(slots=True)
 class Peer:
     """One other node."""
@@ -65,16 +75,24 @@ class Peer:
     """How often in a row its record was not there."""
     error: str = ""
     """Why its record could not be read; "" when it could."""
+    came_at: float = math.inf
+    """By our clock: when it was first known that it is here with the RAM tier that it has."""
     _ahead: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    _newer: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """Records, each newer than all before: monotonic seconds when its reading began, and what it says of its node's clock."""
 
-    def saw(self, record: NodeRecord, clock: float, monotonic: float) -> None:
-        """Its record was read; `clock`: this node's, afterwards."""
+    def saw(self, record: NodeRecord, clock: float, monotonic: float, began: float = math.inf) -> None:
+        """Its record was read; `clock`: this node's, afterwards. `began`: monotonic, when the reading did, if that is known."""
         self.error, self.absent = "", 0
         if self.record is not None and (self.record.incarnation, self.record.beat) == (record.incarnation, record.beat):
             return
-        if self.record is not None and self.record.incarnation != record.incarnation:
+        if self.record is None or self.record.incarnation != record.incarnation:
             self._ahead.clear()
+            self._newer.clear()
+            self.came_at = clock
         self.record, self.heard_at = record, monotonic
+        if not self._newer or record.clock > self._newer[-1][1]:  # one of two readings at a time may bring an older one
+            self._newer.append((min(began, monotonic), record.clock))
         self._ahead.append(record.clock - clock)
 
     def is_removed(self) -> bool:
@@ -100,6 +118,30 @@ class Peer:
             beat_s = self.record.heartbeat_s if self.record is not None else 0.0
             bound_s = max(bound_s, most if math.isfinite(most) else self.ahead_s_min + beat_s + terms.clock_bound_s)
         return bound_s
+
+    def closed_before(self, since: float, terms: Terms) -> float:
+        """By its own clock: all that it had closed before our `since` (monotonic) was closed earlier than this. No clock is compared.
+
+        Its records are begun one after the other, so one that came well after `since` was begun after it. Infinity: none has come yet.
+        """
+        fresh = since + longest_cached_s(terms)
+        clocks = [clock for began, clock in self._newer if began >= fresh]
+        return clocks[RECORDS_AFTER - 1] if math.isfinite(fresh) and len(clocks) >= RECORDS_AFTER else math.inf
+
+    def mark(self, marks: dict[str, float], since: float, terms: Terms) -> float:
+        """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it is passed."""
+        if self.node not in marks:
+            mark = self.closed_before(since, terms)
+            if mark == math.inf:
+                return mark
+            marks[self.node] = mark
+        return marks[self.node]
+
+    def clock_wait_s(self, terms: Terms) -> float:
+        """How much longer our pointers wait for it than they would if clocks were equal; about, and at most."""
+        beat_s = self.record.heartbeat_s if self.record is not None else 0.0
+        ahead_s = self.ahead_s_min if math.isfinite(self.ahead_s_min) else 0.0
+        return min(self.bound_s(terms) - min(0.0, ahead_s), longest_cached_s(terms) + RECORDS_AFTER * beat_s)
 
     @property
     def silent_s(self) -> float:
@@ -136,8 +178,10 @@ class Peer:
     def _has_ended(self, record: NodeRecord) -> bool:
         return record.state in (NodeState.LEFT, NodeState.GONE) and not self.error
 
-    def may_have(self, closed_at: float, terms: Terms, since: float) -> bool:
-        """Whether it lives, and may not have persisted all that it had closed before `closed_at` by our clock; `since`: as for `judge`.
+    def may_have(self, closed_at: float, terms: Terms, since: float, mark: float = math.inf) -> bool:
+        """Whether it lives, and may not have persisted all that it had closed before `closed_at` by our clock.
+
+        `since`, `mark`: as for `judge`.
 
         For a reader, who waits for nobody's gate: a gated pointer of that time may be the very file.
         """
@@ -146,14 +190,29 @@ class Peer:
             return not self.is_missing(terms)
         if self.read_at >= since and self._has_ended(record):
             return False
-        return record.watermark <= closed_at + self.bound_s(terms)
+        return record.watermark <= min(mark, closed_at + self.bound_s(terms))
 
-    def judge(self, closed_at: float, terms: Terms, *, removes: bool = False, yields: bool = False, since: float = -math.inf) -> Verdict:
+    def _may_have_lost(self, lost: tuple[float, float], closed_at: float, terms: Terms) -> bool:
+        """Whether the pointer was closed while what it names may have been in the RAM tier that is lost."""
+        bound_s = self.bound_s(terms)
+        return closed_at <= self.came_at and closed_at + bound_s >= lost[0] and closed_at - bound_s < lost[1]
+
+    def judge(
+        self,
+        closed_at: float,
+        terms: Terms,
+        *,
+        removes: bool = False,
+        yields: bool = False,
+        since: float = -math.inf,
+        mark: float = math.inf,
+    ) -> Verdict:
         """Whether it has persisted what it had closed before a pointer was closed here, at `closed_at` by our clock.
 
         `removes`: not a pointer, but a removal: for that it does not matter what was lost. `yields`: nobody waits for that removal; then
         what counts are the node's pointers, and all that may have been before. `since`: monotonic; that a node has left, or
         is silent, counts only if it was read since then, for it may have come back: only what is persisted is so for ever.
+        `mark`: by its clock; what it had closed before is earlier than that, whatever the clocks (`closed_before`).
         """
         record = self.record
         is_fresh = self.read_at >= since
@@ -161,10 +220,10 @@ class Peer:
             return Verdict.PASSES
         if record is not None:
             until = closed_at + self.bound_s(terms)
-            if not removes and record.lost is not None and until >= record.lost[0] and closed_at - self.bound_s(terms) < record.lost[1]:
+            if not removes and record.lost is not None and self._may_have_lost(record.lost, closed_at, terms):
                 return Verdict.LOST
             told = record.pointers if yields and record.pointers is not None else record.watermark
-            if told > until:
+            if told > min(until, mark):
                 return Verdict.PASSES
             if is_fresh and self._has_ended(record):
                 return Verdict.MISSING if yields and record.pointers is not None and told < record.clock else Verdict.PASSES

@@ -102,6 +102,8 @@ class PeerReport:
     """… and by at most so much."""
     clock_bound_s: float
     """What is reckoned with."""
+    clock_wait_s: float
+    """How much longer pointers wait for it because of clocks, at most."""
     error: str
 
 

@@ -357,3 +357,25 @@ def test_what_acpfs_itself_writes_is_counted_below(transport: str, tmp_path: Pat
     assert (created["staging"], written["staging"]) == (files, files)
     assert created["manifest"] < files / 4
     assert 0 < written["nodes"] == created["nodes"] <= 2 * (2 * heartbeats + 2)
+
+
+@clause("S227")
+@pytest.mark.long
+@pytest.mark.parametrize("offset_s", [-7200.0, 7200.0])
+def test_a_clock_that_is_hours_away_holds_no_pointer_up_for_hours(transport: str, tmp_path: Path, shared: Path, offset_s: float) -> None:
+    """The other one is slow: what it closed before is there first. Its wall clock is set meanwhile, or was wrong when it was mounted."""
+    with Stand(tmp_path, [shared] * 2, transport, node_timeout=30, offsets_s=(0.0, min(offset_s, 0.0))) as stand:
+        stand.set_clock(1, offset_s)
+        slow_others(stand, SLOW)
+        (stand.nodes[1].path / "shard").write_bytes(b"s" * (20 * 150_000))
+        write(stand.nodes[0], "latest", "1")
+        stand.nodes[0].wait_status(lambda status: "wall clocks" in (status["cluster"]["clock_problem"] or ""))
+        shard_is_there = False
+
+        def pointer_is_there(_status: object) -> str | None:
+            nonlocal shard_is_there
+            shard_is_there = (shared / "shard").exists()
+            return read(shared, "latest")
+
+        stand.nodes[0].wait_status(pointer_is_there, timeout_s=250)
+        assert shard_is_there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.peers import Peer, Terms, Verdict
+from acpfs.writeback.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict
 
 clause = pytest.mark.clause
 TERMS = Terms("a", clock_bound_s=0.5, drift_s=0.0, node_timeout_s=30.0, forget_after_s=0.0)
@@ -126,6 +127,65 @@ def test_a_measured_difference_counts_where_it_is_larger() -> None:
     assert ahead.bound_s(TERMS) == pytest.approx(8.4), "known from both sides"
     behind = peer_of(record(clock=990.0, watermark=990.0), clock=1002.0)
     assert behind.bound_s(TERMS) == 0.5, "a clock that is behind costs time, not order"
+
+
+def heard(*records: tuple[float, float], incarnation: str = "") -> Peer:
+    """Of a node; each record: when its reading began, and what it says of its node's clock."""
+    peer = Peer("b", 0.0)
+    for beat, (began, clock) in enumerate(records):
+        peer.saw(record(beat=beat, clock=clock, watermark=clock, incarnation=incarnation), CLOSED, began + 100.0, began)
+    return peer
+
+
+@clause("S227")
+def test_a_record_begun_after_a_moment_is_known_without_clocks() -> None:
+    fresh = CLOSED + PAST_CACHES_S
+    in_time = [(fresh + n, 5000.0 + n) for n in range(RECORDS_AFTER)]
+    assert heard(*in_time).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
+    assert heard((fresh - 0.1, 4999.0), *in_time).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
+    assert heard(*in_time, (fresh + 9, 5009.0)).closed_before(CLOSED, TERMS) == 5000.0 + RECORDS_AFTER - 1
+    assert heard((fresh - 0.1, 4999.0), *in_time[1:]).closed_before(CLOSED, TERMS) == math.inf, "one came out of a cache"
+    assert heard(*in_time[:-1], in_time[0]).closed_before(CLOSED, TERMS) == math.inf, "an older one, of two readings at a time"
+    assert heard(*in_time).closed_before(-math.inf, TERMS) == math.inf, "nobody says since when"
+    patient = replace(TERMS, node_timeout_s=PAST_CACHES_S + 1)
+    assert heard(*in_time).closed_before(CLOSED, patient) == math.inf, "who waits longer for records has them late"
+    again = heard(*in_time)
+    again.saw(record(beat=99, clock=1.0, incarnation="another"), CLOSED, fresh + 99)
+    assert again.closed_before(CLOSED, TERMS) == math.inf
+
+
+@clause("S227")
+def test_a_node_passes_by_its_own_clock_alone() -> None:
+    hours_ahead = record(clock=9000.0, watermark=8000.0, drift_s=9000.0)
+    assert peer_of(hours_ahead).judge(CLOSED, TERMS) is Verdict.WAITS
+    assert peer_of(hours_ahead).judge(CLOSED, TERMS, mark=7999.0) is Verdict.PASSES
+    assert peer_of(hours_ahead).judge(CLOSED, TERMS, mark=8000.0) is Verdict.WAITS
+    assert peer_of(replace(hours_ahead, pointers=7000.0)).judge(CLOSED, TERMS, yields=True, mark=7999.0) is Verdict.WAITS
+    lost = replace(hours_ahead, lost=(CLOSED - 5, CLOSED + 5))
+    assert peer_of(lost).judge(CLOSED, TERMS, mark=7999.0) is Verdict.LOST
+
+
+@clause("S227")
+def test_what_was_lost_holds_nothing_up_that_was_closed_after_the_return_was_known() -> None:
+    """It came back with a clock that is an hour ahead, so its loss seems to last that long."""
+    lost = (CLOSED - 5, CLOSED + 3600)
+    returned = peer_of(record(lost=lost, incarnation="2", watermark=CLOSED + 9000), clock=CLOSED)
+    assert returned.judge(CLOSED, TERMS) is Verdict.LOST, "closed at that very moment"
+    assert returned.judge(CLOSED + 0.001, TERMS) is Verdict.PASSES
+    returned.saw(record(lost=lost, incarnation="2", beat=2, watermark=CLOSED + 9000), CLOSED + 50, 1.0)
+    assert returned.judge(CLOSED + 0.001, TERMS) is Verdict.PASSES
+    returned.saw(record(lost=lost, incarnation="3", watermark=CLOSED + 9000), CLOSED + 60, 2.0)
+    assert returned.judge(CLOSED + 60, TERMS) is Verdict.LOST
+
+
+@clause("S227")
+def test_how_long_a_clock_holds_pointers_up() -> None:
+    most = PAST_CACHES_S + RECORDS_AFTER * 2.0
+    assert peer_of(record()).clock_wait_s(TERMS) == 0.5
+    assert peer_of(record(drift_s=-7.0)).clock_wait_s(TERMS) == 7.5
+    assert peer_of(record(clock=992.0)).clock_wait_s(TERMS) == 10.5, "behind: its watermark comes as much later"
+    assert peer_of(record(clock=1012.0)).clock_wait_s(TERMS) < TERMS.clock_bound_s + 13.0
+    assert peer_of(record(drift_s=7200.0)).clock_wait_s(TERMS) == most
 
 
 class Clocks:
