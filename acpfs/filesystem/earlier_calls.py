@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from acpfs.filesystem.steps import shared
+from acpfs.filesystem.steps import broken_off, shared
 
 
 class EarlierCalls:
@@ -27,7 +27,7 @@ class EarlierCalls:
 
 
 def _tell(ended: Future[None], over: Future[None]) -> None:
-    error = InterruptedError() if ended.cancelled() else ended.exception()
+    error = broken_off() if ended.cancelled() else ended.exception()
     if error is None:
         over.set_result(None)
     else:

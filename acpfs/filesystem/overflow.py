@@ -22,7 +22,7 @@ from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.steps import shared, wait
+from acpfs.filesystem.steps import broken_off, shared, wait
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
 
@@ -183,7 +183,7 @@ class Overflow:
             self._lower.close(fd)
 
     def _was_cut(self, name: str, cut: Future[None], call: Future[None]) -> None:
-        error = InterruptedError() if call.cancelled() else call.exception()
+        error = broken_off() if call.cancelled() else call.exception()
         with self._lock:
             if error is None:
                 self._inherited.pop(name, None)

@@ -6,6 +6,8 @@ See docs/ARCHITECTURE.md, "Coroutines without an event loop".
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import time
 import types
 from collections.abc import Callable, Coroutine, Generator
@@ -28,6 +30,11 @@ def wait(future: Future[T]) -> Generator[Future[T], T, T]:
     if future.done():
         return future.result()
     return (yield future)
+
+
+def broken_off() -> InterruptedError:
+    """What a call is told whose caller does not wait any more; if that lives, it is told the same."""
+    return InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
 
 
 def shared() -> Future[None]:
@@ -94,7 +101,7 @@ class Steps:
         value: Any = None
         self.last_at = time.monotonic()
         if done is not None:
-            error = InterruptedError() if done.cancelled() else done.exception()
+            error = broken_off() if done.cancelled() else done.exception()
             value = None if error is not None else done.result()
         changes = self._state.changes
         while True:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -60,6 +62,22 @@ def test_a_waiting_process_of_another_namespace_can_be_killed(mount: NativeMount
         mount.kill_server()  # its call fails with the session
     child.kill()
     assert has_ended
+
+
+@pytest.mark.clause("S246")
+def test_a_call_of_a_process_that_lives_ends_with_eintr(mount: NativeMount) -> None:
+    path = seen_from_outside(mount) / HANGING
+
+    def look() -> int:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        try:
+            path.lstat()
+        except OSError as error:
+            return error.errno or 0
+        return 0
+
+    assert Child(look).result() == errno.EINTR
 
 
 @pytest.mark.clause("S243")
