@@ -31,6 +31,7 @@ from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.place_staged import PlaceStaged
+from acpfs.writeback.spares import Spares
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 """Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
@@ -80,12 +81,16 @@ class Committer:
         lock: RLock,
         applied: dict[int, str],
         conflicts: Conflicts,
+        spares: Spares,
         before: Callable[[Op], None] = lambda _op: None,
     ) -> None:
-        """`applied`: see `Streamer.applied`. `before`: called ahead of each operation that is carried out (`Mirror.before`)."""
+        """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
+
+        `before`: called ahead of each operation that is carried out (`Mirror.before`).
+        """
         self._before = before
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
-        self._applied, self._conflicts = applied, conflicts
+        self._applied, self._conflicts, self._spares = applied, conflicts, spares
         self._listings = absence.Listings(lower)
         self._placing = PlaceStaged(lower, log, state, lock)
         self._given_back = GivenBack(lower, tree, conflicts, lock)
@@ -320,6 +325,7 @@ class Committer:
         if is_linked(version):
             self._check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
+        self._spares.keep(version, first)
         try:
             staging = self._placing.place(version, first)
         except FileNotFoundError:
@@ -340,6 +346,7 @@ class Committer:
             for target in targets:
                 self._manifest.put(target, version.digest, version.size)
             version.state = VersionState.COMMITTED
+            self._spares.shown(version, st)
             self._applied.pop(version.vid, None)
         return self._ours(op, version, st)
 

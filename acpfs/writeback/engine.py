@@ -20,7 +20,7 @@ import trio
 from acpfs.backing.calls import CallPools
 from acpfs.backing.lower import ASIDE_PREFIX, Lower
 from acpfs.config import Settings
-from acpfs.errors import errno_name
+from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
@@ -31,6 +31,7 @@ from acpfs.writeback.checksums import WaitingChecksums
 from acpfs.writeback.commit import Committer, GroupOutcome
 from acpfs.writeback.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.courtesy import Courtesy
+from acpfs.writeback.dependents import with_dependents
 from acpfs.writeback.equal import EqualFiles
 from acpfs.writeback.failures import Failures
 from acpfs.writeback.flush import Flusher
@@ -38,7 +39,7 @@ from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.guard import Guard
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log import CREATING, REMOVING, OperationLog
+from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.manifest_writer import ManifestWriter
@@ -49,6 +50,7 @@ from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
 from acpfs.writeback.retry import RetryPolicy
 from acpfs.writeback.source import AbandonedError
+from acpfs.writeback.spares import Spares
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
@@ -92,6 +94,7 @@ class Engine:
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
         self._garbage = Garbage(lower, calls.streams)
+        self._spares = Spares(lower, lock, listener.version_of_open_file, self._garbage.remove_nowait)
         self._equal = EqualFiles(lower, tree, lock, manifest.digest)
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
         self._checksums = WaitingChecksums(log, tier, calls.streams, lock, listener, give_way, self.section)
@@ -107,11 +110,12 @@ class Engine:
             still_frozen=listener.still_frozen,
             give_way=give_way,
             verify_after_write=settings.verify_after_write,
+            spares=self._spares,
             spill=spill,
             equal=self._equal,
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
-        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts, before)
+        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts, self._spares, before)
         recheck = Recheck(lower, tree, lock, self._committer)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
@@ -173,6 +177,7 @@ class Engine:
             self._due.clear()
             self._failures.resume()
             self._order.room.resume()
+            self._spares.begin()
             self._queue.wake_all()
 
     def _stop(self) -> None:
@@ -252,7 +257,7 @@ class Engine:
                 due = min(due, trio.current_time() + stand_back_s)
             if stagger_s:
                 due = min(due, trio.current_time() + min(stagger_s, LOOK_AGAIN_S))
-            due = min(due, self._garbage.sweep(trio.current_time()))
+            due = min(due, self._garbage.sweep(trio.current_time()), trio.current_time() + self._spares.sweep())
             for stream in started:
                 nursery.start_soon(self._stream, stream)
             await self._stream_bell.heard(due)
@@ -319,12 +324,17 @@ class Engine:
                 if not _is_small(stream.op):
                     self.stagger.staged(stream.version.size)
             else:
-                self._failures.failed(stream.op, error)
-                self.guard.failed(stream.op, error.errno)
-                self.gate.failed(error.errno)
-                self._order.room.failed(stream.op, error.errno, trio.current_time())
-        elif stream.version.state is VersionState.STAGED and stream.version.staging_name:
+                self._failed(stream.op, error)
+        elif stream.version.state is VersionState.STAGED and stream.version.staging_name and not self._spares.given_up(stream.version):
             self._garbage.remove_nowait(stream.version.staging_name)  # given up just after its last look
+
+    def _failed(self, op: Op, error: OSError) -> None:
+        self._failures.failed(op, error)
+        self.guard.failed(op, error.errno)
+        self.gate.failed(error.errno)
+        self._order.room.failed(op, error.errno, trio.current_time())
+        if error.errno in FULL_ERRNOS:
+            self._spares.let_go()
 
     # -- commits
 
@@ -364,11 +374,9 @@ class Engine:
         with self.section():
             self._finish(result)
             if result.failed is not None and result.error is not None:
-                self._failures.failed(result.failed, result.error)
-                self.guard.failed(result.failed, result.error.errno)
-                self.gate.failed(result.error.errno)
-                self._order.room.failed(result.failed, result.error.errno, trio.current_time())
+                self._failed(result.failed, result.error)
             for op in result.undone:
+                self._spares.given_up(op.version)
                 op.committed = op.started = False
                 self._ops.save(op)
                 self._stream_again(op)
@@ -386,7 +394,9 @@ class Engine:
             self._failures.persisted(op)
             self._remove(op)
             self._totals.persisted_ops += 1
-            self._totals.persisted_bytes += op.version.size if op.version is not None else 0
+            if op.version is not None:
+                self._totals.persisted_bytes += op.version.size
+                self._spares.persisted(op.version)
             self._listener.persisted(op, stat)
         self.guard.noted(op for op, _stat in result.done)
         if any(op.kind in REMOVING for op, _stat in result.done) and (wanting := self._order.room.try_again()):
@@ -469,7 +479,7 @@ class Engine:
         stream = self._queue.active.get(op.seq)
         if stream is not None:
             stream.abandoned = True
-        elif op.version is not None and op.version.staging_name:
+        elif not self._spares.given_up(op.version) and op.version is not None and op.version.staging_name:
             self._garbage.remove_nowait(op.version.staging_name)
         self._listener.dropped(op)
 
@@ -500,7 +510,7 @@ class Engine:
     def discard(self, seqs: Iterable[Seq]) -> int:
         """Give operations up, with those that need them (below a directory that will not be made); returns how many. Thread-safe."""
         with self.section():
-            chosen = self._with_dependents(set(seqs))
+            chosen = with_dependents(self._ops, self._tree, set(seqs))
             for op in chosen:
                 self._its_turn(op)
                 self._ops.remove(op)
@@ -509,21 +519,13 @@ class Engine:
         self.wake()
         return len(chosen)
 
-    def _with_dependents(self, seqs: set[Seq]) -> list[Op]:
-        chosen: list[Op] = []
-        never_made: set[Ino] = set()
-        for op in self._ops:
-            needed = {op.ino, op.victim, op.parent, op.new_parent}
-            if (op.seq in seqs or needed & never_made) and not op.started:
-                chosen.append(op)
-                if op.kind in CREATING and op.ino not in self._tree:
-                    never_made.add(op.ino)
-        return chosen
-
     def drained(self) -> bool:
-        """Nothing is left to do, the manifest is written and staging files are gone (or cannot be). Thread-safe."""
+        """Nothing is left to do, the manifest is written and staging files are gone (or cannot be), spares too. Thread-safe."""
         with self._lock:
-            return len(self._ops) == 0 and self._manifest.is_settled and self._garbage.is_settled and self.guard.is_settled
+            if len(self._ops):
+                return False
+            self._spares.let_go()
+            return self._manifest.is_settled and self._garbage.is_settled and self.guard.is_settled
 
     async def recorded(self) -> None:
         """Wait until the written manifest has all that is committed now, or cannot be written."""

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import mmap
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from threading import RLock
 
@@ -19,7 +19,7 @@ import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
-from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, Note
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, LowerStat, Note
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import VersionId
@@ -30,6 +30,7 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.source import AbandonedError, Source, hash_zeros
+from acpfs.writeback.spares import Growth, NotGrownError, Spare, Spares
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.verify import MisreadError, OnlyCopyError, digest_of
 
@@ -88,6 +89,7 @@ class Streamer:
         still_frozen: Callable[[Version], bool],
         give_way: GiveWay,
         verify_after_write: bool,
+        spares: Spares,
         spill: Spill | None = None,
         equal: EqualFiles | None = None,
     ) -> None:
@@ -95,8 +97,10 @@ class Streamer:
 
         `bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`.
 
-        `spill`: where versions are that have left RAM. `equal`: finds what need not be streamed.
+        `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
+        streamed.
         """
+        self._spares = spares
         self._equal = equal
         self._spill = spill
         self._give_way, self._tree = give_way, tree
@@ -125,19 +129,13 @@ class Streamer:
         name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))
         if self._take_equal(stream, linked_name(name)):
             return
+        growth = self._spares.take(stream.version)
+        if growth.spare is not None:
+            if self._append(stream, growth, growth.spare):
+                return
+            growth = self._spares.take(stream.version)
         try:
-            fd = self._lower.create_staging(name)
-            try:
-                digest = self._copy(stream, fd)
-                staging_ino, applied = self._finish(stream, fd, digest)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    self._lower.close(fd)
-                raise
-            self._lower.close(fd)
-            if self._verify_after_write:
-                self._verify(stream, name, digest)
-            self._staged(stream, name, staging_ino, digest, applied)
+            self._fill(stream, name, self._lower.create_staging(name), growth)
         except BaseException:
             self._discard(name)
             raise
@@ -154,13 +152,54 @@ class Streamer:
                 directory = made.parent
             return path
 
+    def _append(self, stream: Stream, growth: Growth, spare: Spare) -> bool:
+        """Make the version of an earlier one's file, if it is that and more; returns whether it did."""
+        try:
+            foreign = self._lower.xattrs(self._lower.staging_path(spare.name)).keys()
+            fd = self._spares.open(spare)
+        except OSError:  # nothing is lost but time
+            self._discard(spare.name)
+            return False
+        try:
+            self._fill(stream, spare.name, fd, growth, foreign)
+        except NotGrownError:
+            self._discard(spare.name)
+            return False
+        except AbandonedError:
+            self._give_back(stream, spare)
+            raise
+        except BaseException:
+            self._discard(spare.name)
+            raise
+        return True
+
+    def _give_back(self, stream: Stream, spare: Spare) -> None:
+        try:
+            self._spares.give_back(stream.version.ino, spare)
+        except OSError:
+            self._discard(spare.name)
+
+    def _fill(self, stream: Stream, name: str, fd: int, growth: Growth, former: Iterable[bytes] = ()) -> None:
+        """All that a staging file needs; closes the descriptor. `former`: xattrs that it has already."""
+        try:
+            digest = self._copy(stream, fd, growth)
+            st, applied = self._finish(stream, fd, digest, former)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._lower.close(fd)
+            raise
+        self._lower.close(fd)
+        if self._verify_after_write:
+            self._verify(stream, name, digest)
+        self._staged(stream, name, st.ino, digest, applied, (growth, st))
+
     def _take_equal(self, stream: Stream, name: str) -> bool:
         """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""
         candidate = self._equal.candidate(stream.op, stream.version) if self._equal is not None else None
         if self._equal is None or candidate is None:
             return False
         stream.pause()
-        digest = self._copy(stream, None)
+        digest = self._copy(stream, None, Growth())
         stream.progress()
         if digest != candidate.digest:
             return False
@@ -193,13 +232,13 @@ class Streamer:
                 self._fit(stream, fd)
                 self._sync_only_copy(fd)
                 digest = self._hash(stream, fd)
-                staging_ino, applied = self._finish(stream, fd, digest)
+                st, applied = self._finish(stream, fd, digest)
             except BaseException:
                 with contextlib.suppress(OSError):
                     self._lower.close(fd)
                 raise
             self._lower.close(fd)
-            self._staged(stream, name, staging_ino, digest, applied)
+            self._staged(stream, name, st.ino, digest, applied)
         except AbandonedError:
             self._discard(name)
             raise
@@ -260,17 +299,18 @@ class Streamer:
         finally:
             self._buffers.append(buffer)
 
-    def _copy(self, stream: Stream, fd: int | None) -> str:
+    def _copy(self, stream: Stream, fd: int | None, growth: Growth) -> str:
         """Copy until the bytes that were copied are the version's; returns their checksum. None: nowhere, for the checksum only.
 
         Raises:
+            NotGrownError: it is not what the file has, and more.
             OnlyCopyError: twice they were not those of its checksum. Told once: who asks for another try gets what is there.
         """
         differed = False
         while True:
             with self._lock:
                 renewals = stream.version.renewals
-            digest = self._copy_once(stream, fd)
+            digest = self._copy_once(stream, fd, growth)
             with self._lock:
                 if self._still_frozen(stream.version) and stream.version.renewals == renewals:
                     if stream.version.digest in ("", digest):
@@ -283,26 +323,31 @@ class Streamer:
                     differed = True
                 self.counters.reread_chunks += 1
             if fd is not None:
-                self._lower.truncate(fd, 0)
+                self._lower.truncate(fd, growth.kept_bytes)
 
-    def _copy_once(self, stream: Stream, fd: int | None) -> str:
-        hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, 0
+    def _copy_once(self, stream: Stream, fd: int | None, growth: Growth) -> str:
+        hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, growth.kept_bytes
+        if size < end:
+            raise NotGrownError
         if size:
             with self._buffer(size) as buffer, contextlib.closing(self._source(stream, buffer)) as source:
-                if size > SMALL_BYTES_MAX and fd is not None:
+                if size - end > SMALL_BYTES_MAX and fd is not None:
                     self._lower.expect_bulk(fd)
                 while position < size:
                     if size > SMALL_BYTES_MAX:
                         self._stand_back(stream)
-                    count, is_hole = source.read(position, min(self._bucket.slice_bytes(), size - position, len(buffer)))
+                    until = growth.until(position, size)
+                    count, is_hole = source.read(position, min(self._bucket.slice_bytes(), until - position, len(buffer)))
                     if is_hole:
                         hash_zeros(hasher, count)
                     else:
                         hasher.update(buffer[:count])
-                        if fd is not None:
+                        if fd is not None and position >= growth.kept_bytes:
                             self._write(stream, fd, buffer[:count], position)
-                        end = position + count
+                            end = position + count
                     position += count
+                    if position == until:
+                        growth.passed(position, hasher)
                     stream.version.streamed_bytes = position if fd is not None else 0
                 with self._lock:
                     self.counters.reread_chunks += source.reread_chunks
@@ -340,12 +385,12 @@ class Streamer:
 
     # -- attributes and the end
 
-    def _finish(self, stream: Stream, fd: int, digest: str) -> tuple[int, str]:
-        """Attributes, fsync, size; attributes that change meanwhile are given again. Returns inode number and the attributes given."""
+    def _finish(self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] = ()) -> tuple[LowerStat, str]:
+        """Attributes, fsync, size; attributes that change meanwhile are given again. Returns what it is now, and the attributes given."""
         while True:
             with self._lock:
                 applied = stream.op.meta.to_json()
-            self._lower.apply_fd(fd, self._attributes(applied, digest))
+            self._lower.apply_fd(fd, self._attributes(applied, digest, former))
             self._lower.sync(fd)
             stream.progress()
             with self._lock:
@@ -356,10 +401,12 @@ class Streamer:
             raise OSError(errno.EIO, f"staging file has {st.size} bytes, not {stream.version.size}")
         if st.size > SMALL_BYTES_MAX:
             self._lower.forget_pages(fd)  # the content is in RAM once already
-        return st.ino, applied
+        return st, applied
 
-    def _attributes(self, applied: str, digest: str) -> Metadata:
+    def _attributes(self, applied: str, digest: str, former: Iterable[bytes]) -> Metadata:
         meta = Metadata.from_json(applied)
+        for name in former:
+            meta.xattrs.setdefault(name, None)
         if self._lower.features.xattrs:
             meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
         return meta
@@ -373,13 +420,17 @@ class Streamer:
         if not equal:
             raise MisreadError(errno.EIO, "what was written reads back differently")
 
-    def _staged(self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str | None) -> None:
+    def _staged(
+        self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str | None, grown: tuple[Growth, LowerStat] | None = None
+    ) -> None:
         with self._lock:
             if stream.abandoned:
                 raise AbandonedError
             version = stream.version
             version.staging_name, version.staging_ino, version.digest = name, staging_ino, digest
             version.state = VersionState.STAGED
+            if grown is not None:
+                self._spares.staged(version, grown[0], grown[1])
             if applied is not None:
                 self.applied[version.vid] = applied
             self._log.save_version(version)

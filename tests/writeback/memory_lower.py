@@ -81,6 +81,10 @@ class MemoryLower:
             else:
                 found[path + name] = bytes(child.content) if stat.S_ISREG(child.mode) else child.target
 
+    def _is_visible(self, inode: Inode, below: Inode | None = None) -> bool:
+        children = (below or self.root).children.items()
+        return any(child is inode or self._is_visible(inode, child) for name, child in children if below or name != OWN)
+
     def inode(self, path: str) -> Inode:
         return self._find(tuple(path.encode().split(b"/")))
 
@@ -225,6 +229,8 @@ class MemoryLower:
                 raise error(errno.EISDIR if stat.S_ISDIR(old.mode) else errno.ENOTDIR)
             if old is not None and old.children:
                 raise error(errno.ENOTEMPTY)
+            if old is not None:
+                old.nlink -= 1
             del self._find(source[:-1]).children[source[-1]]
             self._find(target[:-1]).children[target[-1]] = inode
             for parent in (source[:-1], target[:-1]):
@@ -331,7 +337,9 @@ class MemoryLower:
 
     def remove_staging(self, name: str) -> None:
         self._call("unlink", self.staging_path(name))
-        self._find(STAGING).children.pop(name.encode(), None)
+        removed = self._find(STAGING).children.pop(name.encode(), None)
+        if removed is not None:
+            removed.nlink -= 1
 
     def list_kept(self) -> list[LowerPath]:
         return sorted((*KEPT, name) for name in self._find(KEPT).children)
@@ -354,7 +362,13 @@ class MemoryLower:
             content = self.descriptors[fd].content
             content.extend(bytes(max(0, offset - len(content))))
             content[offset : offset + len(data)] = data
+            self._written(self.descriptors[fd])
         return len(data)
+
+    def _written(self, inode: Inode) -> None:
+        inode.mtime_ns = next(self._clock)
+        if self._is_visible(inode):
+            self._changed()
 
     def expect_bulk(self, fd: int) -> None:
         """Nothing to prepare."""
@@ -372,9 +386,11 @@ class MemoryLower:
 
     def truncate(self, fd: int, size: int) -> None:
         self._call("truncate")
-        content = self.descriptors[fd].content
-        del content[size:]
-        content.extend(bytes(size - len(content)))
+        with self._lock:
+            content = self.descriptors[fd].content
+            del content[size:]
+            content.extend(bytes(size - len(content)))
+            self._written(self.descriptors[fd])
 
     def sync(self, fd: int) -> None:
         self._call("fsync")
