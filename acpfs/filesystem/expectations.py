@@ -19,6 +19,11 @@ _DIGITS = re.compile(rb"\d+")
 DDL = "CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;"
 
 
+def pattern_of(path: bytes) -> bytes:
+    """What a file's path has in common with those of the same file in other checkpoints."""
+    return _DIGITS.sub(b"#", path)
+
+
 class Expectations:
     """Sizes by pattern."""
 
@@ -30,11 +35,11 @@ class Expectations:
 
     def expect(self, path: bytes) -> int | None:
         """Bytes that a file will probably have; None: nothing like it was seen."""
-        return self._sizes.get(_DIGITS.sub(b"#", path))
+        return self._sizes.get(pattern_of(path))
 
     def learn(self, path: bytes, size: int) -> None:
         """A file is complete and has that size."""
-        pattern = _DIGITS.sub(b"#", path)
+        pattern = pattern_of(path)
         if size < WORTH_LEARNING_BYTES or self._sizes.get(pattern, 0) >= size:
             return
         self._sizes[pattern] = size

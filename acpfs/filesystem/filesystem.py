@@ -39,6 +39,7 @@ from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.leaving import LeavingOrder
+from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.mending import Mending
@@ -51,6 +52,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
+from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
 from acpfs.filesystem.remainder import Remainders
@@ -138,8 +140,7 @@ class FileSystem:
         self.lock = RLock()
         self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
-        self.kept = Kept() if kept is None else kept
-        """What the next worker of the session will need; transports keep theirs here too."""
+        self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
         tier.when_safe = state.after_commit
         self._table = NodeTable(state, log, tree)
         self.missing = Missing(self._table, log, tier)
@@ -147,7 +148,8 @@ class FileSystem:
         self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
         versions = Versions(tier, log)
         self._room = room = Room(tier, settings.when_full, awaits_drain=versions.await_drain)
-        self.catalogue = Catalogue(state, self._table, log, Checkpoints(settings.checkpoint_patterns), verifies=settings.verify_after_write)
+        shapes = Checkpoints(settings.checkpoint_patterns)
+        self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue)
@@ -157,10 +159,12 @@ class FileSystem:
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
         self._payers = Payers(state, self._table, self._contents.retention, limits)
-        admission = Admission(self._table, self._contents, tier, Expectations(state), self._payers, unknown_bytes)
-        self.hold = Hold(self._contents, admission, tier, room, Shortage(available), self._table.path)
-        parts = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
-        self._outgrown = OutgrownFiles(lower, calls, tier, *parts)
+        sizes = (Expectations(state), self._payers, LikelySizes(shapes))
+        plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
+        admission = Admission(self._table, self._contents, tier, *sizes, plenty, unknown_bytes)
+        self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path)
+        rest = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
+        self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
         self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
         changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
@@ -169,14 +173,12 @@ class FileSystem:
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
-        shapes = Checkpoints(settings.checkpoint_patterns)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
         self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
         self.mending, self.invariants = Mending(self._table, log, self._contents, self.changes, tier), Invariants(self._table, log, tier)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
-        self._reports = Reports(self._table, log, self._contents, self._open)
+        self._reports, self._descriptors = Reports(self._table, log, self._contents, self._open), Reserve()
         self._space = BackingSpace(lower, calls, self.lock, self._files.learn_capacity)
-        self._descriptors = Reserve()
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
@@ -200,8 +202,7 @@ class FileSystem:
         return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room, changeable: Changeable) -> Spilling:
-        parts = (self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
-        spilling = Spilling(spill, *parts)
+        spilling = Spilling(spill, self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
         changeable.bring_back = spilling.bring_back
         return spilling
 

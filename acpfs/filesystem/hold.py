@@ -21,9 +21,9 @@ from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.plenty import Net, Plenty
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.filesystem.room import Room
-from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino
@@ -95,7 +95,7 @@ class Hold:
     """Watches writers, holds them, and lets them go on."""
 
     def __init__(
-        self, contents: Contents, admission: Admission, tier: Tier, room: Room, shortage: Shortage, path: Callable[[Ino], bytes]
+        self, contents: Contents, admission: Admission, tier: Tier, room: Room, plenty: Plenty, path: Callable[[Ino], bytes]
     ) -> None:
         """`path`: of a node, for reports."""
         self._path = path
@@ -103,7 +103,7 @@ class Hold:
         self._admission = admission
         self._tier = tier
         self._room = room
-        self._shortage = shortage
+        self._plenty = plenty
         self._holder: Holder | None = None
         self._writers: dict[Ino, Node] = {}
         self._held: dict[Ino, Held] = {}
@@ -117,9 +117,10 @@ class Hold:
         self.holds = 0
         """How many times a file was held so far."""
 
-    def offer(self, holder: Holder | None) -> None:
-        """Who takes inode locks; None: nobody can."""
+    def offer(self, holder: Holder | None, net: Net = Net.NONE) -> None:
+        """Who takes inode locks; None: nobody can. `net`: whether all who trust to be held may."""
         self._holder = holder
+        self._plenty.net = net
 
     def add(self, node: Node) -> None:
         """The node has a writer in the passthrough lane."""
@@ -151,7 +152,7 @@ class Hold:
         for node in self._writers.values():
             self._contents.kernel.look(node)
             self._count(node)
-        self._watch_memory()
+        self._plenty.watch_memory()
         missing = 2 * self._margin() - self._unpromised()
         if missing > 0:
             self._contents.retention.make_room(missing)
@@ -164,12 +165,6 @@ class Hold:
         for held in reversed(in_turn):  # who has had most gives way first, and what that frees goes to who has had least
             self._wait_or_give_way(held)
         return self._interval()
-
-    def _watch_memory(self) -> None:
-        before = self._tier.withheld_bytes
-        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes() + before)
-        if self._tier.withheld_bytes < before:
-            self._tier.room_changed()
 
     def _forget_closed(self) -> None:
         for ino in [ino for ino, node in self._writers.items() if not node.kernel_writers]:
@@ -194,6 +189,7 @@ class Hold:
         self._grants[node.ino] = (left - used, taken)
         if used == left:
             del self._grants[node.ino]
+            self._admission.goes_on(node)
         self._tier.release(used)
         return used
 
@@ -244,6 +240,7 @@ class Hold:
         if held is None or self._holder is None:
             return None
         held.until, held.taken_at = Future(), time.monotonic()
+        self._admission.stopped(held.node)
         if self._gap == ino:
             self._gap = None
         self._holder.look_soon()
@@ -254,6 +251,7 @@ class Hold:
         held = self._held.get(ino)
         if held is not None and held.until is until:
             held.until, held.asked_at = None, 0.0
+            self._admission.goes_on(held.node)
             held.gaps += 1
 
     def _tend(self, held: Held) -> None:
@@ -313,6 +311,10 @@ class Hold:
     def _end(self, held: Held) -> None:
         del self._held[held.node.ino]
         held.ended = True
+        if held.node.ino in self._grants:
+            self._admission.stopped(held.node)  # what it writes now is reserved
+        else:
+            self._admission.goes_on(held.node)
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
             self._tier.release(held.asked_bytes)
         self._tier.room_changed()

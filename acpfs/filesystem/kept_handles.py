@@ -55,6 +55,8 @@ class Handle:
     """Of the request that opened it."""
     created: bool = False
     """That request made the file."""
+    former_bytes: int = -1
+    """How long the file was when it was opened, and perhaps truncated; -1: it was made then, or by an earlier worker."""
     slot: int = field(default=NO_SLOT)
     """Its record."""
 

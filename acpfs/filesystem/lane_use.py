@@ -48,6 +48,8 @@ class LaneUse:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
             if node.content is None or not node.content.in_ram:
                 lane = self._lanes.daemon_for("does not fit into RAM")  # it moved out while its bytes were copied aside
+                if not node.kernel_writers:
+                    self._admission.settle(node)
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
             if self._lanes.bind(handle):
@@ -72,7 +74,7 @@ class LaneUse:
         return handle.lower_fd
 
     def _choose(self, handle: Handle) -> Lane:
-        return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle.node, handle.pid))
+        return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle))
 
     def refused(self, handle: Handle) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""
@@ -109,6 +111,7 @@ class LaneUse:
             node.kernel_handles += 1
         if handle.writes_unseen:
             node.kernel_writers += 1
+            self._admission.restored(node)
             self._hold.add(node)
 
     def look(self, handle: Handle) -> None:

@@ -130,6 +130,7 @@ class OpenFiles:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
         node.handles += 1  # from here on its content may not be evicted
+        former_bytes = node.size
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.writer_pid = caller.pid
         try:
@@ -142,9 +143,11 @@ class OpenFiles:
         except BaseException:
             self.closed(node)
             raise
-        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC))
+        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), former_bytes=former_bytes)
 
-    async def _opened(self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False) -> OpenFile:
+    async def _opened(
+        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, former_bytes: int = -1
+    ) -> OpenFile:
         try:
             await self._outgrown.closed_in_the_kernel(node)
         except BaseException:
@@ -152,6 +155,7 @@ class OpenFiles:
             raise
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
+        handle.former_bytes = former_bytes
         if handle.writable:
             self._contents.on_writer()
         try:

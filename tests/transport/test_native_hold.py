@@ -170,6 +170,29 @@ def test_a_writer_is_held_on_by_the_next_worker(mount: AcpfsMount) -> None:
     assert checksum(mount.backing / "held") == digest
 
 
+@pytest.mark.clause("S247", "S213")
+@pytest.mark.parametrize("killed", [False, True], ids=["", "worker killed"])
+def test_many_writers_of_unknown_size_at_once_complete_in_little_ram(tmp_path: Path, *, killed: bool) -> None:
+    (tmp_path / "backing").mkdir()
+    names = [f"model-{letter}.pt" for letter in "abcdefghijklmnop"]
+    with (
+        AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", ram=f"{BUDGET}", bandwidth="1", watchdog_s=WATCHDOG_S) as mount,
+        ThreadPoolExecutor(len(names)) as pool,
+    ):
+        written = {name: pool.submit(write, mount.path / name, 24 * MIB) for name in names}
+        mount.wait_status(lambda status: bool(status["held_files"]))  # together three times what RAM takes
+        if killed:
+            wait_gone(mount.kill_worker())
+            mount.wait_status(lambda status: bool(status["held_files"]))
+        choices = mount.status()["lane_choices"]
+        mount.ask("set", key="bandwidth", value="0")
+        digests = {name: done.result() for name, done in written.items()}
+        mount.flush()
+        assert {name: checksum(mount.backing / name) for name in written} == digests
+        assert killed or choices["passthrough"] > 1
+        assert killed or choices["its size is not known, and RAM is not plentiful"] > 1
+
+
 @pytest.mark.clause("S213")
 def test_writers_that_no_worker_looks_after_are_stopped(mount: AcpfsMount) -> None:
     """Nobody told the process to: the worker stands still before it could."""

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.plenty import Net
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import clone
 from acpfs.transport.native import hold_process
@@ -44,6 +45,20 @@ log = get_logger(__name__)
 
 Keep = Callable[[int, Sequence[int]], None]
 """Has the descriptors of a process kept for the next worker: which process (0 or 1), and its channel and pidfd; none: it is gone."""
+
+
+def net() -> Net:
+    """Whether what this process starts can open files by number, and is handed locks in turn, as the real-time task that it wants to be."""
+    told = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if told is None or not int(told[1], 16) >> hold_process.CAP_DAC_READ_SEARCH & 1:
+        return Net.NONE
+    policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    except OSError:
+        return Net.NONE
+    os.sched_setscheduler(0, policy, priority)
+    return Net.HOLDS
 
 
 class HoldProcess:
@@ -149,7 +164,7 @@ class Holding:
         """Begin to look; needs passthrough, and the mount. Before requests are served: who is to be held is known when his call comes."""
         self._note = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with self._fs.lock:
-            self._fs.hold.offer(self)
+            self._fs.hold.offer(self, net())
             self._fs.tick()
         self._thread.start()
 
