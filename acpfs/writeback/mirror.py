@@ -133,7 +133,7 @@ class Mirror:
 
     def _try_mark(self, token: str) -> None:
         with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
-            if token == self._token and self._marked != token and self._wait(self._knows_all):
+            if token == self._token and self._marked != token and self._wait(token, self._knows_all):
                 self._set_mark(token)
 
     def _record(self, statements: list[Statement]) -> None:
@@ -247,12 +247,12 @@ class Mirror:
         with self._changed:
             token, why = self._token, self._why
         if self._marked != token or why:
-            if not why and self._wait(self._knows_all):
+            if not why and self._wait(token, self._knows_all):
                 self._set_mark(token)
             else:
                 self._remove_mark()
                 return
-        elif self._must_know(op) and not self._sync():
+        elif self._must_know(op) and not self._sync(token):
             self._remove_mark()
             return
         self._note(op)
@@ -274,10 +274,10 @@ class Mirror:
         self._unknown_names.update(op.touches())
         self._unknown_alone = op.kind not in REPEATABLE
 
-    def _sync(self) -> bool:
+    def _sync(self, token: str) -> bool:
         with self._changed:
             wanted, changes = self._logged, self._changes
-        if not self._wait(lambda: self._synced >= wanted):
+        if not self._wait(token, lambda: self._synced >= wanted):
             return False
         self._known_changes = changes
         self._unknown_names.clear()
@@ -288,12 +288,13 @@ class Mirror:
     def _knows_all(self) -> bool:
         return self._seeded and self._synced >= self._logged
 
-    def _wait(self, condition: Callable[[], bool]) -> bool:
+    def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
+        """Whether the journal of that token came so far; one that was begun meanwhile says nothing of it, and is not to blame for it."""
         with self._changed:
-            met = self._changed.wait_for(lambda: bool(self._why) or condition(), self._patience_s)
+            met = self._changed.wait_for(lambda: token != self._token or bool(self._why) or condition(), self._patience_s)
             if not met:
-                self._fail_locked(self._token, "the disk does not answer")
-            return not self._why
+                self._fail_locked(token, "the disk does not answer")
+            return token == self._token and not self._why
 
     def _set_mark(self, token: str) -> None:
         content = {"token": token, "spill": str(self._directory.path.parent), "directory": str(self._directory.path)}

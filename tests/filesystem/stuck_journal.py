@@ -50,10 +50,10 @@ class StuckJournal:
                 raise OSError(5, "it is over")
             apply(journal, batch)
 
-        def noted(mirror: Mirror, condition: Callable[[], bool]) -> bool:
+        def noted(mirror: Mirror, token: str, condition: Callable[[], bool]) -> bool:
             self._awaited = condition
             try:
-                return wait(mirror, condition)
+                return wait(mirror, token, condition)
             finally:
                 self._awaited = None
 

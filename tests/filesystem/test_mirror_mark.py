@@ -32,10 +32,12 @@ class HangingMarks(BackingDirectory):
         super().__init__(path, node_id)
         self.began, self.go_on = threading.Event(), threading.Event()
         self.go_on.set()
+        self.written: list[str] = []
 
     def write_own(self, names: LowerPath, content: bytes) -> None:
         self.began.set()
         assert self.go_on.wait(WAIT_S)
+        self.written.append(content.decode())
         super().write_own(names, content)
 
 
@@ -124,6 +126,81 @@ class Hanging:
             apply(journal, batch)
 
         monkeypatch.setattr(mirror, "_apply", late)
+
+
+@pytest.fixture
+def waiting(made: Made, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set while somebody waits for the journal."""
+    wait, event = made.mirror._wait, threading.Event()
+
+    def noted(token: str, condition: Callable[[], bool]) -> bool:
+        with made.mirror._changed:  # let go when the wait has begun
+            event.set()
+            return wait(token, condition)
+
+    monkeypatch.setattr(made.mirror, "_wait", noted)
+    return event
+
+
+def fail_and_begin_anew(made: Made) -> None:
+    """In one, so that whoever waits for the old one finds the new one."""
+    with made.lock, made.mirror._changed:
+        made.mirror._fail_locked(made.mirror._token, "the test says so")
+        made.mirror.begin()
+
+
+@pytest.mark.clause("S225")
+def test_who_waits_for_a_journal_does_not_go_on_because_of_the_next_one(
+    made: Made, monkeypatch: pytest.MonkeyPatch, waiting: threading.Event
+) -> None:
+    """The next one has all from its beginning; the mark still was that of the one that failed, and knew nothing of the operation."""
+    first = marked(made)
+    disk, seeding, seed = Hanging(monkeypatch, made.mirror), threading.Event(), made.mirror._seed
+
+    def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+        assert seeding.wait(WAIT_S)
+        return seed(token, snapshot)
+
+    monkeypatch.setattr(made.mirror, "_seed", seed_later)
+    op = stored(made, 1)
+    ahead = threading.Thread(target=made.mirror.before, args=(op,))
+    ahead.start()
+    assert waiting.wait(WAIT_S)
+    fail_and_begin_anew(made)
+    ahead.join(WAIT_S)
+    assert not ahead.is_alive()
+    assert made.mark() == ""
+    assert made.mirror._token != first
+    disk.go_on.set()
+    seeding.set()
+    wait_until(lambda: made.mark() == made.mirror._token)
+
+
+@pytest.mark.clause("S225")
+def test_a_journal_that_failed_is_not_marked_because_the_next_one_is_seeded(
+    made: Made, monkeypatch: pytest.MonkeyPatch, waiting: threading.Event
+) -> None:
+    seeding, seed, tokens = threading.Event(), made.mirror._seed, list[str]()
+
+    def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+        tokens.append(token)
+        if token == tokens[0]:
+            assert seeding.wait(WAIT_S)
+        return seed(token, snapshot)
+
+    monkeypatch.setattr(made.mirror, "_seed", seed_later)
+    with made.lock:
+        made.mirror.begin()
+    op = stored(made, 1)
+    ahead = threading.Thread(target=made.mirror.before, args=(op,))
+    ahead.start()
+    assert waiting.wait(WAIT_S)
+    fail_and_begin_anew(made)
+    ahead.join(WAIT_S)
+    assert not ahead.is_alive()
+    wait_until(lambda: made.mark() == made.mirror._token)
+    assert not [text for text in made.lower.written if tokens[0] in text]
+    seeding.set()
 
 
 @pytest.mark.clause("S225")
