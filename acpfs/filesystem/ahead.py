@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerEntry
+from acpfs.backing.lower import LowerEntry
 from acpfs.filesystem.nodes import UPPER_INO_FIRST, Node, NodeTable
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.whereabouts import Whereabouts
 
 BYTES_MAX = 8 << 20
 """Larger directories (by st_size) are not listed ahead: about 100,000 entries, which take 25 MB here, and a second of a thread."""
@@ -29,7 +30,7 @@ class ListingsAhead:
 
     def __init__(
         self,
-        lower: Lower,
+        lower: Whereabouts,
         calls: CallPool,
         tree: LowerTree,
         table: NodeTable,

@@ -326,8 +326,7 @@ class Changes:
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         """See `Listener`."""
-        node = self._table.get(ino)
-        return None if node is None else node.identity
+        return self._table.left_as(ino)
 
     def staging_in_use(self) -> set[str]:
         """See `Listener`."""

@@ -37,6 +37,7 @@ from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
+from acpfs.writeback.whereabouts import Whereabouts
 
 MISSES_MAX = 16
 """After so many questions about new names of one directory within `attr_timeout_s`, its listing is asked for instead: an lstat in a
@@ -82,12 +83,11 @@ class LowerView:
     ) -> None:
         """`calls`: threads for requests' calls on the backing directory."""
         self._settings = settings
-        self.lower = lower
+        self.lower, self._there = lower, Whereabouts(lower, tree, log, lock, table.left_as)
         self._calls = calls
         self._tree = tree
         self._log = log
-        self._table = table
-        self._contents = contents
+        self._table, self._contents = table, contents
         self._tier = tier
         self._lock = lock
         self.beneath = Beneath(table, log, tree)
@@ -95,10 +95,10 @@ class LowerView:
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
         self._stale_answers, self._overtaken_answers = 0, 0
-        self.ahead = ListingsAhead(lower, calls, tree, table, lock, partial(self._listed, ahead=True))
+        self.ahead = ListingsAhead(self._there, calls, tree, table, lock, partial(self._listed, ahead=True))
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
-        self._recognition = Recognition(lower, tree, table, lock)
-        self.whole = WholeReads(lower, tier, self.read_rate)
+        self._recognition = Recognition(self._there, tree, table, lock)
+        self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
         self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
         self.tell_changed: Callable[[Ino], None] = lambda _ino: None
@@ -266,7 +266,7 @@ class LowerView:
             try:
                 answer = await question(path, *arguments)
             except OSError as error:
-                if isinstance(error, InterruptedError) or not self._overtaken(epoch):
+                if isinstance(error, InterruptedError) or not (self._overtaken(epoch) or self._tree.path(node.ino) != path):
                     raise
             else:
                 if not (again and self._overtaken(epoch)):
@@ -398,7 +398,7 @@ class LowerView:
         if node.xattrs is None:
             xattrs: dict[bytes, bytes] = {}
             try:
-                xattrs = await self.at_place(node, lambda path: self.call("xattrs", self.lower.xattrs, path))
+                xattrs = await self.at_place(node, lambda path: self.call("xattrs", self._there.xattrs, path))
             except OSError:
                 if self.path(node) is not None:
                     raise
@@ -430,7 +430,7 @@ class LowerView:
     def _foresee_xattrs(self, node: Node, path: LowerPath, epoch: int) -> None:
         """Leaves them unknown where a commit moved things meanwhile."""
         try:
-            xattrs = self.lower.xattrs(path)
+            xattrs = self._there.xattrs(path)
             with self._lock:
                 if not self._overtaken(epoch) and node.xattrs is None:
                     node.xattrs = xattrs
@@ -445,7 +445,7 @@ class LowerView:
     async def load_target(self, node: Node) -> bytes:
         """Where a symlink points."""
         if not node.target:
-            node.target = await self.at_place(node, lambda path: self.call("readlink", self.lower.readlink, path))
+            node.target = await self.at_place(node, lambda path: self.call("readlink", self._there.readlink, path))
         return node.target
 
     # -- bytes of files that are not in RAM
@@ -478,7 +478,7 @@ class LowerView:
 
     def _open_and_look(self, path: LowerPath) -> tuple[int, int]:
         """A descriptor, and its inode number: asking for that may hang, too."""
-        fd = self.lower.open_read(path)
+        fd = self._there.open_read(path)
         try:
             return fd, self.lower.stat_fd(fd).ino
         except BaseException:
@@ -531,7 +531,7 @@ class LowerView:
         if path is None:
             return False
         try:
-            entries = await self._renew("listdir", self.lower.listdir, path, known=known, late=take)
+            entries = await self._renew("listdir", self._there.listdir, path, known=known, late=take)
         except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
             if not self._overtaken(epoch):
                 raise

@@ -259,6 +259,11 @@ class NodeTable:
     def __getitem__(self, ino: Ino) -> Node:
         return self._nodes[ino]
 
+    def left_as(self, ino: Ino) -> Identity | None:
+        """How the node's entry on the backing directory was when it was last looked at; None: not known."""
+        node = self._nodes.get(ino)
+        return None if node is None else node.identity
+
     def by_lower(self, lower_ino: int) -> list[Node]:
         """The nodes whose entries had that inode number when they were last looked at: numbers are used again."""
         return [self._nodes[ino] for ino in self._by_lower.get(lower_ino, ())]

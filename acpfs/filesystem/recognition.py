@@ -13,10 +13,11 @@ import stat
 from dataclasses import dataclass
 from threading import RLock
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.types import NO_INO, Ino
 from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ NOTHING = Seen(None)
 class Recognition:
     """Looks at entries, and says whose they are."""
 
-    def __init__(self, lower: Lower, tree: LowerTree, table: NodeTable, lock: RLock) -> None:
+    def __init__(self, lower: Whereabouts, tree: LowerTree, table: NodeTable, lock: RLock) -> None:
         self._lower, self._tree, self._table, self._lock = lower, tree, table, lock
 
     def look(self, path: LowerPath) -> Seen:

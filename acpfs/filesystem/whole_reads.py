@@ -18,6 +18,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
+from acpfs.writeback.whereabouts import Whereabouts
 
 CHUNK_BYTES = 8 << 20
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"
@@ -32,8 +33,8 @@ class DamagedError(OSError):
 class WholeReads:
     """See above."""
 
-    def __init__(self, lower: Lower, tier: Tier, read_rate: ReadRate) -> None:
-        self._lower, self._tier, self._read_rate = lower, tier, read_rate
+    def __init__(self, lower: Lower, there: Whereabouts, tier: Tier, read_rate: ReadRate) -> None:
+        self._lower, self._there, self._tier, self._read_rate = lower, there, tier, read_rate
         self.mismatches = 0
         """Files that were found damaged."""
 
@@ -56,8 +57,8 @@ class WholeReads:
             OSError: EIO, it changed. ECANCELED, nobody wants it any more.
         """
         progress.begin()
-        before = self._lower.lstat(path)
-        source = self._lower.open_read(path)
+        before = self._there.lstat(path)
+        source = self._there.open_read(path)
         hasher, done = xxhash.xxh3_128(), 0
         try:
             while done < size and (data := os.pread(source, min(CHUNK_BYTES, size - done), done)):
@@ -67,7 +68,7 @@ class WholeReads:
             note = self._lower.noted(source) if done == before.size else None
         finally:
             os.close(source)
-        if done < size or self._lower.lstat(path).identity() != before.identity():
+        if done < size or self._there.lstat(path).identity() != before.identity():
             raise OSError(errno.EIO, "the file changed on the backing directory while it was read")
         self.compare(b"/".join(path), before, note, hasher.hexdigest())
         return before
@@ -79,7 +80,7 @@ class WholeReads:
             DamagedError: it is not what was stored.
         """
         progress.begin()
-        source = self._lower.open_read(path)
+        source = self._there.open_read(path)
         hasher, position = xxhash.xxh3_128(), 0
         try:
             before = self._lower.stat_fd(source)

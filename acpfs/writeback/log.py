@@ -59,6 +59,7 @@ class OperationLog:
         self.unparked = 0
         """How often one that was parked or put off has left."""
         self._aside: dict[Seq, Op] = {}
+        self._in_doubt: dict[Seq, Op] = {}
         self._waiters = Waiters()
         self._survivors: tuple[Op, Op] | None = None
         self._replaced: dict[Seq, float] = {}
@@ -120,6 +121,10 @@ class OperationLog:
     def replaced_since(self) -> Iterable[float]:
         """For each store that stands for others, which were left out: when the first of those was logged."""
         return self._replaced.values()
+
+    def in_doubt(self) -> list[Op]:
+        """Operations that the backing directory may have carried out, and that are not recorded; oldest first."""
+        return [op for seq in sorted(self._in_doubt) if (op := self._in_doubt[seq]).begun]
 
     def unsealed_of(self, ino: Ino) -> list[Op]:
         """STOREs of a node whose staging files do not have all bytes yet."""
@@ -192,11 +197,13 @@ class OperationLog:
     def mark_committed(self, op: Op) -> None:
         """Persist that the operation is visible; one small statement, for it is made once per operation."""
         op.committed = True
+        self._in_doubt.pop(op.seq, None)
         self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
 
     def mark_begun(self, op: Op) -> None:
         """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
         op.started = True
+        self._in_doubt[op.seq] = op
         if not op.begun:
             op.begun = True
             self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
@@ -223,6 +230,7 @@ class OperationLog:
         del (self._aside if op.seq in self._aside else self._ops)[op.seq]
         self._leave_line(op)
         self._creates.discard(op.seq)
+        self._in_doubt.pop(op.seq, None)
         self._leave_victim(op)
         self.unparked += op.put_off or self._parked.pop(op.seq, None) is not None
         ops = self._by_node[op.ino]
@@ -515,6 +523,8 @@ class OperationLog:
             self._creates.add(op.seq)
         if op.parked:
             self._parked[op.seq] = op
+        if op.begun and not op.committed:
+            self._in_doubt[op.seq] = op
         if op.version is not None:
             self.dirty_bytes += op.version.size
         for directory, _name in op.touches():

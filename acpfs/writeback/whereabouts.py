@@ -1,0 +1,138 @@
+"""Where things lie while an operation is in doubt: handed to the backing directory, and neither recorded nor known to be refused.
+
+A call can be carried out and still fail, when a server dies with the answer, and it can be carried out long after it failed. Until it was
+tried again the committed tree may be behind the backing directory: a directory that was renamed is not where the tree has it, a file that
+was unlinked has its other names only. Who believed the "not found" that follows would take for removed what only lies elsewhere. So a path
+that such an operation touches, or that leads through one, is looked for at both ends first. What is in doubt follows from the log, so a
+next worker knows it too. Called in threads, never under the lock, which it takes for a moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from threading import RLock
+from typing import TypeVar
+
+from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
+from acpfs.types import Ino
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.ops import Op, OpKind
+
+MOVING = frozenset({OpKind.RENAME, OpKind.EXCHANGE})
+TAKING = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.UNLINK})
+"""What takes the name of its own node from it."""
+
+T = TypeVar("T")
+Move = tuple[Op, LowerPath, LowerPath, int | None]
+"""The operation, its two paths, and the inode number of what it moves, if that is known."""
+
+
+class Whereabouts:
+    """Questions about paths of the committed tree, asked where things are."""
+
+    def __init__(
+        self, lower: Lower, tree: LowerTree, log: OperationLog, lock: RLock, left_as: Callable[[Ino], tuple[int, int, int, int] | None]
+    ) -> None:
+        """`left_as`: `Listener.left_as`."""
+        self._lower, self._tree, self._log, self._lock, self._left_as = lower, tree, log, lock, left_as
+
+    # -- questions, as `Lower` has them
+
+    def lstat(self, path: LowerPath) -> LowerStat:
+        return self._ask(self._lower.lstat, path)
+
+    def listdir(self, path: LowerPath) -> list[LowerEntry]:
+        return self._ask(self._lower.listdir, path)
+
+    def open_read(self, path: LowerPath) -> int:
+        return self._ask(self._lower.open_read, path)
+
+    def readlink(self, path: LowerPath) -> bytes:
+        return self._ask(self._lower.readlink, path)
+
+    def xattrs(self, path: LowerPath) -> dict[bytes, bytes]:
+        return self._ask(self._lower.xattrs, path)
+
+    def _ask(self, question: Callable[[LowerPath], T], path: LowerPath) -> T:
+        while True:
+            found = self.find(path)
+            try:
+                return question(found)
+            except OSError:  # what was in doubt may have been carried out just now
+                if self.find(path) == found:
+                    raise
+
+    # -- where
+
+    def find(self, path: LowerPath) -> LowerPath:
+        """Where what the committed tree has at `path` lies.
+
+        Raises:
+            OSError: EIO, it cannot be told; ENOENT, it was replaced; or what keeps the backing directory from answering.
+        """
+        with self._lock:
+            doubtful = self._log.in_doubt()
+            if not doubtful:
+                return path
+            path = self._by_another_name(path, doubtful)
+            moves = [move for op in doubtful if op.kind in MOVING and (move := self._move(op)) is not None]
+        for move in moves:
+            path = self._through(move, path)
+        return path
+
+    def _by_another_name(self, path: LowerPath, doubtful: list[Op]) -> LowerPath:
+        """A file has another name that nothing is to be done with: it lies there for certain."""
+        touched = {place: op for op in doubtful for place in op.touches()}
+        for place, op in touched.items():
+            node = self._tree.node_at(*place)
+            if node is None or (node == op.ino and op.kind not in TAKING) or self._tree.path_at(*place) != path:
+                continue
+            for other in self._tree.places(node):
+                found = self._tree.path_at(*other)
+                if other not in touched and found is not None:
+                    return found
+        return path
+
+    def _move(self, op: Op) -> Move | None:
+        place = (op.parent, op.name) if self._tree.node_at(op.parent, op.name) == op.ino else self._tree.place(op.ino)
+        source = None if place is None else self._tree.path_at(*place)
+        target = self._tree.path_at(op.new_parent, op.new_name)
+        if source is None or target is None:
+            return None
+        if op.kind is OpKind.EXCHANGE:
+            return op, source, target, int(op.payload.split()[0]) if op.payload else None
+        left = self._left_as(op.ino)
+        return op, source, target, left[0] if left is not None else None
+
+    def _through(self, move: Move, path: LowerPath) -> LowerPath:
+        """The path as it is by now, if the move touches it."""
+        op, source, target, number = move
+        if path[: len(source)] == source:
+            return self._end(op, number, source, target) + path[len(source) :]
+        if path[: len(target)] == target:
+            if op.kind is OpKind.EXCHANGE:
+                number = int(op.payload.split()[1]) if op.payload else None
+                return self._end(op, number, target, source) + path[len(target) :]
+            if self._end(op, number, source, target) == target:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # what lay there was replaced
+        return path
+
+    def _end(self, op: Op, number: int | None, before: LowerPath, after: LowerPath) -> LowerPath:
+        """Where something that is moved from `before` to `after` lies: by its number, else as it will be judged at the next try."""
+        if op.kind is OpKind.EXCHANGE and not op.payload:
+            return before  # the numbers are noted before it is begun
+        here, there = self._number_at(before), self._number_at(after)
+        if number is not None and number in (here, there):
+            return before if here == number else after
+        if op.kind is OpKind.EXCHANGE or (here is None and there is None):
+            raise OSError(errno.EIO, "a rename is in doubt: what it moves lies neither here nor there")
+        return after if here is None else before
+
+    def _number_at(self, path: LowerPath) -> int | None:
+        try:
+            return self._lower.lstat(path).ino
+        except (FileNotFoundError, NotADirectoryError):
+            return None
