@@ -1,20 +1,22 @@
 """Manifest: path → (digest, size) of every file that this node has on the backing directory.
 
 The table in the state database is the truth, changed in the transaction of the commit that it describes. The written form,
-`.acpfs/manifest/<node>.xxh128`, is for others: `cd BACKING && xxh128sum -c .acpfs/manifest/<node>.xxh128`. Names with a newline or a
-backslash are only in the table, because xxhash 0.8.1 does not read escaped names. Changed under the file system's lock; written by one
-thread at a time.
+`.acpfs/manifest/<node>*.xxh128`, is for others: `cd BACKING && xxh128sum -c .acpfs/manifest/*.xxh128`. It is in parts (`manifest_parts`),
+and only those that say something else by now are written anew. Names with a newline or a backslash are only in the table, because xxhash
+0.8.1 does not read escaped names. Changed under the file system's lock; written by one thread at a time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.ram.state import StateDatabase
+from acpfs.writeback.manifest_parts import Part, Parts
 from acpfs.writeback.records import Verification
 from acpfs.writeback.verify import Verifier
 
@@ -24,6 +26,9 @@ CREATE TABLE IF NOT EXISTS checksum_origin (loaded INTEGER NOT NULL);
 """
 PAGE_ROWS = 2000
 """Rows read at a time under the lock: about a millisecond."""
+PART_LINES = 1000
+"""50 to 100 kB."""
+_DIRECTORY: LowerPath = (b"manifest",)
 _LINE = re.compile(rb"([0-9a-f]{32})  (.+)")
 _UNWRITABLE = (b"\n", b"\\", b"\r")
 
@@ -31,10 +36,15 @@ _UNWRITABLE = (b"\n", b"\\", b"\r")
 class Manifest:
     """The table and its written form."""
 
-    def __init__(self, state: StateDatabase, lower: Lower, lock: RLock, node_id: str) -> None:
-        """Touches only the state database; `load` reads the written manifest."""
+    def __init__(self, state: StateDatabase, lower: Lower, lock: RLock, node_id: str, part_lines: int = PART_LINES) -> None:
+        """Touches only the state database; `load` reads the written manifest.
+
+        `part_lines`: of a part when it is made by a split; it is split again at twice, and joined with another one at a quarter of that.
+        """
         self._state, self._lower, self._lock = state, lower, lock
-        self._names: LowerPath = (b"manifest", f"{node_id}.xxh128".encode())
+        self._parts, self._part_lines = Parts(state, node_id), part_lines
+        self._files_seen: set[int] | None = None
+        """Numbers of the parts that have files; None: not looked yet."""
         self._changes, self._written = 0, -1
         self._loading = Lock()
         state.create(DDL)
@@ -53,6 +63,7 @@ class Manifest:
         key = b"/".join(path)
         self.entries += not self._has(key)
         self._state.change("INSERT OR REPLACE INTO checksum VALUES (?, ?, ?)", (key, digest, size))
+        self._parts.changed(key)
         self._changes += 1
 
     def copy(self, source: LowerPath, target: LowerPath) -> None:
@@ -66,10 +77,15 @@ class Manifest:
     def remove(self, path: LowerPath) -> None:
         """Nothing lies there any more, nor below it."""
         key = b"/".join(path)
-        for sql, values in (("path = ?", (key,)), ("path > ? AND path < ?", (key + b"/", key + b"0"))):
+        at, below = (
+            ("path = ?", (key,), self._parts.changed),
+            ("path > ? AND path < ?", (key + b"/", key + b"0"), self._parts.changed_below),
+        )
+        for sql, values, changed in (at, below):
             found = self._state.rows(f"SELECT count(*) FROM checksum WHERE {sql}", values)[0][0]  # noqa: S608 - constants
             if found:
                 self._state.change(f"DELETE FROM checksum WHERE {sql}", values)  # noqa: S608 - constants
+                changed(key)
                 self.entries -= found
                 self._changes += 1
 
@@ -92,7 +108,10 @@ class Manifest:
         """'0' is the character after '/': the range holds all that begins with the path and a slash."""
         rows = self._state.rows("SELECT path FROM checksum WHERE path = ? OR (path > ? AND path < ?)", (old, old + b"/", old + b"0"))
         if rows:
-            self._state.change_many("UPDATE checksum SET path = ? WHERE path = ?", [(new + path[len(old) :], path) for (path,) in rows])
+            moved = [(new + path[len(old) :], path) for (path,) in rows]
+            self._state.change_many("UPDATE checksum SET path = ? WHERE path = ?", moved)
+            for key in itertools.chain.from_iterable(moved):
+                self._parts.changed(key)
             self._changes += 1
 
     def page(self, after: bytes, below: LowerPath = ()) -> list[tuple[bytes, str, int]]:
@@ -117,11 +136,10 @@ class Manifest:
     # -- the written form; these block on the backing directory
 
     def remove_unfinished(self) -> None:
-        """What workers that were killed while they wrote have left: each as large as the manifest."""
-        directory, name = self._names
-        for found in self._lower.list_own((directory,)):
-            if found.startswith(b".%s." % name):
-                self._lower.remove_own((directory, found))
+        """What workers that were killed while they wrote have left: each as large as a part."""
+        for found in self._lower.list_own(_DIRECTORY):
+            if self._parts.is_unfinished(found):
+                self._lower.remove_own((*_DIRECTORY, found))
 
     def load(self) -> int:
         """Fill a new table from the written manifest; returns the number of lines taken over.
@@ -135,11 +153,7 @@ class Manifest:
         with self._lock:
             if self._state.rows("SELECT 1 FROM checksum_origin"):
                 return 0  # also when it is empty: then the written one is out of date
-        try:
-            content = self._lower.read_own(self._names)
-        except FileNotFoundError:
-            content = b""
-        lines = [match.groups() for line in content.split(b"\n") if (match := _LINE.fullmatch(line))]
+        lines, found = self._read()
         # Page by page, the lock free in between: nothing is committed before this has ended, and what a kill leaves of it is loaded again.
         for start in range(0, len(lines), PAGE_ROWS):
             page = [(path, digest.decode()) for digest, path in lines[start : start + PAGE_ROWS]]
@@ -147,6 +161,8 @@ class Manifest:
                 self._state.change_many("INSERT OR IGNORE INTO checksum VALUES (?, ?, -1)", page)
                 self._state.commit()
         with self._lock:
+            if not self._changes:
+                self._take_over(found)
             self._state.change("INSERT INTO checksum_origin VALUES (1)")
             self._state.commit()
             self._lacks_sizes = self._find_lack()
@@ -154,6 +170,31 @@ class Manifest:
                 self._written = 0
             self.entries = self._state.rows("SELECT count(*) FROM checksum")[0][0]
         return len(lines)
+
+    def _read(self) -> tuple[list[tuple[bytes, bytes]], dict[int, tuple[bytes, bytes]]]:
+        """All lines, (digest, path), and of each part its first and last path."""
+        lines: list[tuple[bytes, bytes]] = []
+        found: dict[int, tuple[bytes, bytes]] = {}
+        for number in sorted(self._look()):
+            with contextlib.suppress(FileNotFoundError):
+                content = self._lower.read_own((*_DIRECTORY, self._parts.name(number)))
+                part = [(match[1], match[2]) for line in content.split(b"\n") if (match := _LINE.fullmatch(line))]
+                lines += part
+                if part:
+                    found[number] = (min(part, key=_path)[1], max(part, key=_path)[1])
+        return lines, found
+
+    def _take_over(self, found: dict[int, tuple[bytes, bytes]]) -> None:
+        """The written parts as they are. After a cut in the middle of a split two say the same: then all are written anew."""
+        ranges = sorted(found.values())
+        overlap = any(one[1] >= other[0] for one, other in itertools.pairwise(ranges))
+        self._parts.restart({number: first for number, (first, _last) in found.items()}, stale=overlap)
+
+    def _look(self) -> set[int]:
+        """Which parts have files."""
+        numbers = map(self._parts.number, self._lower.list_own(_DIRECTORY))
+        self._files_seen = {number for number in numbers if number is not None}
+        return self._files_seen
 
     def learn_sizes(self, below: LowerPath = ()) -> None:
         """Look up sizes for rows that came from the written manifest, which has none: each once."""
@@ -190,18 +231,70 @@ class Manifest:
 
     def write(self) -> None:
         """Bring the written form up to date. A change made meanwhile makes it out of date again."""
+        anew = self._files_seen is None
+        seen = self._look() if self._files_seen is None else self._files_seen
         with self._lock:
             changes = self._changes
-        lines = [
-            b"%s  %s\n" % (digest.encode(), path) for path, digest, _size in self.rows() if not any(mark in path for mark in _UNWRITABLE)
-        ]
-        if lines:
-            self._lower.write_own(self._names, b"".join(lines))
-        else:
-            self._lower.remove_own(self._names)
+            for part in self._parts if anew and self.entries else ():
+                if part.number not in seen:
+                    self._parts.touch(part)  # somebody has removed it
+            due = [part for part in self._parts if part.stale]
+        while due:  # the last first: of what is split, that keeps its lines until others have them
+            due += self._write_part(due.pop(), seen)
+        with self._lock:
+            numbers = {part.number for part in self._parts} if self.entries else set()
+        for number in seen - numbers:
+            self._remove_file(number, seen)
         with self._lock:
             self._written = changes
+            self._state.commit()
+
+    def _write_part(self, part: Part, seen: set[int]) -> list[Part]:
+        """Returns what is to be written in place of it: after a split, or where the part before has its lines now."""
+        with self._lock:
+            if not self._parts.has(part):
+                return []
+            noted, end = part.changes, self._parts.end(part)
+        lines = [(key, b"%s  %s\n" % (digest.encode(), key)) for key, digest, _size in self._between(part.first, end) if _is_writable(key)]
+        with self._lock:
+            if len(lines) > 2 * self._part_lines:
+                count = len(lines) // self._part_lines
+                return self._parts.split(part, [lines[len(lines) * index // count][0] for index in range(1, count)])
+            if len(lines) < self._part_lines // 4 and (before := self._parts.join(part)) is not None:
+                return [before]
+        if lines:
+            self._lower.write_own((*_DIRECTORY, self._parts.name(part.number)), b"".join(line for _key, line in lines))
+            seen.add(part.number)
+        else:
+            self._remove_file(part.number, seen)
+        with self._lock:
+            self._parts.written(part, noted)
+            self._state.commit()
+        return []
+
+    def _between(self, first: bytes, end: bytes) -> Iterator[tuple[bytes, str, int]]:
+        """Rows of a range, page by page, the lock free in between. b"" is no path."""
+        sql = "SELECT * FROM checksum WHERE path >= ? AND (? = x'' OR path < ?) ORDER BY path LIMIT ?"
+        while True:
+            with self._lock:
+                page = self._state.rows(sql, (first, end, end, PAGE_ROWS))
+            yield from page
+            if len(page) < PAGE_ROWS:
+                return
+            first = page[-1][0] + b"\0"
+
+    def _remove_file(self, number: int, seen: set[int]) -> None:
+        self._lower.remove_own((*_DIRECTORY, self._parts.name(number)))
+        seen.discard(number)
 
     def verify(self, paths: Iterable[LowerPath] = ()) -> Iterator[Verification]:
         """Hash files on the backing directory and compare; see `Verifier.verify`."""
         return Verifier(self, self._lower, self._lock).verify(paths)
+
+
+def _path(line: tuple[bytes, bytes]) -> bytes:
+    return line[1]
+
+
+def _is_writable(path: bytes) -> bool:
+    return not any(mark in path for mark in _UNWRITABLE)
