@@ -222,6 +222,8 @@ class Settings(BaseModel):
     """A log that stays open (a file that only grows, S12) is committed as of now this often; 0: never."""
     verify_after_write: bool = False
     """Read every stream back and compare checksums before it counts as done."""
+    scrub_ram_s: Seconds = 43200.0
+    """What RAM has of files is compared with their checksums about once in so long, in the background; 0: never."""
     attr_timeout_s: Seconds = 1.0
     """How old knowledge about the backing directory may be."""
     patience_s: Seconds = 1.0

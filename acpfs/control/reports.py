@@ -430,7 +430,9 @@ class Verdict:
 
     path: str
     status: str
-    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable; of repair also repaired."""
+    """ok, mismatch, missing (recorded, but not there), unknown (there, but never recorded) or unreadable; of repair also repaired.
+
+    Of RAM: ok, unknown, repaired (a bad copy has left RAM) or damaged."""
     size: int = 0
     expected: str | None = None
     found: str | None = None

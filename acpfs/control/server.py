@@ -26,7 +26,7 @@ CLIENTS_MAX = 64
 """Connections whose request is not read yet, or is answered at once."""
 WAITING_MAX = 64
 """Requests beside those that wait for something, perhaps for ever: they must not keep `status` and `unmount` out."""
-LASTING = frozenset({"flush", "wait", "watch", "verify", "repair", "preload", "wait_nodes", "doctor"})
+LASTING = frozenset({"flush", "wait", "watch", "verify", "repair", "preload", "wait_nodes", "doctor", "verify_ram"})
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64

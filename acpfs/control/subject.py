@@ -112,6 +112,10 @@ class Subject(Protocol):
         """Read back from the backing directory and compare with the manifest."""
         ...
 
+    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        """Compare what RAM has at and below paths (all: none) with what was recorded; let go of bad copies of what is persisted."""
+        ...
+
     async def restore(self, verdict: Verdict) -> int | str:
         """Store what RAM has of a bad file once more, if it has what was recorded; its log number, or in words why not."""
         ...

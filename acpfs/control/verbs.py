@@ -92,6 +92,29 @@ async def verify(subject: Subject, request: Request, tell: Report) -> Json:
     return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
 
 
+async def verify_ram(subject: Subject, request: Request, tell: Report) -> Json:
+    """Compare what RAM has with the checksums; each verdict is an item."""
+    one_at_a_time = trio.Lock()
+
+    async def judge(verdict: Verdict) -> None:
+        async with one_at_a_time:
+            await tell({"event": "items", "items": [asdict(verdict)]})
+
+    async def still_at_it() -> None:
+        """A large file takes long, and the client is not to give up."""
+        while True:
+            await trio.sleep(PROGRESS_INTERVAL_S)
+            async with one_at_a_time:
+                with trio.CancelScope(shield=True):  # never half a line
+                    await tell({"event": "progress"})
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(still_at_it)
+        await subject.verify_ram(request.paths(), judge)
+        nursery.cancel_scope.cancel()
+    return {"items": []}
+
+
 async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
     """What to verify where paths are named: as `followed`, and what was recorded there, though it is gone."""
     recorded = [path for path in paths if subject.records(path)]
@@ -276,6 +299,7 @@ HANDLERS: dict[str, Handler] = {
     "flush": flush,
     "wait": wait,
     "verify": verify,
+    "verify_ram": verify_ram,
     "repair": repair,
     "retry": retry,
     "discard": discard,

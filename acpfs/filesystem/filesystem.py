@@ -175,10 +175,10 @@ class FileSystem:
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
         self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
-        self.mending, self.invariants = Mending(self._table, log, self._contents, self.changes, tier), Invariants(self._table, log, tier)
+        self.mending = Mending(self._table, log, self._contents, self.changes, tier, self._view)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
-        self._reports, self._descriptors = Reports(self._table, log, self._contents, self._open), Reserve()
-        self._space = BackingSpace(lower, calls, self.lock, self._files.learn_capacity)
+        self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
+        self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""

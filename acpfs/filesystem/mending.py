@@ -1,7 +1,7 @@
-"""Mending: clean content that RAM still has is stored once more, where the backing directory spoiled or lost it.
+"""Mending: clean content is in RAM and on the backing directory, and the good copy takes the place of the bad one.
 
-Says what RAM has of a path and puts it back into the log; comparing checksums is the caller's, for that takes long. Used under the file
-system's lock.
+What the backing directory spoiled or lost is stored once more from RAM; what RAM spoiled leaves it. Says what RAM has; comparing checksums
+is the caller's, for that takes long. Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.ram.tier import Tier
-from acpfs.types import ROOT, Seq, TierId
+from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log import OperationLog
 
 
@@ -25,11 +26,46 @@ class Held:
     fd: int
 
 
+@dataclass(frozen=True, slots=True)
+class Clean:
+    """A file of which RAM has all bytes, and which is what lies on the backing directory, as long as this is equal."""
+
+    path: bytes
+    tier_id: TierId
+    size: int
+    identity: Identity
+
+
 class Mending:
     """See above."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, changes: Changes, tier: Tier) -> None:
-        self._table, self._log, self._contents, self._changes, self._tier = table, log, contents, changes, tier
+    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, changes: Changes, tier: Tier, view: LowerView) -> None:
+        self._table, self._log, self._contents, self._changes, self._tier, self._view = table, log, contents, changes, tier, view
+
+    def in_ram(self) -> list[tuple[Ino, int]]:
+        """(file, size) of those of which RAM has all bytes."""
+        return [(node.ino, node.size) for node in self._table.recorded() if node.content is not None and node.content.in_ram]
+
+    def clean(self, ino: Ino) -> Clean | None:
+        """What RAM has of a file; None: it is being changed or stored, or has left."""
+        node = self._table.get(ino)
+        content = node.content if node is not None else None
+        if node is None or content is None or not content.in_ram or content.busy is not None or self._tier.is_lost(content.tier_id):
+            return None
+        if node.identity is None or node.is_written or node.open_writers or not node.names or self._log.is_pending(ino):
+            return None
+        return Clean(self._table.path(ino), content.tier_id, node.size, node.identity)
+
+    def drop(self, ino: Ino, clean: Clean) -> bool:
+        """Let RAM's copy go, and what the kernel has of it; False: it is another one by now, or somebody has it open."""
+        node = self._table.get(ino)
+        if node is None or self.clean(ino) != clean or not self._contents.retention.may_leave(node):
+            return False
+        node.keep_cache = False
+        self._contents.drop(node)
+        if node.lookups:
+            self._view.tell_changed(ino)
+        return True
 
     def held(self, path: bytes) -> Held | str:
         """What RAM has of the file that is persisted at a path, or in words why that is nothing."""

@@ -31,6 +31,7 @@ from acpfs.config import Settings, share_of
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.scrub import RamScrub
 from acpfs.logger import get_logger
 from acpfs.ram import descriptors, mounts
 from acpfs.ram import place as places
@@ -45,9 +46,11 @@ from acpfs.supervisor import mirroring
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.supervisor.expected import ExpectedVolume
 from acpfs.supervisor.link import Link
+from acpfs.supervisor.scrubbing import Scrubbing
 from acpfs.supervisor.spilling import SpillPlace
 from acpfs.writeback.cluster import Cluster
 from acpfs.writeback.engine import Engine
+from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
@@ -85,6 +88,7 @@ class Parts:
     engine: Engine
     prefault: Prefault
     cluster: Cluster
+    scrubbing: Scrubbing
     started_at: float = field(default_factory=time.time)
     anchor: Anchor = field(init=False)
 
@@ -94,12 +98,13 @@ class Parts:
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
         too_large = unfit(self.tier.budget_bytes, read_memory())
-        of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings()]
+        of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.scrubbing.warnings()]
         return [*of_ram, *self.probed.notes, *descriptors.complaints(), *([too_large] if too_large else [])]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
         self.prefault.close()
+        self.scrubbing.close()
         self.calls.close()
         self.copies.close()
         self.cluster.close()
@@ -160,6 +165,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         before = mirroring.journal(fs.spill, state, operations, directory, identity)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
         cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
+        scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
         state.commit()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
@@ -183,7 +189,13 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine,
         prefault,
         cluster,
+        _scrubbing(settings, scrub, fs, operations),
     )
+
+
+def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:
+    give_way = GiveWay(fs.changes.is_writing, lambda: False, operations.clock.age_s)
+    return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now)
 
 
 @contextmanager

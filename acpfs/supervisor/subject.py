@@ -410,6 +410,9 @@ class WorkerSubject:
         rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
         return next(rows, None) is not None
 
+    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        await self._parts.scrubbing.verify(paths, tell)
+
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
         good, began_at = set[bytes](), time.time()
@@ -531,6 +534,7 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
     counters |= {f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()}
     counters |= {f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE}
     counters |= cluster_counters(parts.cluster.statistics())
+    counters |= parts.scrubbing.counters()
     counters["backing_reopened"] = parts.anchor.reopened
     counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())
     return counters

@@ -269,6 +269,7 @@ class Worker:
         nursery.start_soon(metrics.write)
         nursery.start_soon(self.preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
+        nursery.start_soon(self._parts.scrubbing.run)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
 
     async def _load_manifest(self) -> None:

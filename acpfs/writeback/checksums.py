@@ -130,17 +130,32 @@ class WaitingChecksums:
                     self._log.save_version(version)
 
     def _digest(self, op: Op, version: Version, size: int, buffer: memoryview) -> str:
-        hasher, position = xxhash.xxh3_128(), 0
-        with closing(Source(_Reading(version), self._tier, self._lock, buffer, None)) as source:
-            while position < size:
-                self._give_way.wait(self._log.clock.now(), lambda: self._log.get(op.seq) is not op)
-                count, is_hole = source.read(position, min(size - position, SLICE_MAX_BYTES))
-                if is_hole:
-                    hash_zeros(hasher, count)
-                else:
-                    hasher.update(buffer[:count])
-                position += count
-        return hasher.hexdigest()
+        def stand_back() -> None:
+            self._give_way.wait(self._log.clock.now(), lambda: self._log.get(op.seq) is not op)
+
+        return digest_in_ram(version, size, self._tier, self._lock, buffer, lambda _count: stand_back())
+
+
+def digest_in_ram(
+    version: Version, size: int, tier: Tier, lock: RLock, buffer: memoryview, before_piece: Callable[[int], None] = lambda _count: None
+) -> str:
+    """xxh3-128 of the first bytes of a version, in pieces as large as the buffer; `before_piece` gets the size of each.
+
+    Raises:
+        OSError, AbandonedError: it was given up, or moved to the spill directory meanwhile.
+    """
+    hasher, position = xxhash.xxh3_128(), 0
+    with closing(Source(_Reading(version), tier, lock, buffer, None)) as source:
+        while position < size:
+            wanted = min(size - position, len(buffer))
+            before_piece(wanted)
+            count, is_hole = source.read(position, wanted)
+            if is_hole:
+                hash_zeros(hasher, count)
+            else:
+                hasher.update(buffer[:count])
+            position += count
+    return hasher.hexdigest()
 
 
 def _has_bytes(op: Op) -> bool:
