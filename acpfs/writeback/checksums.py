@@ -1,17 +1,18 @@
 """Checksums of versions that wait for the drain: what RAM is to have when their turn comes, also after a remount.
 
 A stream takes its checksum of the bytes as it reads them. What changed in RAM before that would be stored as verified. So a version that
-has waited for some seconds is read once by one slow thread, and its checksum is a part of its row. A file that somebody has open is
-left out, for its bytes may still become others. Nothing here can fail an operation: the stream compares (`Streamer`).
+has waited for a second is read once by one slow thread, and its checksum is a part of its row; where applications want the processors for
+their writing, or a stream is at it, after five. At the close itself it would cost every save a tenth of a second per gigabyte, and be
+taken twice of what is streamed at once. A file that somebody has open is left out, for its bytes may still become others. Nothing here
+can fail an operation: the stream compares (`Streamer`).
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
-from itertools import islice
 from threading import RLock
 
 import trio
@@ -26,12 +27,13 @@ from acpfs.writeback.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op, Version
+from acpfs.writeback.ops import Op, Version, VersionState
 from acpfs.writeback.source import AbandonedError, Source, hash_zeros
 
 BATCH_OPS = 64
-WAIT_S = 5.0
-"""What is streamed before costs nothing here."""
+SOON_S, WAIT_S = 1.0, 5.0
+"""After so long, and at the latest (if it is not open). What is streamed before costs nothing here."""
+LOOK_AGAIN_S = 1.0
 
 
 class _Reading:
@@ -79,11 +81,11 @@ class WaitingChecksums:
             now = trio.current_time()
             with self._section():
                 self._note(now)
-                batch = list(islice(self._due(now), BATCH_OPS))
+                batch = self._due(now)
             if batch:
                 await outcome(self._pool.submit("checksum", self._read, batch))
             elif self._waiting:
-                await trio.sleep_until(self._waiting[0][0] + WAIT_S)
+                await trio.sleep(max(self._waiting[0][0] + SOON_S - now, LOOK_AGAIN_S))
             else:
                 await self._bell.heard()
 
@@ -91,14 +93,20 @@ class WaitingChecksums:
         new, self._noted = self._log.since(self._noted), self._log.last_seq
         self._waiting.extend((now, op) for op in new if _has_bytes(op))
 
-    def _due(self, now: float) -> Iterator[Op]:
-        while self._waiting and self._waiting[0][0] + WAIT_S <= now:
-            op = self._waiting.popleft()[1]
+    def _due(self, now: float) -> list[Op]:
+        """Some of those that have waited for long enough, but what is streamed or changed now."""
+        late = now - WAIT_S
+        due = late if self._give_way.is_busy() else now - SOON_S
+        found, left = list[Op](), list[tuple[float, Op]]()
+        while self._waiting and self._waiting[0][0] <= due and len(found) < BATCH_OPS:
+            since, op = self._waiting.popleft()
             if self._is_wanted(op):
-                if self._may_change(op):
-                    self._waiting.append((now, op))
+                if self._may_change(op) or (since > late and _is_streamed(op)):
+                    left.append((since, op))
                 else:
-                    yield op
+                    found.append(op)
+        self._waiting.extendleft(reversed(left))
+        return found
 
     def _is_wanted(self, op: Op) -> bool:
         version = op.version
@@ -156,6 +164,10 @@ def digest_in_ram(
                 hasher.update(buffer[:count])
             position += count
     return hasher.hexdigest()
+
+
+def _is_streamed(op: Op) -> bool:
+    return op.version is not None and op.version.state is VersionState.STREAMING
 
 
 def _has_bytes(op: Op) -> bool:

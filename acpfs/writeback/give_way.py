@@ -54,13 +54,15 @@ class GiveWay:
         self.stood_back_s = 0.0
         """By all streams together; for tests and the curious."""
 
+    def is_busy(self) -> bool:
+        """Whether applications write and want all processors, and nobody waits for the drain."""
+        return self._is_writing() and not self._is_pressed() and self._running() > self._processors
+
     def should(self, logged_at: float) -> bool:
         """Whether a stream of a version that was logged then is to stand back now."""
-        if not self._is_writing() or self._is_pressed():
-            return False
         if self._age_s(logged_at) > AGE_S_MAX or self._clock() % PERIOD_S > STAND_BACK_S:
             return False
-        return self._running() > self._processors
+        return self.is_busy()
 
     def wait(self, logged_at: float, is_over: Callable[[], bool]) -> None:
         """Stand back as long as that is right; `is_over`: nobody needs the stream any more."""

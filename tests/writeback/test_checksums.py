@@ -7,8 +7,8 @@ import os
 import pytest
 import xxhash
 
-from acpfs.writeback.checksums import WAIT_S
-from acpfs.writeback.ops import Op, Version
+from acpfs.writeback.checksums import SOON_S, WAIT_S
+from acpfs.writeback.ops import Op, Version, VersionState
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 
@@ -45,7 +45,7 @@ def reloaded(world: World, op: Op) -> Op:
 @pytest.mark.parametrize("data", [b"small", LARGE, bytes(3 << 20) + b"x"], ids=["small", "large", "sparse"])
 def test_a_version_that_waits_gets_its_checksum_and_is_stored(world: World, run: Run, data: bytes) -> None:
     op = world.store("f", data)
-    wait(world, run, 0.8 * WAIT_S)
+    wait(world, run, 0.8 * SOON_S)
     assert version_of(op).digest == ""
     wait(world, run)
     assert version_of(op).digest == xxhash.xxh3_128_hexdigest(data)
@@ -95,4 +95,33 @@ def test_a_file_that_is_open_may_still_change(world: World, run: Run, monkeypatc
     assert version_of(op).digest == ""
     is_open.clear()
     wait(world, run)
+    assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
+
+
+@pytest.mark.clause("S236")
+def test_a_checksum_is_there_after_a_second(world: World, run: Run) -> None:
+    op = world.store("f", b"bytes")
+    wait(world, run, 2 * SOON_S + 0.1)
+    assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
+
+
+@pytest.mark.clause("S236")
+def test_while_applications_want_the_processors_for_their_writing_it_waits_for_five(world: World, run: Run) -> None:
+    world.engine._checksums._give_way._running = lambda: 1000
+    world.listener.writing = True
+    op = world.store("f", b"bytes")
+    wait(world, run, WAIT_S - SOON_S)
+    assert version_of(op).digest == ""
+    wait(world, run, 2 * WAIT_S)
+    assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
+
+
+@pytest.mark.clause("S236")
+def test_what_is_streamed_is_not_read_twice_in_its_first_seconds(world: World, run: Run) -> None:
+    op, other = world.store("f", b"bytes"), world.store("g", b"other")
+    version_of(op).state = VersionState.STREAMING
+    wait(world, run, WAIT_S - SOON_S)
+    assert version_of(op).digest == ""
+    assert version_of(other).digest != ""
+    wait(world, run, 2 * WAIT_S)
     assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
