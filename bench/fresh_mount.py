@@ -86,6 +86,7 @@ def measure(size: int, mounts: int) -> Report:
         "fresh_mount", f"First and fourth save of a fresh mount, {size // MIB} MiB", ["what", "best", "lower quartile", "median"]
     )
     samples: dict[str, list[float]] = {"first_s": [], "fourth_s": [], "first_over_fourth": [], "small_file_cpu_s": []}
+    choices: dict[str, int] = {}
     with places.scratch() as scratch, places.tmpfs(scratch / "base") as base:
         for _ in range(mounts):
             found, choices = saves(base, size)

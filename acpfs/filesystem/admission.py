@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.expectations import WORTH_LEARNING_BYTES, Expectations
+from acpfs.filesystem.earlier_saves import EarlierSaves
+from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -39,6 +40,7 @@ class Admission:
         payers: Payers,
         likely: LikelySizes,
         plenty: Plenty,
+        earlier: EarlierSaves,
         unknown_bytes: int | None = None,
     ) -> None:
         """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` and `plenty` decide."""
@@ -49,6 +51,7 @@ class Admission:
         self._payers = payers
         self._likely = likely
         self._plenty = plenty
+        self._earlier = earlier
         self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
         self._unknown: dict[Ino, bool] = {}
@@ -81,7 +84,11 @@ class Admission:
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
         """A writer that appends is one of a log, and one of a file that was small goes on as it began: the daemon sees what they write."""
-        if not self._plenty.is_caught() or handle.former_bytes >= 0 or handle.flags & os.O_APPEND or not self._likely.may_be_large(path):
+        if handle.former_bytes >= 0 or handle.flags & os.O_APPEND or not self._likely.may_be_large(path):
+            return "its size is not known from an earlier file"
+        for parent, name in handle.node.names[:1]:
+            self._earlier.made(self._table[parent], name)
+        if not self._plenty.is_caught():
             return "its size is not known from an earlier file"
         if len(self._unknown) >= UNKNOWN_MAX or not self._plenty.is_there(self.outstanding()):
             return "its size is not known, and RAM is not plentiful"
@@ -126,7 +133,7 @@ class Admission:
 
     def never(self, path: bytes) -> None:
         """Files like this one cannot be written in this lane."""
-        self._expectations.learn(path, 1 << 60)
+        self._expectations.learn(path, UNBOUNDED_BYTES)
 
     def learn(self, node: Node) -> None:
         """The file is complete."""

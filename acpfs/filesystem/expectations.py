@@ -14,6 +14,8 @@ PATTERNS_MAX = 10_000
 """More than this are no repeating checkpoints; the oldest go first."""
 WORTH_LEARNING_BYTES = 1 << 20
 """Smaller files fit anyway."""
+UNBOUNDED_BYTES = 1 << 60
+"""Expected of a file that cannot be written in the passthrough lane."""
 
 _DIGITS = re.compile(rb"\d+")
 DDL = "CREATE TABLE IF NOT EXISTS expectation (pattern BLOB PRIMARY KEY, size INTEGER NOT NULL) WITHOUT ROWID;"
@@ -36,6 +38,10 @@ class Expectations:
     def expect(self, path: bytes) -> int | None:
         """Bytes that a file will probably have; None: nothing like it was seen."""
         return self._sizes.get(pattern_of(path))
+
+    def newest(self, count: int) -> list[tuple[bytes, int]]:
+        """Patterns and sizes that were learnt last, the oldest first; not those that no file is expected to have."""
+        return [(pattern, size) for pattern, size in self._sizes.items() if size < UNBOUNDED_BYTES][-count:]
 
     def learn(self, path: bytes, size: int) -> None:
         """A file is complete and has that size."""

@@ -30,6 +30,7 @@ from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.earlier_calls import EarlierCalls
+from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
@@ -155,13 +156,15 @@ class FileSystem:
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue)
         self.awaited = AwaitedNames(settings, self._table, self._view, log)
         """Names that other nodes are about to persist, and those that they may wait for."""
-        self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited)
+        self.expectations = Expectations(state)
+        earlier = EarlierSaves(lower, calls, tree, self._table, self.lock, self.expectations, state.commit)
+        self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited, earlier)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
         self.lanes = Lanes()
         self._payers = Payers(state, self._table, self._contents.retention, limits)
-        sizes = (Expectations(state), self._payers, LikelySizes(shapes))
         plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
-        admission = Admission(self._table, self._contents, tier, *sizes, plenty, unknown_bytes)
+        parts = (self._table, self._contents, tier, self.expectations, self._payers, LikelySizes(shapes), plenty, earlier)
+        admission = Admission(*parts, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path)
         rest = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
@@ -182,23 +185,9 @@ class FileSystem:
 
     def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
-        opened = OpenFiles(
-            self._table,
-            self.lanes,
-            LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming),
-            self._names,
-            self._attributes,
-            self._view,
-            self.changes,
-            self._contents,
-            changeable,
-            admission,
-            self._outgrown,
-            self.warming,
-            self._log,
-            self.kept,
-            closing,
-        )
+        lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming)
+        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
+        opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
         return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room, changeable: Changeable) -> Spilling:

@@ -13,6 +13,7 @@ import stat
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Caller
@@ -32,8 +33,11 @@ def fail(number: int) -> OSError:
 class Names:
     """Name calls over the two trees."""
 
-    def __init__(self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, awaited: AwaitedNames) -> None:
+    def __init__(
+        self, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, awaited: AwaitedNames, earlier: EarlierSaves
+    ) -> None:
         self._table = table
+        self._earlier = earlier
         self._view = view
         self._awaited = awaited
         self._changes = changes
@@ -144,6 +148,7 @@ class Names:
         node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
         node.directory_links = 2
         parent.directory_links += 1
+        self._earlier.made(parent, name)
         return self._make(OpKind.MKDIR, parent, name, node)
 
     async def mknod(self, parent_ino: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Node:

@@ -45,6 +45,7 @@ from acpfs.ram.tier import Tier
 from acpfs.supervisor import mirroring
 from acpfs.supervisor.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.supervisor.expected import ExpectedVolume
+from acpfs.supervisor.learned import LearnedSizes
 from acpfs.supervisor.link import Link
 from acpfs.supervisor.scrubbing import Scrubbing
 from acpfs.supervisor.spilling import SpillPlace
@@ -105,6 +106,8 @@ class Parts:
         """Close everything; the RAM tier is removed only when nothing is left in it."""
         self.prefault.close()
         self.scrubbing.close()
+        if nothing_left:
+            LearnedSizes(self.settings, self.runtime).keep(self.fs.expectations)
         self.calls.close()
         self.copies.close()
         self.cluster.close()
@@ -142,8 +145,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         place.warnings += [] if link.session else spill.prepare()
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
-        kept = _kept(place, link)
-        undo.callback(kept.close)
+        undo.callback((kept := _kept(place, link)).close)
         prefault = _prefault(settings, place, tier)
         fs = FileSystem(
             settings,
@@ -169,6 +171,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         state.commit()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
+            LearnedSizes(settings, runtime).recall(fs.expectations)
             calls.commits.submit("leftovers", _clear_leftovers, directory, place)
         undo.pop_all()
     return Parts(
