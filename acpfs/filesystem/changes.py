@@ -340,6 +340,10 @@ class Changes:
         """See `Listener`."""
         return self._contents.writers > 0
 
+    def only_appended(self, version: Version) -> bool:
+        """See `Listener`."""
+        return self._contents.kernel.only_appended(version)
+
     def version_of_open_file(self, version: Version) -> bool:
         """See `Listener`."""
         node = self._table.get(version.ino)

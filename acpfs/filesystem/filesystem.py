@@ -236,7 +236,7 @@ class FileSystem:
         if not node.names and node.ino != ROOT:
             pass  # deleted, or never named: nobody else will ask for what it had
         elif node.kernel_writers:
-            self._contents.watch_again(node, versions_too=not self._open.appending_only(node))
+            self._contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
         elif node.content is not None and node.content.modified and not node.handles:
             if self.kept.taken_over and not node.interrupted and not node.content.failed:
                 self.changes.freeze(node)  # its last RELEASE was under way

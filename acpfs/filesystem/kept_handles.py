@@ -75,6 +75,11 @@ class Handle:
         return self.unseen or (self.lane is Lane.PASSTHROUGH and self.writable)
 
     @property
+    def rewrites_unseen(self) -> bool:
+        """Whether that may be anywhere, and not behind what the file has."""
+        return self.writes_unseen and (self.unseen or not self.flags & os.O_APPEND)
+
+    @property
     def synchronous(self) -> bool:
         return bool(self.flags & os.O_DSYNC)
 

@@ -49,6 +49,8 @@ class Guard:
     """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
 
     seen: tuple[int, int]
+    appended: bool = False
+    """Whoever could write to the file when the version was made appends; who opens it later to do else has the version moved away first."""
     marking: Future[tuple[int, int]] | None = None
     """The file is being marked anew."""
 
@@ -168,7 +170,12 @@ class KernelWrites:
     def guard(self, version: Version, node: Node) -> None:
         """The version shares its bytes with a file that the kernel may go on writing to."""
         assert node.content is not None
-        self._guards[version.vid] = Guard(node.content.seen)
+        self._guards[version.vid] = Guard(node.content.seen, appended=not node.kernel_rewriters)
+
+    def only_appended(self, version: Version) -> bool:
+        """See `Listener`."""
+        guard = self._guards.get(version.vid)
+        return guard is not None and guard.appended
 
     def forget(self, version: Version) -> None:
         """Nobody needs the version any more."""

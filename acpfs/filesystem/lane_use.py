@@ -56,11 +56,13 @@ class LaneUse:
                 await self._contents.protect(node, 0)
                 self._contents.kernel.expect(node)
                 handle.unseen = True
+                node.kernel_rewriters += 1
             node.daemon_mappers += handle.may_map
             return -1
         fd = self._descriptor(handle)
         if handle.writable:
             self._contents.kernel.expect(node)
+            node.kernel_rewriters += handle.rewrites_unseen
             self._hold.add(node)
         node.kernel_handles += 1
         node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
@@ -95,6 +97,7 @@ class LaneUse:
         if handle.writes_unseen:
             self.look(handle)
             node.kernel_writers -= 1
+            node.kernel_rewriters -= handle.rewrites_unseen
             if not node.kernel_writers:
                 self._admission.settle(node)
                 self._contents.kernel_ended(node)
@@ -112,6 +115,7 @@ class LaneUse:
         if handle.writes_unseen:
             node.kernel_writers += 1
             self._admission.restored(node)
+            node.kernel_rewriters += handle.rewrites_unseen
             self._hold.add(node)
 
     def look(self, handle: Handle) -> None:

@@ -151,6 +151,8 @@ class Node:
     open_writers: int = 0
     """Handles that may write, in whatever lane."""
     kernel_writers: int = 0
+    kernel_rewriters: int = 0
+    """Those among them who may change what is there: that do not append, or write through a mapping."""
     """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     writer_pid: int = 0
     """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""

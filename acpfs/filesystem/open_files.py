@@ -373,14 +373,9 @@ class OpenFiles:
             if op is not None and op is self._log.last_of(node.ino) and not op.started:
                 op.tentative, handle.tentative, handle.closed_at = True, op, time.monotonic()
 
-    def appending_only(self, node: Node) -> bool:
-        """Whether whoever writes to the file unseen does so behind what it has: then no version of it changes."""
-        unseen = (h for h in self._handles.values() if h.node is node and h.writes_unseen)
-        return all(h.flags & os.O_APPEND and not h.unseen for h in unseen)
-
     def is_log(self, node: Node) -> bool:
         """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
-        return node.content is not None and node.content.writing is Writing.APPENDING and self.appending_only(node)
+        return node.content is not None and node.content.writing is Writing.APPENDING and not node.kernel_rewriters
 
     def was_closed(self, node: Node) -> bool:
         """Whether one of those who have the file open for writing, or had, has closed it."""

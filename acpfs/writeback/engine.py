@@ -107,7 +107,7 @@ class Engine:
             lock,
             self._bucket,
             self._garbage.remove,
-            still_frozen=listener.still_frozen,
+            listener=listener,
             give_way=give_way,
             verify_after_write=settings.verify_after_write,
             spares=self._spares,

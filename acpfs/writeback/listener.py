@@ -30,6 +30,10 @@ class Listener(Protocol):
         """
         ...
 
+    def only_appended(self, version: Version) -> bool:
+        """Whether what may be written to its file unseen is appended: if its bytes are the same in the end, they are the version."""
+        ...
+
     def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
         """A directory was given its times: `stat` is its entry on the backing directory as acpfs left it."""
         ...

@@ -26,6 +26,7 @@ from acpfs.types import VersionId
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES, TokenBucket
 from acpfs.writeback.equal import EqualFiles, linked_name
 from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
@@ -86,7 +87,7 @@ class Streamer:
         bucket: TokenBucket,
         discard: Callable[[str], None],
         *,
-        still_frozen: Callable[[Version], bool],
+        listener: Listener,
         give_way: GiveWay,
         verify_after_write: bool,
         spares: Spares,
@@ -95,7 +96,7 @@ class Streamer:
     ) -> None:
         """`tree`: tells where a file is to lie.
 
-        `bucket`: shared by all streams; `discard`: removes a staging file, now or later; `still_frozen`: see `Listener`.
+        `bucket`: shared by all streams; `discard`: removes a staging file, now or later.
 
         `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
         streamed.
@@ -104,7 +105,7 @@ class Streamer:
         self._equal = equal
         self._spill = spill
         self._give_way, self._tree = give_way, tree
-        self._still_frozen = still_frozen
+        self._listener = listener
         self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
         self._bucket, self._discard = bucket, discard
         self._verify_after_write = verify_after_write
@@ -224,7 +225,7 @@ class Streamer:
         """Finish a staging file that an application wrote itself, because RAM had no room: its checksum is of what it reads back."""
         name = stream.version.staging_name
         with self._lock:
-            if not self._still_frozen(stream.version):
+            if not self._listener.still_frozen(stream.version):
                 raise OSError(errno.EAGAIN, "another descriptor's write to it is under way")
         try:
             fd = self._lower.open_staging(name)
@@ -309,10 +310,13 @@ class Streamer:
         differed = False
         while True:
             with self._lock:
-                renewals = stream.version.renewals
+                renewals, size = stream.version.renewals, stream.version.size
             digest = self._copy_once(stream, fd, growth)
             with self._lock:
-                if self._still_frozen(stream.version) and stream.version.renewals == renewals:
+                still = self._listener.still_frozen(stream.version) and stream.version.renewals == renewals
+            still = still or self._has_only_grown(stream, size, digest)
+            with self._lock:
+                if still:
                     if stream.version.digest in ("", digest):
                         return digest
                     if differed:
@@ -325,8 +329,25 @@ class Streamer:
             if fd is not None:
                 self._lower.truncate(fd, growth.kept_bytes)
 
-    def _copy_once(self, stream: Stream, fd: int | None, growth: Growth) -> str:
-        hasher, size, position, end = xxhash.xxh3_128(), stream.version.size, 0, growth.kept_bytes
+    def _has_only_grown(self, stream: Stream, size: int, digest: str) -> bool:
+        """Whether those who write to the file unseen have left alone what was copied of it; then that is the version.
+
+        A log would else be copied for as long as somebody has something to say. That its descriptors append is no proof: their flags can be
+        changed. But bytes that are still the same after all of them were read have been there at one moment.
+        """
+        with self._lock:
+            if not self._listener.only_appended(stream.version) or stream.version.size < size:
+                return False
+        if self._copy_once(stream, None, Growth(), size) != digest:
+            return False
+        with self._lock:
+            stream.version.size = size
+        return True
+
+    def _copy_once(self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None) -> str:
+        """`first_bytes`: no more than these."""
+        hasher, position, end = xxhash.xxh3_128(), 0, growth.kept_bytes
+        size = stream.version.size if first_bytes is None else first_bytes
         if size < end:
             raise NotGrownError
         if size:

@@ -256,6 +256,31 @@ def test_a_file_that_stays_open_is_committed_now_and_then(transport: str, make_m
         eventually(lambda: (fault_fs.source / "train.log").read_bytes() == b"first line\nsecond line\n")
 
 
+@clause("S12", "S230", "S231", "S233")
+def test_a_large_log_is_stored_in_two_files_that_take_turns(transport: str, make_mount: MakeMount, backing: Path) -> None:
+    mount = make_mount(backing, transport, max_dirty_age=0.3)
+    stored, numbers, begin = backing / "train.log", [], os.urandom(3 << 20)
+    with open(mount.path / "train.log", "ab", buffering=0) as log:
+        log.writelines(begin[start : start + (1 << 16)] for start in range(0, len(begin), 1 << 16))
+        expected = begin
+        for number in range(6):
+            expected += b"line %d\n" % number
+            log.write(b"line %d\n" % number)
+            if number == 3:
+                os.fsync(log.fileno())
+            eventually(lambda expected=expected: stored.exists() and stored.read_bytes() == expected)  # type: ignore[misc]
+            numbers.append(stored.stat().st_ino)
+            mount.flush()
+            assert mount.run("acpfs-ctl", str(mount.path), "verify", "train.log").returncode == 0
+    assert len(set(numbers[2:])) == 2
+    assert numbers[2:] == [numbers[2], numbers[3]] * 2
+    mount.flush()
+    assert stored.read_bytes() == expected
+    mount.umount()
+    staging = backing / ".acpfs" / "staging"
+    assert [path for path in staging.rglob("*") if path.is_file()] == []
+
+
 # -- S28, S29, S30
 
 

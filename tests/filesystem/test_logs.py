@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trio
 
+from acpfs.backing.directory import BackingDirectory
+from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX
+from acpfs.filesystem.records import Lane
 from tests.filesystem.world import CALLER, World, world
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -130,5 +134,52 @@ def test_the_next_worker_begins_anew(tmp_path: Path) -> None:
             assert min(costs[:2]) > 2 * MiB
             assert max(costs[2:]) <= COSTS_BYTES_MAX
             assert len(list((w.backing / ".acpfs" / "staging" / "test").iterdir())) == 1
+
+    trio.run(main)
+
+
+class Lively(BackingDirectory):
+    """Whatever is written there, the program has something to say meanwhile."""
+
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        self.meanwhile()
+        return super().write(fd, data, offset)
+
+
+@pytest.mark.clause("S12", "S230")
+@pytest.mark.parametrize("by_path", [False, True])
+def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(tmp_path: Path, *, by_path: bool) -> None:
+    """In passthrough, where nobody sees it. `by_path`: its beginning is changed, too; then the copy is of several moments."""
+
+    async def main() -> None:
+        async with world(tmp_path, unknown_bytes=MiB, budget_bytes=256 * MiB, max_dirty_age_s=AGE_S, make_lower=Lively) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            opened, _attributes = await w.create(b"log", flags=os.O_WRONLY | os.O_APPEND)
+            assert opened.lane is Lane.PASSTHROUGH
+            size = COPY_AT_FREEZE_BYTES_MAX + MiB
+            os.pwrite(opened.backing_fd, os.urandom(size), 0)
+            lines: list[int] = []
+
+            def meanwhile() -> None:
+                if len(lines) < 100:
+                    lines.append(os.pwrite(opened.backing_fd, b"line", size + 4 * len(lines)))
+                    if by_path and len(lines) < 20:
+                        os.pwrite(opened.backing_fd, b"%d" % len(lines), 0)
+
+            w.lower.meanwhile = meanwhile  # type: ignore[attr-defined]
+            await w.do(w.fs.mark_old())
+            with w.fs.lock:
+                assert w.fs.freeze_old() == 1
+            await w.drained()
+            shown, now = (w.backing / "log").read_bytes(), os.pread(opened.backing_fd, 2 * size, 0)
+            assert now.startswith(shown)
+            assert by_path or w.engine.statistics().streamed_bytes == size == len(shown)
+            w.lower.meanwhile = lambda: None  # type: ignore[attr-defined]
+            now = os.pread(opened.backing_fd, 2 * size, 0)
+            await w.close(opened)
+            await w.drained()
+            assert (w.backing / "log").read_bytes() == now
 
     trio.run(main)

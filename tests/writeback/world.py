@@ -99,6 +99,9 @@ class ListenerDouble:
     def still_frozen(self, version: Version) -> bool:
         return True
 
+    def only_appended(self, version: Version) -> bool:
+        return False
+
     def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
         self.settled.append((ino, stat))
 
