@@ -24,6 +24,7 @@ from acpfs.filesystem.steps import Call
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import mounted_at
 from acpfs.transport.invalidations import Invalidations
+from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
 WORKERS_MIN, WORKERS_MAX = 8, 256
@@ -146,7 +147,11 @@ class Operations(pyfuse3.Operations):
     # -- files
 
     async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
-        return _file_info(await self._run(self._fs.open(Ino(inode), flags, _caller(ctx))))
+        caller = _caller(ctx)
+        call = self._fs.open(Ino(inode), flags, caller)
+        if truncates_unprivileged(flags, caller):
+            call = and_clear(self._fs, Ino(inode), caller, call)
+        return _file_info(await self._run(call))
 
     async def create(
         self, parent_inode: int, name: bytes, mode: int, flags: int, ctx: pyfuse3.RequestContext

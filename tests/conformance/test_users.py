@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,74 @@ def test_write_clears_set_uid_and_set_gid(d: Path) -> None:
 
     in_child(append, NOBODY, NOBODY)
     assert mode_of(d / "f") == 0o777
+
+
+def cut_by_opening(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_TRUNC))
+
+
+def echo(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.write(fd, b"\n")
+    os.close(fd)
+
+
+def overwrite(path: Path) -> None:
+    with path.open("rb+") as file:
+        file.write(b"y")
+
+
+def cut_open(path: Path) -> None:
+    with path.open("rb+") as file:
+        file.truncate(1)
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "open with O_TRUNC": cut_by_opening,
+    "echo >": echo,
+    "truncate": lambda path: os.truncate(path, 1),
+    "ftruncate": cut_open,
+    "write": overwrite,
+}
+
+
+@clause("S42")
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("permissions", [0o644, 0o744, 0o654, 0o755], ids=oct)
+def test_a_change_by_the_owner_clears_set_uid_and_set_gid(d: Path, change: str, permissions: int) -> None:
+    write_new(d / "f", b"some bytes")
+    os.chown(d / "f", NOBODY, NOBODY)
+    (d / "f").chmod(0o6000 | permissions)
+    in_child(lambda: CHANGES[change](d / "f"), NOBODY, NOBODY)
+    without_meaning = 0 if permissions & stat.S_IXGRP else stat.S_ISGID
+    assert oct(mode_of(d / "f")) == oct(permissions | without_meaning)
+
+
+@clause("S42")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_by_root_leaves_set_uid_and_set_gid(d: Path, change: str) -> None:
+    write_new(d / "f", b"some bytes")
+    (d / "f").chmod(0o6755)
+    CHANGES[change](d / "f")
+    assert mode_of(d / "f") == 0o6755
+
+
+@clause("S42")
+def test_allocation_and_copies_by_who_may_write_clear_set_uid_and_set_gid(d: Path) -> None:
+    write_new(d / "source", b"some bytes")
+    (d / "source").chmod(0o644)
+    for name in ("allocated", "copied"):
+        write_new(d / name)
+        (d / name).chmod(0o6777)
+
+    def change() -> None:
+        with open(d / "allocated", "rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, 100)
+        with open(d / "copied", "rb+") as file, open(d / "source", "rb") as source:
+            os.copy_file_range(source.fileno(), file.fileno(), 4)
+
+    in_child(change, NOBODY, NOBODY)
+    assert (mode_of(d / "allocated"), mode_of(d / "copied")) == (0o777, 0o777)
 
 
 @clause("S42")

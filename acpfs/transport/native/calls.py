@@ -7,7 +7,6 @@ from several threads: no state but what was negotiated.
 
 from __future__ import annotations
 
-import stat
 import time
 from typing import Any
 
@@ -46,6 +45,7 @@ from acpfs.transport.native.wire import (
     STATX_IN,
     WRITE_IN,
 )
+from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 
 NS = 1_000_000_000
@@ -140,10 +140,11 @@ class Calls:
         )
         handle = HandleId(fh) if valid & _FH else None
         call = self._fs.setattr(Ino(request.ino), change, handle, caller_of(request))
-        # Nothing to change: that is chown(-1, -1), which takes the bits away as every chown does.
+        # Nothing to change: that is chown(-1, -1), which takes the bits away as every chown does, or fallocate and copy_file_range by
+        # whoever may write. The kernel does not say which, so a stranger's chown is not refused as elsewhere: it takes them away, too.
         given_away = valid & (_UID | _GID) or not valid & (_SIZE | _ATIME | _MTIME)
         kill = valid & _KILL or (self._kills and given_away and not valid & _MODE)
-        return self._and_kill(Ino(request.ino), request, call) if kill else call
+        return self._and_kill(request, call) if kill else call
 
     def readlink(self, request: Request) -> Call[bytes]:
         return self._fs.readlink(Ino(request.ino))
@@ -194,8 +195,10 @@ class Calls:
     def open(self, request: Request) -> Call[OpenFile]:
         flags, open_flags = OPEN_IN.unpack_from(request.body())
         request.argument = flags
-        call = self._fs.open(Ino(request.ino), flags, caller_of(request))
-        return self._and_kill(Ino(request.ino), request, call) if open_flags & OPEN_KILL_SUIDGID else call
+        caller = caller_of(request)
+        call = self._fs.open(Ino(request.ino), flags, caller)
+        kill = open_flags & OPEN_KILL_SUIDGID if self._kills else truncates_unprivileged(flags, caller)
+        return self._and_kill(request, call) if kill else call
 
     def create(self, request: Request) -> Call[tuple[OpenFile, Attributes]]:
         body = request.body()
@@ -215,7 +218,7 @@ class Calls:
     def write(self, request: Request) -> Call[int]:
         handle, offset, size, flags, _, _, _ = WRITE_IN.unpack_from(request.buffers.header, _BODY)
         call = self._fs.write(HandleId(handle), offset, request.payload(size))
-        return self._and_kill(Ino(request.ino), request, call) if flags & WRITE_KILL_SUIDGID else call
+        return self._and_kill(request, call) if flags & WRITE_KILL_SUIDGID else call
 
     def flush(self, request: Request) -> Call[None]:
         return self._fs.flush(HandleId(FLUSH_IN.unpack_from(request.body())[0]), request.pid)
@@ -244,17 +247,8 @@ class Calls:
             raise ValueError(message)
         return self._fs.copy_range(HandleId(source), source_offset, HandleId(handle), offset, size)
 
-    async def _and_kill(self, ino: Ino, request: Request, call: Call[Any]) -> Any:
-        """With HANDLE_KILLPRIV_V2 the kernel leaves it to us to take set-uid and set-gid away when a file is changed or given away."""
-        value = await call
-        mode = (await self._fs.getattr(ino, None)).mode
-        kept = mode & ~stat.S_ISUID
-        if mode & stat.S_IXGRP:
-            kept &= ~stat.S_ISGID
-        if kept == mode or stat.S_ISDIR(mode):
-            return value
-        attributes = await self._fs.setattr(ino, AttributeChange(mode=stat.S_IMODE(kept)), None, caller_of(request))
-        return attributes if isinstance(value, Attributes) else value
+    def _and_kill(self, request: Request, call: Call[Any]) -> Call[Any]:
+        return and_clear(self._fs, Ino(request.ino), caller_of(request), call)
 
     # -- directories
 
