@@ -266,13 +266,16 @@ class BackingDirectory(OwnFiles):
 
     def _exchange_by_renames(self, a: LowerPath, b: LowerPath) -> None:
         """a → aside, b → a, aside → b; goes on where an earlier attempt was cut off, which it knows by what lies aside."""
-        pair = xxhash.xxh3_64_hexdigest(b"\0".join((*a, b"", *b)))  # another pair must not take up what this one has left
-        aside = self.staging_path(self.stage_near(ASIDE_PREFIX + pair, a[:-1]))
+        aside = self.exchange_aside(a, b)
         if not self._exists(aside):
             self.rename(a, aside)
         if not self._exists(a):
             self.rename(b, a)
         self.rename(aside, b)
+
+    def exchange_aside(self, a: LowerPath, b: LowerPath) -> LowerPath:
+        pair = xxhash.xxh3_64_hexdigest(b"\0".join((*a, b"", *b)))  # another pair must not take up what this one has left
+        return self.staging_path(self.stage_near(ASIDE_PREFIX + pair, a[:-1]))
 
     def _exists(self, path: LowerPath) -> bool:
         try:

@@ -71,7 +71,7 @@ class Whereabouts:
         """Where what the committed tree has at `path` lies.
 
         Raises:
-            OSError: EIO, it cannot be told; ENOENT, it was replaced; or what keeps the backing directory from answering.
+            OSError: ENOENT, it was replaced; or what keeps the backing directory from answering.
         """
         with self._lock:
             doubtful = self._log.in_doubt()
@@ -121,15 +121,19 @@ class Whereabouts:
         return path
 
     def _end(self, op: Op, number: int | None, before: LowerPath, after: LowerPath) -> LowerPath:
-        """Where something that is moved from `before` to `after` lies: by its number, else as it will be judged at the next try."""
-        if op.kind is OpKind.EXCHANGE and not op.payload:
-            return before  # the numbers are noted before it is begun
+        """Where something that is moved from `before` to `after` lies: by its number, else as it will be judged at the next try.
+
+        Looks in the order in which it moves, so it cannot be missed; what lies nowhere was removed from outside.
+        """
+        if op.kind is OpKind.EXCHANGE:
+            if not op.payload:
+                return before  # the numbers are noted before it is begun
+            ways = (before, self._lower.exchange_aside(before, after), after)
+            return next((way for way in ways if self._number_at(way) == number), before)
         here, there = self._number_at(before), self._number_at(after)
         if number is not None and number in (here, there):
             return before if here == number else after
-        if op.kind is OpKind.EXCHANGE or (here is None and there is None):
-            raise OSError(errno.EIO, "a rename is in doubt: what it moves lies neither here nor there")
-        return after if here is None else before
+        return before if there is None or here is not None else after
 
     def _number_at(self, path: LowerPath) -> int | None:
         try:

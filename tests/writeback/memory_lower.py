@@ -245,6 +245,9 @@ class MemoryLower:
             self._find(b[:-1]).children[b[-1]] = inode_a
             self._changed()
 
+    def exchange_aside(self, a: LowerPath, b: LowerPath) -> LowerPath:
+        return self.staging_path("exchange")
+
     def link(self, source: LowerPath, target: LowerPath) -> None:
         self._call("link", target)
         with self._lock:
