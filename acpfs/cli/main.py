@@ -1,4 +1,4 @@
-"""`acpfs`: mount, umount, doctor."""
+"""`acpfs`: mount, umount, doctor, salvage."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ COMMANDS = {
     "mount": ("acpfs.cli.mount", "Mount a backing directory; returns when the mount is ready to use."),
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
+    "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
 }
 
 

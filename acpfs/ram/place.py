@@ -159,7 +159,7 @@ def way_out(place: Place) -> str:
     remove = f"umount -l {place.directory}" if place.own_tmpfs else f"rm -r {place.directory}"
     return (
         f"{files} files of {size} bytes in {place.directory / DATA} may not be on the backing directory, and were left alone: "
-        f"copy what is wanted, then start without them after `{remove}`"
+        f"copy them with `acpfs salvage {place.directory} TARGET`, then start without them after `{remove}`"
     )
 
 
