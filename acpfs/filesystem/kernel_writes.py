@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
@@ -25,8 +26,6 @@ from acpfs.types import TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
-STAMPS = 999
-"""Different marks within one tick of the clock; as many nanoseconds is what the mark may lie beside the true mtime."""
 MARKS_NS = 16 * STAMPS
 """Marks upon marks."""
 _numbers = itertools.count()
@@ -68,6 +67,7 @@ class KernelWrites:
         self._copies = copies
         self._opened = opened
         self._marks = marks
+        self._fullness = Fullness(tier, table)
         self._guards: dict[VersionId, Guard] = {}
         self.renewed: Callable[[Version], None] = lambda _version: None
         """Called when a version had to become what its file is now."""
@@ -77,7 +77,10 @@ class KernelWrites:
         content = node.content
         if content is None or content.overflow:
             return False
+        moment = self._fullness.moment() if node.kernel_writers else None
         st = self._tier.settle_fd(content.tier_id, self._opened(content))
+        if moment is not None:
+            self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == content.seen:
             return False
         node.size, node.blocks = st.st_size, st.st_blocks
@@ -102,6 +105,8 @@ class KernelWrites:
             if not node.modified or node.interrupted:
                 node.content.seen = stamp(self._opened(node.content))
             self._marks.set(node.ino, UNSEEN if node.modified and not node.interrupted else node.content.seen)
+            moment = self._fullness.moment()
+            self._fullness.judge(node, os.fstat(self._opened(node.content)), moment)
         node.kernel_writers += 1
 
     def note(self, node: Node, seen: tuple[int, int]) -> None:
@@ -110,6 +115,7 @@ class KernelWrites:
         node.content.seen = seen
         if node.kernel_writers:
             self._marks.set(node.ino, seen)
+            self._fullness.marked(node.ino, seen[0])
 
     def mark_behind(self, tier_id: TierId) -> Future[tuple[int, int]]:
         """Mark a tier file as soon as the write that is under way is done."""
@@ -160,6 +166,12 @@ class KernelWrites:
             return st.st_size == node.size and st.st_mtime_ns <= node.ctime_ns + MARKS_NS
         return st.st_size == node.size or content.outgrown is not None
 
+    def restored(self, node: Node) -> None:
+        """The file was open for writing with an earlier worker, and still is. The tmpfs is as that one left it: only workers free pages."""
+        moment = self._fullness.moment()
+        written = self.look(node) or node.modified
+        self._fullness.judge_found(node, moment, written=written)
+
     def watch_again(self, versions: Iterable[Version]) -> None:
         """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
         for version in versions:
@@ -205,6 +217,7 @@ class KernelWrites:
     def ended(self, node: Node, versions: Iterable[Version]) -> None:
         """Nobody writes unseen any more: what versions see now stays as it is."""
         self._marks.forget(node.ino)
+        self._fullness.ended(node.ino)
         for version in versions:
             self.still_frozen(version)
             self.forget(version)

@@ -116,6 +116,7 @@ class LaneUse:
             node.kernel_writers += 1
             self._admission.restored(node)
             node.kernel_rewriters += handle.rewrites_unseen
+            self._contents.kernel.restored(node)
             self._hold.add(node)
 
     def look(self, handle: Handle) -> None:

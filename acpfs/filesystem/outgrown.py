@@ -187,6 +187,7 @@ class OutgrownFiles:
             if is_new:
                 gone.discard(piece)  # its bytes stay in RAM, and may change there
             raise
+        self._tier.look_full()
         fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
         if _has_data(fd, piece):
             _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it

@@ -63,6 +63,7 @@ class Tier:
         self._turns = Turns()
         self._peak_bytes = 0
         self._last_id = 0
+        self._fulls = 0
         self.make_room: Callable[[int], None] = lambda _bytes: None
         """Called with the number of bytes wanted when the budget does not hold them; frees what may leave."""
         self.when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink()
@@ -70,6 +71,7 @@ class Tier:
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))
             self._last_id = max(self._last_id, int(name))
+        self.look_full()
 
     # -- files
 
@@ -149,6 +151,7 @@ class Tier:
             self.settle(tier_id)
 
     def _truncate(self, tier_id: TierId, size: int) -> None:
+        self.look_full()
         os.truncate(f"/proc/self/fd/{self._dir_fd}/{tier_id}", size)
 
     def read_long(self, tier_id: TierId) -> int:
@@ -159,6 +162,7 @@ class Tier:
 
     def read_done(self, tier_id: TierId, fd: int) -> None:
         """The reader has what it wanted."""
+        self.look_full()
         os.close(fd)
         self._readers[tier_id] -= 1
         if not self._readers[tier_id]:
@@ -168,6 +172,7 @@ class Tier:
                 self._wake()
 
     def _unlink(self, tier_id: TierId) -> None:
+        self.look_full()
         with suppress(FileNotFoundError):
             os.unlink(str(tier_id), dir_fd=self._dir_fd)
 
@@ -200,6 +205,11 @@ class Tier:
         """What the tmpfs itself still takes: budget and slack, or less where others use it too."""
         info = os.fstatvfs(self._dir_fd)
         return info.f_bavail * info.f_frsize
+
+    def look_full(self) -> int:
+        """How often the tmpfs was seen full, with this look. Whatever frees pages looks first, so that no such moment ends unseen."""
+        self._fulls += self.space_left_bytes() < HUGE_PAGE_BYTES
+        return self._fulls
 
     def reserve_nowait(self, size: int, applicant: Applicant = NOBODY) -> bool:
         """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""

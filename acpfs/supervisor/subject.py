@@ -547,6 +547,7 @@ def _below(entry: records.QueueEntry, path: bytes) -> bool:
 def _change_ram(parts: Parts, wanted: int | str) -> None:
     budget = budget_bytes(wanted, read_memory())
     with parts.fs.lock:
+        parts.tier.look_full()
         places.resize(parts.place, max(budget, parts.tier.budget_bytes))
         parts.tier.change_budget(budget)
         parts.state.commit()  # tier files end with it

@@ -272,3 +272,44 @@ def lock_takers(mount: AcpfsMount) -> list[int]:
 def lock_taker(mount: AcpfsMount) -> int:
     """The one that takes inode locks."""
     return lock_takers(mount)[0]
+
+
+@pytest.mark.clause("S228")
+@pytest.mark.parametrize("worker_dies", [False, True])
+def test_what_the_tmpfs_refused_is_not_published(mount: AcpfsMount, worker_dies: bool) -> None:
+    """Whoever is to hold writers came too late: here, since something else fills the tmpfs."""
+    path = mount.path / "file"
+    path.write_bytes(b"old")
+    mount.flush()
+    data = Path(mount.status()["ram"]["directory"]) / "data"
+    with contextlib.ExitStack() as stack:
+        writer = os.open(path, os.O_WRONLY | os.O_TRUNC)
+        os.write(writer, BLOCK)
+        filler = os.open(data, os.O_TMPFILE | os.O_WRONLY)
+        stack.callback(os.close, filler)
+        info = os.fstatvfs(filler)
+        os.posix_fallocate(filler, 0, info.f_bavail * info.f_frsize)
+        with contextlib.suppress(OSError):
+            while os.write(writer, BLOCK):
+                pass
+        if worker_dies:
+            pid = mount.status()["worker"]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            mount.wait_status(lambda status: status["worker"]["pid"] not in (None, pid))
+        with pytest.raises(OSError, match="No space"):
+            os.close(writer)
+    mount.wait_status(lambda status: status["interrupted"] == 1)
+    mount.flush()
+    assert (mount.backing / "file").read_bytes() == b"old"
+    mount.ask("discard", paths=["file"])
+
+
+@pytest.mark.clause("S228")
+def test_one_write_that_is_larger_than_ram_and_slack_waits_and_is_no_failure(mount: AcpfsMount) -> None:
+    data = os.urandom(MIB) * ((BUDGET + SLACK) // MIB + 100)
+    with open(mount.path / "large", "wb", buffering=0) as file:
+        piece = memoryview(data)
+        while piece:
+            piece = piece[file.write(piece) or 0 :]
+    mount.flush()
+    assert (mount.backing / "large").read_bytes() == data
