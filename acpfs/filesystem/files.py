@@ -111,6 +111,9 @@ class Files:
         handle = self._open.handle(number)
         node = handle.node
         if node.content is None:
+            self._warming.check(node)
+            if node.remainder is not None and min(offset + size, node.size) <= node.remainder.size:
+                return await self._read_remainder(handle, node.remainder, offset, min(size, max(0, node.size - offset)))
             data = await self._warming.read(handle, offset, size)
             if data is not None:
                 return data

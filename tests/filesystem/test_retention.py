@@ -281,6 +281,38 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
 
 
 @pytest.mark.clause("S116")
+@pytest.mark.parametrize("takeover", [False, True], ids=["one worker", "the next worker"])
+def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_path: Path, small_cuts: None, takeover: bool) -> None:
+    def begun(w: World) -> int:
+        warm = w.fs.statistics().warm
+        return warm.warming + warm.warmed_files + warm.warming_given_up
+
+    async def read(w: World, content: bytes) -> None:
+        opened = await w.do(w.fs.open(await _child(w, b"large"), os.O_RDONLY, CALLER))
+        for offset, size in ((0, 4 * MIB), (4 * MIB, 8 * MIB), (12 * MIB - 1, 1)):
+            assert await w.do(w.fs.read(opened.handle, offset, size)) == content[offset : offset + size]
+        assert (begun(w), w.tier.used_bytes) == (0, 12 * MIB)
+        assert await w.do(w.fs.read(opened.handle, 8 * MIB, 8 * MIB)) == content[8 * MIB :]
+        assert begun(w) == 1
+        await w.close(opened)
+
+    async def scenario() -> None:
+        async with world(tmp_path, budget_bytes=64 * MIB) as w:
+            _ino, content = await save_known(w, b"large", 16 * MIB)
+            with w.fs.lock:
+                w.fs._contents.retention.let_leave(3 * MIB, also_retained=True)  # what wanted the room is gone again
+                w.state.commit()
+            assert w.tier.used_bytes == 12 * MIB
+            if not takeover:
+                await read(w, content)
+        if takeover:
+            async with world(tmp_path, budget_bytes=64 * MIB) as w:
+                await read(w, content)
+
+    run(scenario)
+
+
+@pytest.mark.clause("S116")
 def test_what_is_left_of_it_outlives_the_worker_and_a_change(tmp_path: Path, small_cuts: None) -> None:
     async def scenario() -> None:
         async with world(tmp_path, warm_reads="off", budget_bytes=40 * MIB) as w:
