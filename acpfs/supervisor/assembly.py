@@ -25,6 +25,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
 from acpfs.backing.lower import Features
 from acpfs.backing.nodes import NodeRecord, NodeRecords
+from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.rivals import Rival
 from acpfs.config import Settings, share_of
@@ -350,9 +351,10 @@ def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirect
         expected.check()
         directory = BackingDirectory(settings.backing, node)
         try:
+            check_own(directory.descriptor, settings.backing)
             claimed.append((directory, claim(directory, runtime)))
         except OSError as error:
-            raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs/volume)") from error
+            raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs)") from error
         expected.remember(claimed[0][1].volume_id)
 
     within(BACKING_WAIT_S, complaint, open_and_claim)
