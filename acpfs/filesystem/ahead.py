@@ -44,13 +44,13 @@ class ListingsAhead:
         self._beginning = False
 
     def made_a_name_in(self, parent: Node) -> None:
-        """Have the directory listed, if it never was. Does not wait."""
-        if parent.dir.listed_at < 0 and parent.ino in self._tree and parent.size <= BYTES_MAX:
+        """Have the directory listed, if this worker never did. Does not wait."""
+        if parent.dir.listed_at <= 0 and parent.ino in self._tree and parent.size <= BYTES_MAX:
             self._wanted[parent.ino] = None
             self._begin()
 
     def taken_over(self) -> None:
-        """Another worker begins: it has no listings. The top, and where this mount has made names that are still known, are listed."""
+        """Another worker begins, whose listings are those that were kept. The top, and where this mount has made names, are listed anew."""
         parents = {parent for node in self._table if node.ino >= UPPER_INO_FIRST for parent, _name in node.names}
         for ino in (ROOT, *sorted(parents - {ROOT})[:AGAIN_MAX]):  # those that were there before the mount first: save_dirs, mostly
             node = self._table.get(ino)
@@ -71,7 +71,7 @@ class ListingsAhead:
             ino = next(iter(self._wanted))
             del self._wanted[ino]
             parent, path = self._table.get(ino), self._tree.path(ino)
-            if parent is None or path is None or ino in self._under_way or parent.dir.listed_at >= 0:
+            if parent is None or path is None or ino in self._under_way or parent.dir.listed_at > 0:
                 continue
             self._under_way.add(ino)
             asked = (parent, parent.dir.notes, time.monotonic(), self._tree.epoch)

@@ -277,7 +277,7 @@ class Changes:
             elif op.kind in (OpKind.UNLINK, OpKind.RMDIR) and not self._view.on_backing(op.ino):
                 self._table.unbind_lower(node)
             if op.kind is OpKind.MKDIR:
-                node.dir.listed_at = time.monotonic()
+                self._table.listed(node, node.dir.listing, time.monotonic())
         self._done(op)
         self._catalogue.done(op, persisted=True)
 

@@ -549,8 +549,7 @@ class LowerView:
         directory = parent.dir
         if directory.notes != notes or directory.listed_at >= asked_at or self._table.get(parent.ino) is not parent:
             return
-        directory.listing = {entry.name: entry for entry in entries}
-        directory.listed_at, directory.listed_ahead = asked_at, ahead
+        self._table.listed(parent, {entry.name: entry for entry in entries}, asked_at, ahead=ahead)
         for name, child in list(directory.children.items()):
             if child.ino and not child.pins and name not in directory.listing and child.checked_at < asked_at:
                 self.learn(parent, name, NOTHING, asked_at)

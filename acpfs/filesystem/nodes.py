@@ -15,9 +15,11 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from acpfs.backing.lower import LowerEntry, LowerStat
 from acpfs.filesystem.content import Content, Outgrown, Remainder
+from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, NO_TIER, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
@@ -64,7 +66,7 @@ class Directory:
     listing: dict[bytes, LowerEntry] = field(default_factory=dict)
     """All names on the backing directory as of `listed_at`."""
     listed_at: float = -1.0
-    """Monotonic time, seconds; negative: never."""
+    """Monotonic time, seconds; negative: never; 0: by an earlier worker."""
     listed_ahead: bool = False
     """The listing was made before anybody asked for it: to go on with when there is no answer, not in place of one."""
     listing_s: float = 0.0
@@ -235,6 +237,7 @@ class NodeTable:
         self._recorded: set[Ino] = set()
         """Nodes that have a row."""
         self._last_upper = UPPER_INO_FIRST
+        self._listings = KeptListings(state)
         state.create(DDL)
         self._load()
         state.before_commit(self.flush_rows)
@@ -366,6 +369,7 @@ class NodeTable:
         for parent, name in list(node.names):
             self.unname(parent, name)
         del self._nodes[node.ino]
+        self._listings.drop(node.ino)
         self._forget_lower(node)
         self._changed[node.ino] = None
 
@@ -438,6 +442,24 @@ class NodeTable:
             names.append(name)
         return b"/".join(reversed(names))
 
+    # -- listings
+
+    def listed(self, parent: Node, listing: dict[bytes, LowerEntry], asked_at: float, *, ahead: bool = False) -> None:
+        """Names on the backing directory as of then; a next worker has them, too."""
+        directory = parent.dir
+        directory.listing, directory.listed_at, directory.listed_ahead = listing, asked_at, ahead
+        self._listings.keep(parent.ino, listing.keys() | directory.children.keys(), partial(self._entry, parent))
+
+    def _entry(self, parent: Node, name: bytes) -> LowerEntry | None:
+        """What is to be kept of a name: what is known of it without rows of its own."""
+        child = parent.dir.children.get(name)
+        if child is not None and child.ino:
+            node = self._nodes[child.ino]
+            return LowerEntry(name, node.lower_ino, stat.S_IFMT(node.mode))
+        if child is not None and (child.pins or child.checked_at >= parent.dir.listed_at):
+            return None
+        return parent.dir.listing.get(name)
+
     # -- rows
 
     def flush_rows(self) -> None:
@@ -461,6 +483,9 @@ class NodeTable:
                     self._tree.leave_out(ino)
                     self._names_changed(node)
         self._changed.clear()
+        self._flush_names()
+
+    def _flush_names(self) -> None:
         for (parent, name), has_row in self._changed_names.items():
             child = self._known(parent, name)
             if child is not None and (child.pins or child.ino in self._recorded):
@@ -470,6 +495,9 @@ class NodeTable:
                 self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
                 if child is not None:
                     child.recorded = False
+            directory = self._nodes.get(parent)
+            if directory is not None:
+                self._listings.name(parent, name, self._entry(directory, name))
         self._changed_names.clear()
 
     def _names_changed(self, node: Node) -> None:
@@ -500,6 +528,12 @@ class NodeTable:
                 directory.dir.children[name] = Child(Ino(ino), recorded=True)
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
+        for ino, listing in self._listings.load().items():
+            found = self._nodes.get(ino)
+            if found is None or found.directory is None:
+                self._listings.drop(ino)
+            else:
+                found.dir.listing, found.dir.listed_at, found.dir.listed_ahead = listing, 0.0, True
         for node in self._nodes.values():
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 

@@ -13,7 +13,7 @@ from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
 from acpfs.supervisor.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import CommandError, MakeMount
+from tests.rig.mounts import CommandError, MakeMount, wait_gone
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
@@ -247,3 +247,31 @@ def test_threads_that_hang_are_bounded_and_all_come_back(transport: str, make_mo
     mount.flush()
     assert len(list(fault_fs.source.glob("f*"))) == 100
     mount.wait_status(lambda s: s["backing_health"]["state"] == "ok")
+
+
+@clause("S240")
+@pytest.mark.transports("native-direct", "native-passthrough")
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_save_goes_on_after_a_change_of_workers_while_the_storage_hangs(
+    transport: str, make_mount: MakeMount, fault_fs: FaultFs, listed: bool
+) -> None:
+    (fault_fs.path / "save/step-0").mkdir(parents=True)
+    mount = make_mount(fault_fs.path, transport, **QUICK)
+    save = mount.path / "save"
+    (save / "step-1").mkdir()
+    (save / "step-1" / "shard").write_bytes(b"1")
+    if listed:
+        assert sorted(os.listdir(save)) == ["step-0", "step-1"]
+    mount.flush()
+    fault_fs.freeze(glob="save*")  # nothing is under way there, and a process that waits for FUSE cannot be killed
+    wait_gone(mount.kill_worker())
+    (save / "step-2").mkdir()
+    (save / "step-2" / "shard").write_bytes(b"2")
+    (save / "latest").write_bytes(b"2")
+    assert sorted(os.listdir(save)) == ["latest", "step-0", "step-1", "step-2"]
+    fault_fs.thaw()
+    fault_fs.clear()
+    mount.flush()
+    assert (fault_fs.source / "save/latest").read_bytes() == b"2"
+    assert (fault_fs.source / "save/step-2/shard").read_bytes() == b"2"
+    mount.umount()

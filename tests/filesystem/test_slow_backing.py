@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat
+from acpfs.filesystem.kept_listings import KeptListings
+from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_versions import run
 from tests.filesystem.world import CALLER, World, world
@@ -145,6 +149,93 @@ def test_a_directory_is_known_to_the_next_worker_too(tmp_path: Path) -> None:
                 assert await w.names(directory) == [b"latest", b"shard", b"step-1", b"step-2"]
 
     trio.run(main)
+
+
+@pytest.mark.clause("S240")
+@pytest.mark.parametrize("listed_by", ["a name that was made", "ls"])
+def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_directory_hangs(tmp_path: Path, listed_by: str) -> None:
+    """What was there before, what was made since and is only on the backing directory, and what was removed since."""
+    save_dir(tmp_path)
+    (tmp_path / "backing/save/old").write_bytes(b"")
+    words: dict[str, Any] = {**SHORT, "session": "s"}
+
+    async def main() -> None:
+        async with world(tmp_path, **words) as w:
+            directory = (await w.do(w.fs.lookup(ROOT, b"save"))).ino
+            if listed_by == "ls":
+                await w.names(directory)
+            await w.write(b"made", b"1", directory)
+            await until_listed(w, directory)
+            await w.do(w.fs.mkdir(directory, b"step-2", 0o755, CALLER))
+            await w.do(w.fs.rename(directory, b"old", directory, b"renamed", 0))
+            await w.do(w.fs.unlink(directory, b"shard"))
+            await w.drained()
+            made = (await w.do(w.fs.lookup(directory, b"made"))).ino
+            w.fs._contents.drop(w.fs._table[made])
+            with w.fs.lock:
+                w.fs._view.reap(w.fs._table[made])
+            kept = await w.names(directory)
+            await w.do(w.fs.opendir(directory))  # somebody stands in it
+            space = w.fs._space.now()
+        hung = threading.Event()
+
+        class Hung(BackingDirectory):
+            """Answers nothing from the beginning."""
+
+            def lstat(self, path: LowerPath) -> LowerStat:
+                hung.wait(30)
+                return super().lstat(path)
+
+            def listdir(self, path: LowerPath) -> list[LowerEntry]:
+                hung.wait(30)
+                return super().listdir(path)
+
+        try:
+            async with world(tmp_path, make_lower=Hung, space=space, **words) as w:
+                w.fs._table[directory].lookups += 1
+                assert await w.names(directory) == kept == [b"made", b"renamed", b"step-1", b"step-2"]
+                for name in (b"step-3", b"shard", b"old"):
+                    await w.do(w.fs.mkdir(directory, name, 0o755, CALLER))
+                await w.write(b"new", b"x", (await w.do(w.fs.lookup(directory, b"step-3"))).ino)
+                hung.set()
+                await w.drained()
+        finally:
+            hung.set()
+        assert sorted(os.listdir(tmp_path / "backing/save")) == [b.decode() for b in sorted([*kept, b"step-3", b"shard", b"old"])]
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S240")
+def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state.db")
+    kept = KeptListings(state)
+
+    def listing(count: int, size: int) -> dict[bytes, LowerEntry]:
+        return {name: LowerEntry(name, 1, 0) for name in (b"%0*d" % (size, number) for number in range(count))}
+
+    def keep(directory: int, count: int, size: int) -> None:
+        names = listing(count, size)
+        kept.keep(Ino(directory), names, names.get)
+
+    for number in range(1, 400):
+        keep(number, 100, 200)
+    keep(1000, 10_000, 20)
+    keep(1001, 2_000, 200)
+    for number in range(1000):
+        kept.name(Ino(399), b"more-%d" % number, LowerEntry(b"", 1, 0))
+    again = KeptListings(state)
+    left = again.load()
+    assert again._bytes == kept._bytes <= 2 << 20
+    assert Ino(399) in left
+    assert Ino(1) not in left
+    assert not {Ino(1000), Ino(1001)} & left.keys()
+    assert len(left[Ino(399)]) == 1100
+    keep(399, 1, 3)
+    assert list(KeptListings(state).load()[Ino(399)]) == [b"000"]
+    kept.drop(Ino(399))
+    assert Ino(399) not in KeptListings(state).load()
+    assert state.rows("SELECT count(*) FROM listed WHERE parent = 399") == [(0,)]
 
 
 @pytest.mark.clause("S28", "S206")

@@ -17,6 +17,7 @@ import trio
 
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.filesystem import FileSystem
@@ -185,6 +186,7 @@ async def world(
     make_lower: Callable[[Path, str], BackingDirectory] = BackingDirectory,
     state_space: StateSpace | None = None,
     closing: Callable[[int], Closing] = lambda _pid: Closing.CALL,
+    space: SpaceInfo | None = None,
     **changes: Any,
 ) -> AsyncIterator[World]:
     """A world over `base/backing` with its RAM tier in `base/tier`; a second one over the same base finds what the first one left.
@@ -192,7 +194,7 @@ async def world(
     `limits`: the limited memory control groups around a process; `available`: bytes of memory that the machine has left;
     `unknown_bytes`: what is expected of a file like which none was seen; `session`: the kernel session that worlds of the same name share:
     there the second one is a worker that takes over from the first, and what was open goes on. `state_space`: room for the state database;
-    `closing`: as `FileSystem` has it.
+    `closing`: as `FileSystem` has it. `space`: as its `start` has it: then the backing directory may hang from the beginning.
     """
     settings = settings_for(base, **changes)
     tier_directory = base / "tier"
@@ -222,7 +224,7 @@ async def world(
     made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:
         engine.beware(log.last_seq)
-    await made.do(fs.start())
+    await made.do(fs.start(space))
     if spill is not None:
         state.commit()
         spill.begin_journal()
