@@ -75,6 +75,42 @@ def test_a_writer_gets_it_back_and_it_comes_again_after_a_quiet_time(machine: Ma
     assert machine.look() == WANTED
 
 
+@pytest.mark.clause("S250")
+def test_a_save_gets_it_a_little_ahead_and_leaves_the_rest_ready(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
+    machine.look()
+    machine.prefault.give_back()
+    assert machine.look() == WANTED - STEP_BYTES
+    assert machine.prefault.look() == prefault_module.FOLLOW_S
+    machine.used += STEP_BYTES
+    assert machine.look() == WANTED - 2 * STEP_BYTES  # of this file
+    machine.prefault.give_back()
+    machine.now += QUIET_S / 2
+    assert machine.look() == WANTED - 2 * STEP_BYTES  # and what is left is there for the next one
+    machine.used += STEP_BYTES // 2
+    assert machine.look() == WANTED - 3 * STEP_BYTES
+    machine.used -= STEP_BYTES  # something left RAM: what is ready does not come again during a save
+    assert machine.look() == WANTED - 3 * STEP_BYTES
+    assert machine.prefault.look() == prefault_module.FOLLOW_S
+    machine.now += QUIET_S
+    assert machine.look() == WANTED
+    assert machine.prefault.look() == prefault_module.LOOK_S
+
+
+@pytest.mark.clause("S250")
+def test_what_is_left_ready_during_a_save_goes_when_others_need_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
+    machine.look()
+    machine.prefault.give_back()
+    assert machine.look() == WANTED - STEP_BYTES
+    machine.other_bytes = machine.total - FLOOR_BYTES - 2 * STEP_BYTES
+    assert machine.look() == 2 * STEP_BYTES
+    machine.used = machine.budget - STEP_BYTES
+    assert machine.look() <= STEP_BYTES
+    machine.used = machine.budget
+    assert machine.look() == 0
+
+
 def test_what_the_kernel_writes_unseen_is_no_quiet_time(machine: Machine) -> None:
     machine.look()
     machine.prefault.give_back()
