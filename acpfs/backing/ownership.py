@@ -11,7 +11,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from acpfs.backing.entries import OWN
+from acpfs.backing.areas import OWN
 from acpfs.errors import FULL_ERRNOS, RefusedError
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH

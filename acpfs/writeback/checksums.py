@@ -149,12 +149,14 @@ def digest_in_ram(
 ) -> str:
     """xxh3-128 of the first bytes of a version, in pieces as large as the buffer; `before_piece` gets the size of each.
 
+    "" where none is taken of such holes.
+
     Raises:
         OSError, AbandonedError: it was given up, or moved to the spill directory meanwhile.
     """
     hasher, position = xxhash.xxh3_128(), 0
     with closing(Source(_Reading(version), tier, lock, buffer, None)) as source:
-        while position < size:
+        while position < size and source.hashes_holes:
             wanted = min(size - position, len(buffer))
             before_piece(wanted)
             count, is_hole = source.read(position, wanted)
@@ -163,7 +165,7 @@ def digest_in_ram(
             else:
                 hasher.update(buffer[:count])
             position += count
-    return hasher.hexdigest()
+        return hasher.hexdigest() if source.hashes_holes else ""
 
 
 def _is_streamed(op: Op) -> bool:

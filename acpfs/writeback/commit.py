@@ -344,7 +344,10 @@ class Committer:
             if not places:
                 self._tree.add(op.ino, *self.place_of(op))
             for target in targets:
-                self._manifest.put(target, version.digest, version.size)
+                if version.digest:
+                    self._manifest.put(target, version.digest, version.size)
+                else:
+                    self._manifest.remove(target)
             version.state = VersionState.COMMITTED
             self._spares.shown(version, st)
             self._applied.pop(version.vid, None)
@@ -386,7 +389,7 @@ class Committer:
         if self._applied.get(op.version.vid) != op.meta.to_json():
             later = Metadata.from_json(op.meta.to_json())
             later.xattrs.update(meta.xattrs)
-            if later.mtime_ns is not None and self._lower.features.xattrs:
+            if later.mtime_ns is not None and self._lower.features.xattrs and op.version.digest:
                 later.xattrs[DIGEST_XATTR] = Note(op.version.digest, later.mtime_ns).encode()
             meta = later
         elif not meta.xattrs:

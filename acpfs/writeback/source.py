@@ -20,6 +20,8 @@ from acpfs.types import TierId
 from acpfs.writeback.ops import Version
 from acpfs.writeback.verify import OnlyCopyError
 
+HOLES_HASHED_BYTES_MAX = 64 << 30
+"""Of one file; some ten seconds. With more it has no checksum: a terabyte of zeros would hold up for minutes what comes after it."""
 _ZEROS = memoryview(bytes(1 << 20))
 
 
@@ -64,6 +66,8 @@ class Source:
         self._fd = -1
         self._file: SpilledFile | None = None
         self._sparse = False
+        self.hashes_holes = True
+        """Whether a checksum is to be taken of all the bytes, as the file was when it was opened."""
         self._open()
 
     def _open(self) -> None:
@@ -85,7 +89,8 @@ class Source:
         if st.st_size < size:
             self.close()
             raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")  # never a hole for acknowledged data
-        self._sparse = st.st_blocks * BLOCK_BYTES < size
+        holes_bytes = size - st.st_blocks * BLOCK_BYTES
+        self._sparse, self.hashes_holes = holes_bytes > 0, holes_bytes <= HOLES_HASHED_BYTES_MAX
 
     def _open_spilled(self) -> None:
         if self._spilled is None:

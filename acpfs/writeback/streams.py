@@ -190,7 +190,7 @@ class Streamer:
                 self._lower.close(fd)
             raise
         self._lower.close(fd)
-        if self._verify_after_write:
+        if self._verify_after_write and digest:
             self._verify(stream, name, digest)
         self._staged(stream, name, st.ino, digest, applied, (growth, st))
 
@@ -301,7 +301,9 @@ class Streamer:
             self._buffers.append(buffer)
 
     def _copy(self, stream: Stream, fd: int | None, growth: Growth) -> str:
-        """Copy until the bytes that were copied are the version's; returns their checksum. None: nowhere, for the checksum only.
+        """Copy until the bytes that were copied are the version's; returns their checksum, "" where none is taken of such holes.
+
+        `fd` None: nowhere, for the checksum only.
 
         Raises:
             NotGrownError: it is not what the file has, and more.
@@ -317,7 +319,7 @@ class Streamer:
             still = still or self._has_only_grown(stream, size, digest)
             with self._lock:
                 if still:
-                    if stream.version.digest in ("", digest):
+                    if not digest or stream.version.digest in ("", digest):
                         return digest
                     if differed:
                         stream.version.digest = ""
@@ -336,7 +338,7 @@ class Streamer:
         changed. But bytes that are still the same after all of them were read have been there at one moment.
         """
         with self._lock:
-            if not self._listener.only_appended(stream.version) or stream.version.size < size:
+            if not digest or not self._listener.only_appended(stream.version) or stream.version.size < size:
                 return False
         if self._copy_once(stream, None, Growth(), size) != digest:
             return False
@@ -346,12 +348,13 @@ class Streamer:
 
     def _copy_once(self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None) -> str:
         """`first_bytes`: no more than these."""
-        hasher, position, end = xxhash.xxh3_128(), 0, growth.kept_bytes
+        hasher, position, end, hashed = xxhash.xxh3_128(), 0, growth.kept_bytes, True
         size = stream.version.size if first_bytes is None else first_bytes
         if size < end:
             raise NotGrownError
         if size:
             with self._buffer(size) as buffer, contextlib.closing(self._source(stream, buffer)) as source:
+                hashed = source.hashes_holes
                 if size - end > SMALL_BYTES_MAX and fd is not None:
                     self._lower.expect_bulk(fd)
                 while position < size:
@@ -359,9 +362,9 @@ class Streamer:
                         self._stand_back(stream)
                     until = growth.until(position, size)
                     count, is_hole = source.read(position, min(self._bucket.slice_bytes(), until - position, len(buffer)))
-                    if is_hole:
+                    if is_hole and hashed:
                         hash_zeros(hasher, count)
-                    else:
+                    elif not is_hole:
                         hasher.update(buffer[:count])
                         if fd is not None and position >= growth.kept_bytes:
                             self._write(stream, fd, buffer[:count], position)
@@ -376,7 +379,7 @@ class Streamer:
                     self._spill.check(stream.version, hasher.hexdigest())
         if end < size and fd is not None:
             self._lower.truncate(fd, size)
-        return hasher.hexdigest()
+        return hasher.hexdigest() if hashed else ""
 
     def _source(self, stream: Stream, buffer: memoryview) -> Source:
         return Source(stream, self._tier, self._lock, buffer, self._spill)
@@ -428,7 +431,7 @@ class Streamer:
         meta = Metadata.from_json(applied)
         for name in former:
             meta.xattrs.setdefault(name, None)
-        if self._lower.features.xattrs:
+        if self._lower.features.xattrs and digest:
             meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
         return meta
 

@@ -12,6 +12,7 @@ import xxhash
 from acpfs.backing import filling
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.probe import probe
+from acpfs.writeback import checksums, source, streams
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 
@@ -78,3 +79,54 @@ def test_large_files_are_written_directly_and_small_ones_are_not(tmp_path: Path,
     world.store("large", os.urandom(2 * MIB))
     run(world.drain)
     assert len(direct) == 1
+
+
+TIB = 1 << 40
+
+
+@pytest.mark.clause("S229")
+@pytest.mark.parametrize("settings", [{}, {"verify_after_write": True}], ids=["plain", "verified"])
+def test_holes_of_a_terabyte_hold_nothing_up(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, settings: dict[str, object]
+) -> None:
+    """Its zeros would be hashed for minutes, and what was closed after it would wait."""
+    hashed: list[int] = []
+    for module in (streams, checksums):
+        monkeypatch.setattr(module, "hash_zeros", lambda _hasher, count: hashed.append(count))
+    world, path = made(tmp_path, **settings)
+    world.store("f", b"old")
+    world.store("other", b"before")
+    run(world.drain)
+    op = world.store("f", b"begin")
+    assert op.version is not None
+    fd = world.tier.open(op.version.tier_id)
+    os.ftruncate(fd, TIB)
+    os.pwrite(fd, b"end", TIB - 3)
+    os.close(fd)
+    op.version.size = TIB
+    world.store("other", b"after")
+    run(world.drain)
+    assert sum(hashed) == 0
+    assert (path / "other").read_bytes() == b"after"
+    with open(path / "f", "rb") as file:
+        assert (file.read(8), file.seek(TIB - 4), file.read()) == (b"begin" + bytes(3), TIB - 4, b"\0end")
+    assert (path / "f").stat().st_blocks * 512 < MIB
+    assert world.manifest.digest((b"f",)) == ""
+    assert world.manifest.digest((b"other",)) == xxhash.xxh3_128_hexdigest(b"after")
+    assert "user.acpfs.xxh3" not in os.listxattr(path / "f")
+
+
+@pytest.mark.clause("S229")
+def test_holes_up_to_the_bound_are_a_part_of_the_checksum(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", 4 * MIB)
+    world, _path = made(tmp_path)
+    for name, size in (("in", 4 * MIB), ("beyond", 4 * MIB + PAGE)):
+        op = world.store(name, b"")
+        assert op.version is not None
+        fd = world.tier.open(op.version.tier_id)
+        os.ftruncate(fd, size)
+        os.close(fd)
+        op.version.size = size
+    run(world.drain)
+    assert world.manifest.digest((b"in",)) == xxhash.xxh3_128_hexdigest(bytes(4 * MIB))
+    assert world.manifest.digest((b"beyond",)) == ""
