@@ -73,6 +73,8 @@ class OperationLog:
         self.elided_ops = 0
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
+        self._sizes: dict[VersionId, int] = {}
+        """As they count in it; a version may become longer."""
         self._left_out = 0
         state.create(DDL)
         self._load()
@@ -210,6 +212,8 @@ class OperationLog:
 
     def save_version(self, version: Version) -> None:
         """Persist a changed version."""
+        if version.vid in self._sizes:
+            self._count(version)
         self._state.change(
             "INSERT OR REPLACE INTO version VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -224,6 +228,10 @@ class OperationLog:
             ),
         )
         version.changed = self._state.changes
+
+    def _count(self, version: Version) -> None:
+        self.dirty_bytes += version.size - self._sizes.get(version.vid, 0)
+        self._sizes[version.vid] = version.size
 
     def remove(self, op: Op) -> None:
         """The operation is persisted, elided or discarded."""
@@ -244,7 +252,7 @@ class OperationLog:
         if self._replaced.pop(op.seq, None) is not None:
             self._state.change("DELETE FROM replaces WHERE seq = ?", (op.seq,))
         if op.version is not None:
-            self.dirty_bytes -= op.version.size
+            self.dirty_bytes -= self._sizes.pop(op.version.vid, 0)
             self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
         if not op.committed:
             self._left_out = self._state.changes
@@ -526,7 +534,7 @@ class OperationLog:
         if op.begun and not op.committed:
             self._in_doubt[op.seq] = op
         if op.version is not None:
-            self.dirty_bytes += op.version.size
+            self._count(op.version)
         for directory, _name in op.touches():
             self._by_directory[directory] += 1
 

@@ -181,5 +181,6 @@ def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(tmp_pa
             await w.close(opened)
             await w.drained()
             assert (w.backing / "log").read_bytes() == now
+            assert w.engine.statistics().dirty_bytes == 0, "whatever sizes its versions have had"
 
     trio.run(main)
