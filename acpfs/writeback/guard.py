@@ -93,6 +93,8 @@ class Guard:
         self._orphans: tuple[LowerPath, ...] = ()
         self._is_to_wait: Callable[[Op], bool] = lambda _op: False
         self._yields_no_more: Callable[[Op], None] = lambda _op: None
+        self._superseded: set[Seq] = set()
+        """Deletions that were let go because a newer checkpoint is whole; a next worker, which does not know, has them wait."""
         self.released: Counter[str] = Counter()
         """How many checkpoints were let go, by reason."""
         for op in log:
@@ -116,6 +118,10 @@ class Guard:
         if op.kind is OpKind.RMDIR and op.ino in self._above:
             return True
         return self._may_hold(op) and not self.is_too_early(op) and self._key(op) is not None
+
+    def is_superseded(self, op: Op) -> bool:
+        """Whether what the operation removes is of a checkpoint that a newer one of its run has replaced on the backing directory."""
+        return op.seq in self._superseded
 
     def is_too_early(self, op: Op) -> bool:
         """Whether it is not known yet what the operation removes: what it removes is to be committed in the same group."""
@@ -266,6 +272,7 @@ class Guard:
 
     def finishing(self, op: Op) -> None:
         """The operation is persisted, and about to leave the log."""
+        self._superseded.discard(op.seq)
         if op.kind in _MOVING:
             self._renamed(op)
         elif op.kind in REMOVING and op.ino not in self._tree:
@@ -431,6 +438,8 @@ class Guard:
 
     def _release_in_turn(self, held: Guarded, why: str) -> None:
         """Pointers at once, the rest when other nodes' pointers are gone, which they hold until they find the same."""
+        if why == "newer":
+            self._superseded.update(held.ops)
         first = [op for op in held.ops.values() if not self._is_to_wait(op)]
         if len(first) == len(held.ops):
             self._release([held], why)
