@@ -205,7 +205,8 @@ class OperationLog:
     def mark_begun(self, op: Op) -> None:
         """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
         op.started = True
-        self._in_doubt[op.seq] = op
+        if not op.committed:
+            self._in_doubt[op.seq] = op
         if not op.begun:
             op.begun = True
             self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))

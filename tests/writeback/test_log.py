@@ -129,6 +129,16 @@ def test_what_the_engine_has_begun_is_not_left_out(log: OperationLog) -> None:
     assert left_out(log, first) == []
 
 
+def test_what_is_recorded_is_not_in_doubt(log: OperationLog) -> None:
+    """Not even when it is handed over again, to be flushed by the next worker."""
+    op = unlink(log, A, b"a")
+    log.mark_begun(op)
+    assert log.in_doubt() == [op]
+    log.mark_committed(op)
+    log.mark_begun(op)
+    assert log.in_doubt() == []
+
+
 def test_attributes_fold_into_the_store_until_it_is_committed(log: OperationLog) -> None:
     op = store(log, A, b"a", creates=True)
     assert log.fold(A, Metadata(mode=0o600))
