@@ -22,6 +22,7 @@ from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 from acpfs.writeback import absence
+from acpfs.writeback.catching_up import CatchingUp
 from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.equal import is_as_noted, is_linked
 from acpfs.writeback.given_back import GivenBack
@@ -32,6 +33,7 @@ from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.place_staged import PlaceStaged
 from acpfs.writeback.spares import Spares
+from acpfs.writeback.whereabouts import Whereabouts
 
 _CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
 """Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
@@ -82,6 +84,7 @@ class Committer:
         applied: dict[int, str],
         conflicts: Conflicts,
         spares: Spares,
+        there: Whereabouts,
         before: Callable[[Op], None] = lambda _op: None,
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
@@ -92,6 +95,7 @@ class Committer:
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
         self._applied, self._conflicts, self._spares = applied, conflicts, spares
         self._listings = absence.Listings(lower)
+        self._catching_up = CatchingUp(there, tree, log, manifest, state, lock, conflicts)
         self._placing = PlaceStaged(lower, log, state, lock)
         self._given_back = GivenBack(lower, tree, conflicts, lock)
         self.repairs = 0
@@ -129,6 +133,7 @@ class Committer:
                 self._listings.forget()
             self._doubtful, self._changed = op.begun, False
             try:
+                self._catching_up.before(op)
                 if self.stopped or not self._begin(op):
                     break
                 st = self._again(op) if op.committed else self._carry_out(op)
@@ -566,7 +571,7 @@ class Committer:
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
             now_a, now_b = self.look(a), self.look(b)
-            if now_a is None or now_b is None or (now_a.ino, now_b.ino) != (ino_b, ino_a):
+            if now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a):  # one may have been stored again
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
         with self._settling(op, moves=True):

@@ -55,6 +55,7 @@ from acpfs.writeback.spill import Spill
 from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
+from acpfs.writeback.whereabouts import Whereabouts
 
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
@@ -115,8 +116,9 @@ class Engine:
             equal=self._equal,
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
-        self._committer = Committer(lower, tree, log, manifest, state, lock, self._streamer.applied, self._conflicts, self._spares, before)
-        recheck = Recheck(lower, tree, lock, self._committer)
+        applied, there = self._streamer.applied, Whereabouts(lower, tree, log, lock, listener.left_as)
+        self._committer = Committer(lower, tree, log, manifest, state, lock, applied, self._conflicts, self._spares, there, before)
+        recheck = Recheck(lower, tree, lock, self._committer, there)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(log, self._queue, self._retry, self._due, listener)

@@ -3,7 +3,8 @@
 A server that dies between a commit and its flush forgets renames, names and attributes, and a later flush that succeeds would not know. So
 before a flush is tried again, everything that the group made is looked at: names go back to where they were put, directories and special
 files are made anew, contents are to be streamed again. What is known by its inode number counts as there only with that number: under a
-name that was replaced the old file shows again. What was removed, and is there again, is left. Called in a thread for flushes, with no
+name that was replaced the old file shows again. What a change that failed may have moved is looked for at both ends (`whereabouts`).
+What was removed, and is there again, is left. Called in a thread for flushes, with no
 commit under way; may be done again at any point.
 """
 
@@ -24,6 +25,7 @@ from acpfs.types import Ino
 from acpfs.writeback.commit import Committer, GroupOutcome
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.whereabouts import Whereabouts
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
@@ -34,8 +36,8 @@ _log = get_logger(__name__)
 class Recheck:
     """Looks at commit groups again."""
 
-    def __init__(self, lower: Lower, tree: LowerTree, lock: RLock, committer: Committer) -> None:
-        self._lower, self._tree, self._lock, self._committer = lower, tree, lock, committer
+    def __init__(self, lower: Lower, tree: LowerTree, lock: RLock, committer: Committer, there: Whereabouts) -> None:
+        self._lower, self._tree, self._lock, self._committer, self._there = lower, tree, lock, committer, there
 
     def look(self, group: GroupOutcome) -> bool:
         """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
@@ -64,6 +66,12 @@ class Recheck:
     def _path(self, place: Place) -> LowerPath | None:
         with self._lock:
             return self._tree.path_at(*place)
+
+    def _find(self, path: LowerPath) -> LowerPath | None:
+        """Where it is by now; None: another lies there."""
+        with suppress(FileNotFoundError):
+            return self._there.find(path)
+        return None
 
     def _node_at(self, place: Place) -> Ino | None:
         with self._lock:
@@ -106,7 +114,7 @@ class Recheck:
     def _entry(self, group: GroupOutcome, op: Op, st: LowerStat) -> bool:
         with self._lock:
             found = [self._tree.path_at(*place) for place in self._tree.places(op.ino)]
-        paths = [path for path in found if path is not None]
+        paths = list(dict.fromkeys(there for path in found if path is not None and (there := self._find(path)) is not None))
         if not paths:
             return False  # removed by a later operation of the group
         if op.kind is OpKind.STORE:
@@ -139,7 +147,8 @@ class Recheck:
 
     def _link(self, op: Op, st: LowerStat, paths: list[LowerPath]) -> bool:
         place = self._committer.place_of(op)
-        target = self._path(place)
+        path_at = self._path(place)
+        target = None if path_at is None else self._find(path_at)
         if target is None or self._node_at(place) != op.ino:
             return False
         for path in paths:

@@ -78,10 +78,27 @@ class Whereabouts:
             if not doubtful:
                 return path
             path = self._by_another_name(path, doubtful)
-            moves = [move for op in doubtful if op.kind in MOVING and (move := self._move(op)) is not None]
+            moves = [move for op in doubtful if (move := self._move(op)) is not None]
         for move in moves:
             path = self._through(move, path)
         return path
+
+    def moved(self, op: Op) -> list[Op]:
+        """Others in doubt that were carried out, and have moved what the operation is about."""
+        with self._lock:
+            moves = [move for other in self._log.in_doubt() if other is not op and (move := self._move(other)) is not None]
+            if not moves:
+                return []
+            places = {*self._tree.places(op.ino), *op.touches()}
+            paths = [path for place in places if (path := self._tree.path_at(*place)) is not None]
+        return [move[0] for move in moves if any(self._has_moved(move, path) for path in paths)]
+
+    def _has_moved(self, move: Move, path: LowerPath) -> bool:
+        op, source, target, _number = move
+        ends = (source, target) if op.kind is OpKind.EXCHANGE else (source,)
+        if not any(path[: len(end)] == end for end in ends):
+            return False  # what an exchange brought to one end says that it was made, though the other may have been lost since
+        return any(self._through(move, end) == other for end, other in ((source, target), (target, source))[: len(ends)])
 
     def _by_another_name(self, path: LowerPath, doubtful: list[Op]) -> LowerPath:
         """A file has another name that nothing is to be done with: it lies there for certain."""
@@ -97,6 +114,8 @@ class Whereabouts:
         return path
 
     def _move(self, op: Op) -> Move | None:
+        if op.kind not in MOVING:
+            return None
         place = (op.parent, op.name) if self._tree.node_at(op.parent, op.name) == op.ino else self._tree.place(op.ino)
         source = None if place is None else self._tree.path_at(*place)
         target = self._tree.path_at(op.new_parent, op.new_name)

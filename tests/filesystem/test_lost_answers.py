@@ -33,8 +33,8 @@ class LostAnswer:
     """The next call of a kind is carried out (or is not), and fails; so do those after it, which are not, until `over`."""
 
     def __init__(self, w: World, name: str, *, carried_out: bool = True) -> None:
-        """`name`: of the call; "rename_of_directory" leaves staging files alone."""
-        self._spares_staging, name = name == "rename_of_directory", name.removesuffix("_of_directory")
+        """`name`: of the call; "rename_of_name" leaves staging files alone."""
+        self._spares_staging, name = name.endswith("_of_name"), name.removesuffix("_of_name")
         self._call, self._carried_out, self._lower, self._name = getattr(w.lower, name), carried_out, w.lower, name
         setattr(w.lower, name, self._answer)
 
