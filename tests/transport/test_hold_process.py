@@ -16,8 +16,9 @@ from typing import cast
 import pytest
 
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.plenty import Net
 from acpfs.transport.native.hold_process import Locks, serve
-from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess
+from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino
 
 WAIT_S = 30.0
@@ -150,3 +151,15 @@ def test_a_file_is_wanted_until_the_process_has_room_for_the_message(tmp_path: P
     finally:
         process.end()
         spare.end()
+
+
+@pytest.mark.clause("S247")
+def test_nobody_trusts_to_be_held_where_locks_are_not_handed_over_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    before = os.sched_getscheduler(0)
+    assert net() is Net.NONE or os.geteuid() == 0
+    assert os.sched_getscheduler(0) == before
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    assert net() is Net.NONE
