@@ -27,9 +27,10 @@ from acpfs.config import Settings
 from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.known_names import Child
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
-from acpfs.filesystem.nodes import Child, Node, NodeTable
+from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
 from acpfs.filesystem.whole_reads import WholeReads

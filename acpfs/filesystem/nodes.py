@@ -20,6 +20,7 @@ from functools import partial
 from acpfs.backing.lower import LowerEntry, LowerStat
 from acpfs.filesystem.content import Content, Outgrown, Remainder
 from acpfs.filesystem.kept_listings import KeptListings
+from acpfs.filesystem.known_names import Child, Directory
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, NO_TIER, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
@@ -40,64 +41,6 @@ ABSENT_NAMES_MAX = 4096
 """Names per directory that are known not to be there, the newest ones; any user can ask for any number of them."""
 
 Identity = tuple[int, int, int, int]
-
-
-@dataclass(slots=True)
-class Child:
-    """What is known about one name in a directory."""
-
-    ino: Ino
-    """0: known to be absent."""
-    pins: int = 0
-    """Operations in the log that mention the name, plus one while its node was never logged. Pinned: the lower layer is not asked."""
-    checked_at: float = 0.0
-    """Monotonic time, seconds, when the lower layer last said so."""
-    settled_at: float = 0.0
-    """Monotonic time, seconds, when an operation on the name last left the log: what the lower layer was asked before says nothing."""
-    recorded: bool = False
-    """Whether it has a row."""
-
-
-@dataclass(slots=True)
-class Directory:
-    """What a directory node knows about its names."""
-
-    children: dict[bytes, Child] = field(default_factory=dict)
-    listing: dict[bytes, LowerEntry] = field(default_factory=dict)
-    """All names on the backing directory as of `listed_at`."""
-    listed_at: float = -1.0
-    """Monotonic time, seconds; negative: never; 0: by an earlier worker."""
-    listed_ahead: bool = False
-    """The listing was made before anybody asked for it: to go on with when there is no answer, not in place of one."""
-    listing_s: float = 0.0
-    """How long the backing directory took for the last listing."""
-    misses: int = 0
-    """How often it was asked about a name that was not known, since `misses_since` (monotonic, seconds)."""
-    misses_since: float = 0.0
-    absent: dict[bytes, None] = field(default_factory=dict)
-    """Names that came to be known as absent, the oldest first, and perhaps are not any more; see `NodeTable.known_absent`."""
-    notes: int = 0
-    """How often `note` changed the listing: a listing that was asked for before is overtaken."""
-
-    def knows(self, name: bytes) -> bool:
-        """Whether there is something to go on with when the backing directory does not answer: the node, or that there is none.
-
-        A listing says of a name that it is there, not what it is: the answer to that can only be waited for.
-        """
-        child = self.children.get(name)
-        if child is not None and (child.ino or child.pins):
-            return True
-        if name in self.listing:
-            return child is not None and child.checked_at >= self.listed_at
-        return child is not None or self.listed_at >= 0
-
-    def note(self, name: bytes, node: Node | None) -> None:
-        """A name is about to be forgotten: the listing, which may be older, takes over what was known of it."""
-        self.notes += 1
-        if node is None:
-            self.listing.pop(name, None)
-        else:
-            self.listing[name] = LowerEntry(name, node.lower_ino, stat.S_IFMT(node.mode))
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +96,9 @@ class Node:
     open_writers: int = 0
     """Handles that may write, in whatever lane."""
     kernel_writers: int = 0
+    """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     kernel_rewriters: int = 0
     """Those among them who may change what is there: that do not append, or write through a mapping."""
-    """Handles that write in the passthrough lane: what they write is only seen by looking at the tier file."""
     writer_pid: int = 0
     """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""
     keep_cache: bool = False
@@ -420,7 +363,8 @@ class NodeTable:
             return
         child = node.dir.children.pop(name, None)
         if child is not None:
-            node.dir.note(name, self._nodes.get(child.ino))
+            found = self._nodes.get(child.ino)
+            node.dir.note(name, None if found is None else LowerEntry(name, found.lower_ino, stat.S_IFMT(found.mode)))
             self._unlink_name(child.ino, parent, name)
             self._changed_names.setdefault((parent, name), child.recorded)
 

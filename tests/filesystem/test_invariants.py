@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from acpfs.filesystem import invariants
-from acpfs.filesystem.nodes import Child
+from acpfs.filesystem.known_names import Child
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, violations, world
 
