@@ -42,6 +42,7 @@ RETRY_S = 0.1
 """How long after a failure the late changes are tried again, at the earliest: each try makes all of them."""
 INTEGER_MAX = (1 << 63) - 1
 """Largest number that SQLite takes."""
+_SQLITE_OK, _SQLITE_DONE = 0, 101
 
 log = get_logger(__name__)
 
@@ -100,6 +101,12 @@ def _write_ahead_log(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
+def _check_copying(status: int, _remaining: int, _total: int) -> None:
+    """Of a copy that cannot be made SQLite would else wait for the end of the transaction, for ever and with the interpreter's signals."""
+    if status not in (_SQLITE_OK, _SQLITE_DONE):
+        raise sqlite3.OperationalError("the state was changed while it was copied, without the lock")
+
+
 class StateDatabase:
     """Owner of the connection and of the transaction."""
 
@@ -154,12 +161,13 @@ class StateDatabase:
     def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
         """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.
 
-        All tables must have been created. The copy may be used in another thread. Changes that are late follow it.
+        All tables must have been created. The copy may be used in another thread. Changes that are late follow it. Under the lock of all who
+        change the state: a transaction that another thread begins meanwhile raises sqlite3.OperationalError.
         """
         self.commit()
         self._follower = follower
         copy = sqlite3.connect(":memory:", check_same_thread=False)
-        self._db.backup(copy)
+        self._db.backup(copy, progress=_check_copying)
         return copy
 
     def _check_version(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,20 @@ def test_a_layer_that_changes_rows_as_it_reads_them_may_come_before_another_crea
     again = StateDatabase(tmp_path / "state")
     assert (again.rows("SELECT value FROM first"), again.rows("SELECT value FROM second")) == ([(1,)], [(2,)])
     again.close()
+
+
+def test_a_copy_that_cannot_be_made_is_an_error_and_not_a_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who changes the state without the lock could open a transaction between the commit and the copy; SQLite waits for its end."""
+    state = StateDatabase(tmp_path / "state")
+    state.create("CREATE TABLE IF NOT EXISTS first (value INTEGER);")
+    state.change("INSERT INTO first VALUES (1)")
+    with monkeypatch.context() as patched:
+        patched.setattr(state, "commit", lambda: None)
+        with pytest.raises(sqlite3.OperationalError, match="without the lock"):
+            state.follow(lambda _statements: None)
+    with closing(state.follow(lambda _statements: None)) as copy:
+        assert copy.execute("SELECT value FROM first").fetchall() == [(1,)]
+    state.close()
 
 
 @pytest.mark.clause("S200")
