@@ -161,8 +161,8 @@ class StateDatabase:
     def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
         """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.
 
-        All tables must have been created. The copy may be used in another thread. Changes that are late follow it. Under the lock of all who
-        change the state: a transaction that another thread begins meanwhile raises sqlite3.OperationalError.
+        All tables must have been created. The copy may be used in another thread. Changes that are late follow it. Under the lock of all
+        who change the state: a transaction that another thread begins meanwhile raises sqlite3.OperationalError.
         """
         self.commit()
         self._follower = follower
