@@ -94,6 +94,7 @@ async def verify(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def verify_ram(subject: Subject, request: Request, tell: Report) -> Json:
     """Compare what RAM has with the checksums; each verdict is an item."""
+    paths = request.paths()  # not in the nursery, which would wrap what it raises
     one_at_a_time = trio.Lock()
 
     async def judge(verdict: Verdict) -> None:
@@ -110,7 +111,7 @@ async def verify_ram(subject: Subject, request: Request, tell: Report) -> Json:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(still_at_it)
-        await subject.verify_ram(request.paths(), judge)
+        await subject.verify_ram(paths, judge)
         nursery.cancel_scope.cancel()
     return {"items": []}
 
