@@ -307,13 +307,18 @@ def _make_in(opener: Opener, directory: LowerPath, name: bytes, mode: int) -> bo
 
 def _who_we_are(fd: int) -> int:
     """The user to whom belongs what this process makes in a directory: another one than here, where root is squashed."""
-    name = b"owner-%s" % secrets.token_hex(6).encode()
     try:
-        os.mkdir(name, 0o700, dir_fd=fd)
+        return look_made(fd).st_uid
     except PermissionError:
         return _NOBODY
+
+
+def look_made(fd: int) -> os.stat_result:
+    """What a directory looks like that we make there now: some file systems have owners and modes of their own (root squash, CIFS)."""
+    name = b".look." + secrets.token_hex(6).encode()
+    os.mkdir(name, 0o755, dir_fd=fd)
     try:
-        return os.stat(name, dir_fd=fd, follow_symlinks=False).st_uid
+        return os.stat(name, dir_fd=fd, follow_symlinks=False)
     finally:
         os.rmdir(name, dir_fd=fd)
 

@@ -7,11 +7,10 @@ makes in it afterwards. Looked at when a mount begins. May block.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
-from acpfs.backing.areas import OWN
+from acpfs.backing.areas import OWN, look_made
 from acpfs.errors import FULL_ERRNOS, RefusedError
 
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -29,11 +28,13 @@ def check_own(root_fd: int, path: Path) -> None:
         own = os.fstat(fd)
         if own.st_uid in (0, os.geteuid()) and not own.st_mode & _WRITABLE_BY_OTHERS:
             return
-        made = _made_now(fd)
+        made = look_made(fd)
+    except OSError as error:
+        if error.errno in FULL_ERRNOS:
+            return  # what is to be drained to it is worth more than the check
+        raise
     finally:
         os.close(fd)
-    if made is None:
-        return  # the storage is full: what is to be drained to it is worth more than the check
     where = path / os.fsdecode(OWN)
     if own.st_uid not in (0, os.geteuid(), made.st_uid):
         raise RefusedError(
@@ -43,18 +44,3 @@ def check_own(root_fd: int, path: Path) -> None:
     if own.st_mode & ~made.st_mode & _WRITABLE_BY_OTHERS:
         mode = stat.S_IMODE(own.st_mode)
         raise RefusedError(f"others may write to {where} (mode {mode:o}), and exchange what is stored by way of it: chmod go-w")
-
-
-def _made_now(fd: int) -> os.stat_result | None:
-    """What a directory looks like that we make there: some file systems have owners and modes of their own (root squash, CIFS)."""
-    name = b".look." + secrets.token_hex(4).encode()
-    try:
-        os.mkdir(name, 0o755, dir_fd=fd)
-    except OSError as error:
-        if error.errno in FULL_ERRNOS:
-            return None
-        raise
-    try:
-        return os.stat(name, dir_fd=fd, follow_symlinks=False)
-    finally:
-        os.rmdir(name, dir_fd=fd)

@@ -7,22 +7,14 @@ then. Blocks as the backing directory does; used at the first start of a mount o
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 from pathlib import Path
 
 from acpfs.backing.anchor import volume_at
 from acpfs.config import ANY_VOLUME, REMEMBERED_VOLUME, Settings
-from acpfs.control import runtime
 from acpfs.errors import RefusedError
-from acpfs.logger import get_logger
 from acpfs.ram.mounts import kind_at
-
-_BYTES_MAX = 1 << 16
-
-log = get_logger(__name__)
+from acpfs.supervisor.remembered import RememberedFile
 
 
 class ExpectedVolume:
@@ -30,8 +22,7 @@ class ExpectedVolume:
 
     def __init__(self, settings: Settings, runtime_dir: Path) -> None:
         self._settings = settings
-        name = hashlib.sha256(os.fsencode(settings.backing)).hexdigest()[:16]
-        self._file = runtime.memory_dir(runtime_dir) / "volumes" / f"{name}.json"
+        self._file = RememberedFile(settings, runtime_dir, "volumes")
 
     def check(self) -> None:
         """Before anything is made in the directory.
@@ -55,33 +46,17 @@ class ExpectedVolume:
         )
 
     def remember(self, volume: str) -> None:
-        """What is mounted now. Where that cannot be noted, the next mount expects nothing, and the log says so."""
-        kind = self._look()[1]
-        noted = {"backing": os.fspath(self._settings.backing), "volume": volume, "kind": kind}
-        if self._read() == noted:
-            return
-        temporary = self._file.with_suffix(f".{os.getpid()}")
-        try:
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(noted) + "\n", encoding="utf-8")
-            temporary.replace(self._file)
-        except OSError as error:
-            log.warning("the volume cannot be remembered for the next mount", file=str(self._file), error=error.strerror)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        """What is mounted now. Where that cannot be noted, the next mount expects nothing."""
+        noted: dict[str, object] = {"backing": os.fspath(self._settings.backing), "volume": volume, "kind": self._look()[1]}
+        if self._file.read() != noted:
+            self._file.write(noted)
 
     def _expected(self) -> tuple[str, str]:
         """(volume, kind of its file system); "" for what is not known."""
-        noted = self._read()
+        noted = self._file.read()
         if self._settings.expect_volume != REMEMBERED_VOLUME:
             return self._settings.expect_volume, ""
         return str(noted.get("volume", "")), str(noted.get("kind", ""))
-
-    def _read(self) -> dict[str, object]:
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(self._file.read_bytes()[:_BYTES_MAX])
-            return found if isinstance(found, dict) else {}
-        return {}
 
     def _look(self) -> tuple[str, str]:
         fd = os.open(self._settings.backing, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -50,7 +50,7 @@ def test_where_what_we_make_has_that_owner_and_mode_too_it_is_ours(tmp_path: Pat
     for path in (made, tmp_path / ".acpfs"):
         os.chown(path, NOBODY, NOBODY)
         path.chmod(0o777)
-    monkeypatch.setattr(ownership, "_made_now", lambda _fd: made.stat())
+    monkeypatch.setattr(ownership, "look_made", lambda _fd: made.stat())
     check_own(top, tmp_path)
     made.chmod(0o755)
     with pytest.raises(RefusedError):
