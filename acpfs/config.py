@@ -26,6 +26,7 @@ else:
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?$", re.IGNORECASE)
 _NUMA = r"^(default|local|interleave|(interleave|bind):\d+(-\d+)?(,\d+(-\d+)?)*|prefer:\d+)$"
 RAM_BYTES_MIN = 1 << 20
+AUTO = "auto"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -63,6 +64,11 @@ def share_of(wanted: int | str, whole: int) -> int:
 
 def _parse_prefault(value: object) -> int | str:
     text = str(value).strip()
+    return AUTO if text == AUTO else _parse_share(text)
+
+
+def _parse_share(value: object) -> int | str:
+    text = str(value).strip()
     if not text.endswith("%"):
         return parse_size(value)
     if not 0 <= float(text[:-1]) <= 100:
@@ -85,6 +91,7 @@ def _known_shapes(value: tuple[str, ...]) -> tuple[str, ...]:
 Size = Annotated[int, BeforeValidator(parse_size)]
 RamSize = Annotated[int | str, BeforeValidator(_parse_ram)]
 PrefaultSize = Annotated[int | str, BeforeValidator(_parse_prefault)]
+Share = Annotated[int | str, BeforeValidator(_parse_share)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_parse_patterns)]
 CheckpointPatterns = Annotated[Patterns, AfterValidator(_known_shapes)]
 Seconds = Annotated[float, Field(ge=0)]
@@ -184,12 +191,15 @@ class Settings(BaseModel):
     """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or prefer:NODE; NODES as 0-3 or 0,2."""
     spill: Path | None = None
     """A directory on a local disk for complete files that wait for the drain and have no room in RAM, or are to survive a reboot."""
-    spill_budget: PrefaultSize = "80%"
+    spill_budget: Share = "80%"
     """Most bytes that acpfs takes there: bytes, or percent of what is free there at the mount."""
     spill_mode: SpillMode = SpillMode.MOVE
     """move: files go there when RAM is short; mirror: each is copied there at once, and survives a reboot of the node."""
-    prefault: PrefaultSize = 0
-    """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the budget; 0: none."""
+    prefault: PrefaultSize = AUTO
+    """Memory to get ready before a save needs it, while nobody writes: bytes, or percent of the budget; 0: none.
+
+    auto: a quarter of the budget on a virtual machine, of memory that nobody uses; none elsewhere.
+    """
     transport: Transport = Transport.AUTO
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED

@@ -47,6 +47,8 @@ class RamReport:
     huge_pages: str
     prefaulted_bytes: int = 0
     """Made ready by `prefault` and not given back yet; not among the used ones."""
+    prefault: str = ""
+    """Why memory is made ready, or why not."""
     retained_bytes: int = 0
     """Among the clean ones: of checkpoints that stay as long as there is room without them."""
     pinned_bytes: int = 0

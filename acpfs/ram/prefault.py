@@ -58,13 +58,15 @@ class Prefault:
         available: Callable[[], int],
         machine_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        why: str = "set",
     ) -> None:
         """`make_file`: a file without a name that may take so many bytes. `budget`, `used`: the RAM tier's bytes, also those unseen.
 
-        `available`: bytes that this process may still take.
+        `available`: bytes that this process may still take. `why`: so much is wanted, for people.
         """
         self._make_file, self._wanted, self._budget, self._used = make_file, wanted, budget, used
         self._available, self._clock = available, clock
+        self.why = why
         self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
         self._changed = threading.Condition()
         self._fd, self._file_bytes = -1, 0

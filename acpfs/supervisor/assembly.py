@@ -28,18 +28,19 @@ from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.rivals import Rival
-from acpfs.config import Settings, share_of
+from acpfs.config import AUTO, Settings, share_of
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.scrub import RamScrub
 from acpfs.logger import get_logger
-from acpfs.ram import descriptors, mounts
+from acpfs.ram import descriptors, mounts, prefault_default
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory, unfit
 from acpfs.ram.place import Place
 from acpfs.ram.prefault import Prefault, takeable_bytes
+from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
@@ -275,15 +276,18 @@ def _open_state(settings: Settings, directory: BackingDirectory, identity: Ident
 
 
 def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:
-    if settings.prefault and not place.own_tmpfs:
+    memory, asked = read_memory(), settings.prefault
+    if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
+    choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.Choice(asked, "set")
     return Prefault(
         partial(places.spare_tmpfs, place),
-        wanted=lambda: share_of(settings.prefault, tier.budget_bytes) if place.own_tmpfs else 0,
+        wanted=lambda: share_of(choice.wanted, tier.budget_bytes) if place.own_tmpfs else 0,
         budget=lambda: tier.budget_bytes,
         used=partial(places.taken_bytes, place),
-        available=takeable_bytes,
-        machine_bytes=read_memory().usable_bytes,
+        available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
+        machine_bytes=memory.usable_bytes,
+        why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
     )
 
 

@@ -512,6 +512,7 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
         own_tmpfs=parts.place.own_tmpfs,
         huge_pages=parts.place.huge,
         prefaulted_bytes=parts.prefault.ready_bytes,
+        prefault=parts.prefault.why,
         retained_bytes=fs.content.retained_bytes,
         pinned_bytes=fs.pinned_bytes,
         leaving_bytes=fs.tier.leaving_bytes,

@@ -74,7 +74,7 @@ class AcpfsMount:
         self.backing, self.path, self.transport = backing, path, transport
         self.runtime_dir = runtime_dir or path.with_name(path.name + ".run")
         self.log = self.runtime_dir.with_suffix(".log")
-        self.options: dict[str, object] = {"ram": "512M", **options}
+        self.options: dict[str, object] = {"ram": "512M", "prefault": "0", **options}
         self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
         self._watchdog_s = watchdog_s
         self._pids: set[int] = set()

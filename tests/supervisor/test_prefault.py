@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from acpfs.config import share_of
 from acpfs.errors import ExitCode
+from acpfs.ram.memory import read_memory
+from acpfs.ram.prefault_default import choose
 from tests.rig.mounts import CommandError, MakeMount
 
 pytestmark = [
@@ -50,6 +53,15 @@ def test_the_first_writer_gets_what_was_made_ready(make_mount: MakeMount, transp
     assert (mount.path / "whole").stat().st_size == 200 * MIB
     mount.umount()
     assert mount.leaks() == []
+
+
+@pytest.mark.clause("S250")
+def test_what_the_default_means_here_is_in_the_status(make_mount: MakeMount, transport: str, backing: Path) -> None:
+    mount = make_mount(backing, transport, ram="256M", prefault="auto")
+    here = choose(read_memory().cgroup_bytes)
+    ram = mount.status()["ram"]
+    assert ram["prefault"] == here.reason
+    assert ram["prefaulted_bytes"] <= share_of(here.wanted, ram["budget_bytes"])
 
 
 def test_the_next_daemon_begins_anew(make_mount: MakeMount, transport: str, backing: Path) -> None:

@@ -109,7 +109,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
     up = show.duration(time.time() - worker["started_at"])
     oldest = show.duration(health["oldest_call_s"])
     used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
-    ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready" if ram["prefaulted_bytes"] else ""
+    ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready ({ram['prefault']})" if ram["prefaulted_bytes"] else ""
     parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
     parts += "".join(f", {show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("retained", "pinned") if ram[f"{kind}_bytes"])
     where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"

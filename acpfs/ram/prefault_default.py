@@ -1,0 +1,87 @@
+"""Whether memory is made ready where nobody asked for it: only where it helps, and only with memory that nobody uses.
+
+It helps on virtual machines: their host backs memory at the first touch, and may take back what is free (free page reporting). On other
+machines what a save waits for is zeroing, which memory made ready does not save. Pure reading of /proc and /sys; roots are parameters so
+that tests can lay out a machine of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpfs.processes import PROC
+
+SHARE = "25%"
+"""Of the budget."""
+PRESSURE_MAX = 1.0
+"""Percent of the last ten seconds in which somebody waited for memory (`some avg10`); above, everything is given back."""
+CALM_S = 60.0
+"""After pressure nothing is made ready for so long."""
+NOTHING_BYTES = -(1 << 62)
+"""Less than nothing is available: what is ready is given back as well."""
+_SYS = Path("/sys")
+_VENDORS = ("qemu", "kvm", "vmware", "virtualbox", "xen", "openstack", "google compute engine", "virtual machine", "alibaba cloud ecs")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `prefault = auto` means here."""
+
+    wanted: int | str
+    """Bytes, or a share of the budget."""
+    reason: str
+
+
+def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> Choice:
+    """`limit_bytes`: of the control group around the daemon; there what is made ready counts against what the group runs."""
+    if limit_bytes is not None:
+        return Choice(0, "the daemon's control group has a limit")
+    if not is_virtual(proc, sys):
+        return Choice(0, "this is no virtual machine")
+    return Choice(SHARE, "this is a virtual machine")
+
+
+def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:
+    """Whether a host backs this machine's memory. The processor says so on x86, the firmware elsewhere."""
+    if (sys / "hypervisor/type").exists():
+        return True
+    if "hypervisor" in _read(proc / "cpuinfo").partition("\n\n")[0].split():
+        return True
+    firmware = " ".join(_read(sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")).lower()
+    return any(vendor in firmware for vendor in _VENDORS)
+
+
+class UnusedMemory:
+    """How much memory nobody uses, page cache included: what is free, and nothing while somebody waits for memory."""
+
+    def __init__(self, takeable: Callable[[], int], proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        """`takeable`: bytes that this process may still take without hurting others."""
+        self._takeable, self._proc, self._clock = takeable, proc, clock
+        self._calm_at = clock()
+
+    def bytes(self) -> int:
+        """Bytes; `NOTHING_BYTES` where what is ready should be given back as well."""
+        if self._pressure() > PRESSURE_MAX:
+            self._calm_at = self._clock() + CALM_S
+        if self._clock() < self._calm_at:
+            return NOTHING_BYTES
+        return min(self._takeable(), self._free())
+
+    def _free(self) -> int:
+        lines = _read(self._proc / "meminfo").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemFree:")), 0)
+
+    def _pressure(self) -> float:
+        """0 where the kernel does not count it."""
+        some = _read(self._proc / "pressure/memory").partition("\n")[0]
+        return next((float(word[6:]) for word in some.split() if word.startswith("avg10=")), 0.0)
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError):  # EOPNOTSUPP where pressure is not counted
+        return path.read_text(encoding="ascii", errors="replace")
+    return ""
