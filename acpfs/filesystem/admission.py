@@ -102,9 +102,10 @@ class Admission:
         """What was promised to all and not written yet, and what those may still take of whom nothing is known."""
         nodes = (self._table.get(ino) for ino in self._promised)
         promised = sum(self.outstanding_of(node) for node in nodes if node is not None and node.kernel_writers)
-        return promised + self._plenty.reach_bytes() * self._unstopped()
+        return promised + self._plenty.reach_bytes() * self.unstopped()
 
-    def _unstopped(self) -> int:
+    def unstopped(self) -> int:
+        """How many files of unknown size have writers that go on."""
         nodes = (self._table.get(ino) for ino, goes_on in self._unknown.items() if goes_on)
         return sum(node is not None and node.kernel_writers > 0 for node in nodes)
 

@@ -153,9 +153,9 @@ class Hold:
             self._contents.kernel.look(node)
             self._count(node)
         self._plenty.watch_memory()
-        missing = 2 * self._margin() - self._unpromised()
-        if missing > 0:
-            self._contents.retention.make_room(missing)
+        ahead, unpromised = self._ahead(), self._unpromised()
+        if unpromised < ahead:
+            self._contents.retention.make_room(2 * ahead - unpromised)
         for node in self._writers.values():
             if node.ino not in self._held and self._is_short_for(node):
                 self._begin(node)
@@ -197,6 +197,10 @@ class Hold:
         """Room at which writers are held: what they write until they are comes out of the slack."""
         return min(MARGIN_BYTES_MAX, self._tier.budget_bytes // 16)
 
+    def _ahead(self) -> int:
+        """The same, beside what is promised. A reach counts as promised already: then it is what is written between two looks."""
+        return self._plenty.look_bytes() if self._admission.unstopped() else self._margin()
+
     def _grant(self) -> int:
         """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again."""
         return min(GRANT_BYTES_MAX, self._tier.budget_bytes // 8)
@@ -210,10 +214,10 @@ class Hold:
             return False
         if self._admission.outstanding_of(node):
             return self._tier.free_bytes() < self._margin()
-        return self._unpromised() < self._margin() or self._tier.waiting() > 0
+        return self._unpromised() < self._ahead() or self._tier.waiting() > 0
 
     def _interval(self) -> float:
-        distance = self._unpromised() - self._margin()
+        distance = self._unpromised() - self._ahead()
         interval = min(max(distance / FILL_BYTES_PER_S, INTERVAL_MIN_S), INTERVAL_MAX_S)
         return min(interval, HELD_INTERVAL_S) if self._held else interval
 

@@ -17,6 +17,8 @@ from acpfs.ram.tier import Tier
 
 REACH_BYTES_MAX, REACH_SHARE = 256 << 20, 16
 """At 8 GB/s, 30 ms of writing; and a sixteenth of a small budget."""
+LOOK_SHARE = 8
+"""Of a reach: it is looked every 2 ms when little room is left, and a lock may take 30."""
 PLENTY_SHARE = 4
 
 
@@ -42,6 +44,10 @@ class Plenty:
     def reach_bytes(self) -> int:
         """What a writer of unknown size may write before it is held."""
         return min(REACH_BYTES_MAX, self._tier.budget_bytes // REACH_SHARE)
+
+    def look_bytes(self) -> int:
+        """What writers of unknown size write before it is looked again."""
+        return self.reach_bytes() // LOOK_SHARE
 
     def is_caught(self) -> bool:
         """Whether a writer that RAM has no room for would be held. Where such writes are to fail, it would not."""

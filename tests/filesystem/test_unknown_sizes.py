@@ -255,6 +255,25 @@ def test_many_writers_of_unknown_size_are_stopped_before_together_they_exceed_th
     run(tmp_path, scenario)
 
 
+@pytest.mark.clause("S244")
+def test_no_more_leaves_ahead_of_a_writer_of_unknown_size_than_it_may_write_before_it_is_held(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        for number in range(40):
+            await w.write(b"old%d" % number, b"o" * MIB)
+        await w.drained()
+        opened, _attributes = await w.create(b"model.pt")
+        for position in range(0, 40 * MIB, MIB // 4):
+            os.pwrite(opened.backing_fd, b"x" * (MIB // 4), position)
+            kernel.tick()
+            wanted = max(0, 40 * MIB + position + MIB // 4 - BUDGET)
+            assert w.fs.statistics().content.evicted_bytes <= wanted + REACH + 2 * MIB
+        assert w.tier.free_bytes() >= REACH
+        assert kernel.asked == []
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.clause("S247")
 def test_a_stopped_writer_keeps_no_room_from_the_others(tmp_path: Path) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
