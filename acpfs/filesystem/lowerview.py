@@ -132,6 +132,8 @@ class LowerView:
         epoch, future = self._tree.epoch, self._calls.submit(label, function, *arguments)
         try:
             return await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
+        except InterruptedError:
+            raise  # who asked was killed: that is no answer, and who asks again and again has to end
         except OSError:
             self._stale_answers += 1
             if not future.done():
@@ -223,11 +225,9 @@ class LowerView:
     def _stale(self, parent: Node, name: bytes) -> Ino:
         """The answer by older knowledge, where there was some when it was asked for anew."""
         child = parent.dir.children.get(name)
-        if child is not None:
-            return child.ino
-        if name in parent.dir.listing:  # it was forgotten while the question was out
+        if child is None and name in parent.dir.listing:  # it was forgotten while the question was out
             raise OSError(errno.EIO, "listed, but the backing directory does not answer")
-        return NO_INO
+        return child.ino if child is not None else NO_INO
 
     def _overtaken(self, epoch: int) -> bool:
         """Whether a commit moved things while the question was under way."""

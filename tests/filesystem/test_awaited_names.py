@@ -21,6 +21,7 @@ from acpfs.types import ROOT, Ino
 from acpfs.writeback.ops import WITHHELD
 from acpfs.writeback.peer_names import WAITING_MAX, Pending
 from acpfs.writeback.peers import Peer, Terms
+from tests.filesystem.test_slow_backing import hanging
 from tests.filesystem.world import CALLER, World, world
 
 clause = pytest.mark.clause
@@ -55,6 +56,10 @@ class Lookup:
         self._future: Future[Any] | None = None
         self.found: Attributes | None = None
         self.error = 0
+
+    def asks(self) -> None:
+        """Until it waits for anything."""
+        self._future = self._world.fs.steps.step(self._call, self._future)
 
     def goes_on(self) -> bool:
         """Until it waits for other nodes: True; or has ended."""
@@ -192,6 +197,23 @@ def test_a_killed_caller_ends_its_own_wait_and_no_other(tmp_path: Path) -> None:
         assert other.goes_on()
         others.clock += LONG_S
         assert Lookup(made, b"shard").goes_on(), "the next one has its own time"
+
+    played(tmp_path, scenario)
+
+
+@clause("S172")
+def test_a_caller_that_is_killed_while_the_backing_directory_is_asked_does_not_wait_again(tmp_path: Path) -> None:
+    """What is known already would do as an answer, but not for ever anew."""
+
+    def scenario(made: World, others: Others) -> None:
+        assert not Lookup(made, b"shard").goes_on()
+        others.say(b"shard")
+        killed = Lookup(made, b"shard")
+        with hanging(made, "lstat"):
+            killed.asks()
+            assert (others.peers.awaited, others.peers._bells) == ([b"shard"], {})
+            killed.killed()
+            assert (killed.goes_on(), killed.error, others.peers.awaited) == (False, errno.ENOENT, [])
 
     played(tmp_path, scenario)
 

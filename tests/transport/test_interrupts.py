@@ -10,11 +10,12 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from acpfs.filesystem.steps import Steps, wait
+from acpfs.filesystem.steps import Call, Steps, wait
 from acpfs.processes import directory_of
 from acpfs.transport.native import continuations
 from acpfs.transport.native.callers import Fate, fate_of
@@ -31,8 +32,8 @@ NO_PROCESS = (1 << 22) + 1
 class RequestDouble:
     """Number and caller; nothing is answered."""
 
-    def __init__(self, pid: int) -> None:
-        self.unique, self.pid = UNIQUE, pid
+    def __init__(self, pid: int, unique: int = UNIQUE) -> None:
+        self.unique, self.pid = unique, pid
 
 
 class Recorded:
@@ -63,9 +64,21 @@ class Under:
         await wait(self.never)
 
     def begin(self, pid: int) -> None:
-        call = self.call()
+        self._suspend(self.call(), RequestDouble(pid))
+
+    def keep_busy(self, bells: SimpleQueue[Future[None]]) -> None:
+        """Another call, of a caller that lives, which goes on whenever its latest bell is rung."""
+
+        async def busy() -> None:
+            while True:
+                bell: Future[None] = Future()
+                bells.put(bell)
+                await wait(bell)
+
+        self._suspend(busy(), RequestDouble(os.getpid(), UNIQUE + 2))
+
+    def _suspend(self, call: Call[None], request: Any) -> None:
         operation: Any = Operation(lambda _request: call, lambda _request, _value: b"")
-        request: Any = RequestDouble(pid)
         self.continuations.suspend(operation, request, call, self.steps.step(call, None))
 
 
@@ -88,6 +101,30 @@ def test_an_interrupt_that_comes_between_two_waits_is_not_lost(under: Under) -> 
     under.begin(dead_pid())
     under.first.set_result(None)
     assert errno_of(under.failed.result(WAIT_S)) == errno.EINTR
+
+
+@pytest.mark.clause("S132")
+def test_who_dies_after_a_harmless_signal_is_let_go_however_busy_the_others_are(under: Under, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells of the first signal only; the thread that looks again has always something else to do."""
+    looked, bells = threading.Event(), SimpleQueue[Future[None]]()
+
+    def look(pid: int) -> Fate:
+        fate = fate_of(pid)
+        looked.set()
+        return fate
+
+    monkeypatch.setattr(continuations, "fate_of", look)
+    with subprocess.Popen(["sleep", "infinity"]) as caller:
+        under.begin(caller.pid)
+        under.first.set_result(None)
+        assert looked.wait(WAIT_S)
+        caller.kill()
+    under.keep_busy(bells)
+    deadline = time.monotonic() + WAIT_S
+    while not under.failed.done():
+        assert time.monotonic() < deadline
+        bells.get(timeout=WAIT_S).set_result(None)
+    assert errno_of(under.failed.result()) == errno.EINTR
 
 
 def test_interrupts_of_calls_that_were_answered_are_forgotten(under: Under) -> None:

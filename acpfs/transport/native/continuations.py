@@ -7,8 +7,9 @@ too, which is enough: what they waited for is slower than they are.
 Interrupts: on a local file system only a deadly signal ends a read or write early, so a caller that merely got a signal goes on
 waiting, and one that is dying gets out at once even where the backing directory hangs. The kernel sends INTERRUPT once per
 request, at the first signal of either kind; so callers that were interrupted and live are looked at again until they are answered,
-and an INTERRUPT that comes while its call is between two waits is kept for the next one. Of a caller that cannot be seen nobody
-knows which kind it was: after a while it is let go, because a process that can never be killed is worse than a call that says EINTR.
+however busy the thread is with other calls. An INTERRUPT that comes while its call is between two waits is kept for the next one.
+Of a caller that cannot be seen nobody knows which kind it was: after a while it is let go, because a process that can never be killed
+is worse than a call that says EINTR.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -62,6 +64,8 @@ class Continuations:
         """Calls whose callers got a signal → when, in monotonic time."""
         self._early: dict[int, float] = {}
         """The same of those that did not wait then: in a step, or answered by now. The oldest first."""
+        self._looked_at = 0.0
+        """Monotonic time, seconds, of the last look at interrupted callers."""
         self._lock = threading.Lock()
         self._done: SimpleQueue[Waiting | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
@@ -120,16 +124,21 @@ class Continuations:
 
     def _run(self) -> None:
         while True:
-            try:
-                waiting = self._done.get(timeout=DYING_CHECK_INTERVAL_S if self._interrupted else None)
-            except Empty:
-                waiting = _LOOK
+            waiting = self._next()
             if waiting is None:
                 return
             if waiting is _LOOK:
                 self._break_off_the_dying()
             elif self._claim(waiting):
                 self._go_on(waiting, waiting.future)
+
+    def _next(self) -> Waiting | None:
+        """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty must not keep the dying waiting."""
+        left_s = self._looked_at + DYING_CHECK_INTERVAL_S - time.monotonic() if self._interrupted else None
+        with suppress(Empty):
+            if left_s is None or left_s > 0:
+                return self._done.get(timeout=left_s)
+        return _LOOK
 
     def _claim(self, waiting: Waiting) -> bool:
         """Whether the call still waits for this; from now on it does not."""
@@ -154,7 +163,8 @@ class Continuations:
             self.suspend(operation, request, call, future, waiting.since_s)
 
     def _break_off_the_dying(self) -> None:
-        unseen_until = time.monotonic() - UNSEEN_PATIENCE_S
+        self._looked_at = time.monotonic()
+        unseen_until = self._looked_at - UNSEEN_PATIENCE_S
         with self._lock:
             self._interrupted = {unique: at for unique, at in self._interrupted.items() if unique in self._waiting}
             candidates = [(self._waiting[unique], at) for unique, at in self._interrupted.items()]
@@ -170,5 +180,5 @@ class Continuations:
                 self._go_on(waiting, broken_off)
 
 
-_LOOK: Any = object()
+_LOOK: Waiting = object()  # type: ignore[assignment]
 """Queued to make the thread look at interrupted callers."""
