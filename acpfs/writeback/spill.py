@@ -271,9 +271,10 @@ class Spill:
         self.mirror, self.when_safe = mirror, mirror.when_safe
 
     def begin_journal(self) -> None:
-        """All tables of the state have been created."""
+        """All tables of the state have been created. Takes the lock: threads may be at work already."""
         if self.mirror is not None:
-            self.mirror.begin()
+            with self._lock:
+                self.mirror.begin()
 
     # -- making copies
 

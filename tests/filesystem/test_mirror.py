@@ -40,6 +40,15 @@ def lose_ram(base: Path) -> None:
     shutil.rmtree(base / "tier")
 
 
+def in_a_thread(call: Callable[..., bool], *arguments: Any) -> bool:
+    """What another thread gets."""
+    found = list[bool]()
+    thread = threading.Thread(target=lambda: found.append(call(*arguments)))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
 async def mirrored(made: World) -> None:
     """Until a reboot would lose nothing."""
     mirror = spilling(made).spill.mirror
@@ -105,6 +114,19 @@ def test_everything_that_was_mirrored_is_drained_after_the_loss_of_ram(tmp_path:
     run(tmp_path, before)
     lose_ram(tmp_path)
     run(tmp_path, after)
+
+
+def test_a_journal_is_begun_while_nobody_else_is_in_the_middle_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(made: World) -> None:
+        spill, had = spilling(made).spill, list[bool]()
+        assert spill.mirror is not None
+        monkeypatch.setattr(spill.mirror, "begin", lambda: had.append(in_a_thread(made.fs.lock.acquire, False)))
+        spill.begin_journal()
+        assert had == [False]
+        monkeypatch.undo()
+        await mirrored(made)
+
+    run(tmp_path, scenario)
 
 
 def test_what_follows_a_version_without_a_copy_is_lost_and_nothing_before_it(tmp_path: Path) -> None:

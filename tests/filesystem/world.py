@@ -226,9 +226,7 @@ async def world(
         engine.beware(log.last_seq)
     await made.do(fs.start(space))
     if spill is not None:
-        with fs.lock:  # threads may be at work: the top directory is being listed
-            state.commit()
-            spill.begin_journal()
+        spill.begin_journal()
         spill.start()
     try:
         async with _running(engine, spill):
