@@ -12,11 +12,12 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
-LAYERS = ["cli", "client", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
+LAYERS = ["cli", "training", "client", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
 BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger", "processes"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
+    "training": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
     "client": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
     "control": {"transport", "filesystem", "writeback", "ram", "backing"},
     "writeback": {"transport", "filesystem"},

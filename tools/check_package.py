@@ -13,7 +13,7 @@ from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = {"acpfs", "acpfs-ctl", "mount.acpfs"}
+COMMANDS = {"acpfs", "acpfs-ctl", "acpfs-train", "mount.acpfs"}
 
 
 def main(directory: Path) -> int:

@@ -1,0 +1,1 @@
+"""Planning of training jobs: how often to save, what copies cover."""
