@@ -180,8 +180,8 @@ class Streamer:
         except OSError:
             self._discard(spare.name)
 
-    def _fill(self, stream: Stream, name: str, fd: int, growth: Growth, former: Iterable[bytes] = ()) -> None:
-        """All that a staging file needs; closes the descriptor. `former`: xattrs that it has already."""
+    def _fill(self, stream: Stream, name: str, fd: int, growth: Growth, former: Iterable[bytes] | None = None) -> None:
+        """All that a staging file needs; closes the descriptor. `former`: an older version's xattrs, where it is made of one."""
         try:
             digest = self._copy(stream, fd, growth)
             st, applied = self._finish(stream, fd, digest, former)
@@ -409,7 +409,7 @@ class Streamer:
 
     # -- attributes and the end
 
-    def _finish(self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] = ()) -> tuple[LowerStat, str]:
+    def _finish(self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] | None = None) -> tuple[LowerStat, str]:
         """Attributes, fsync, size; attributes that change meanwhile are given again. Returns what it is now, and the attributes given."""
         while True:
             with self._lock:
@@ -427,12 +427,14 @@ class Streamer:
             self._lower.forget_pages(fd)  # the content is in RAM once already
         return st, applied
 
-    def _attributes(self, applied: str, digest: str, former: Iterable[bytes]) -> Metadata:
+    def _attributes(self, applied: str, digest: str, former: Iterable[bytes] | None) -> Metadata:
         meta = Metadata.from_json(applied)
-        for name in former:
+        for name in former or ():
             meta.xattrs.setdefault(name, None)
         if self._lower.features.xattrs and digest:
             meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
+        elif self._lower.features.xattrs and former is not None:
+            meta.xattrs[DIGEST_XATTR] = None
         return meta
 
     def _verify(self, stream: Stream, name: str, digest: str) -> None:

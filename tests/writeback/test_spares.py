@@ -16,7 +16,7 @@ import xxhash
 from trio.testing import MockClock
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.writeback import spares
+from acpfs.writeback import source, spares
 from acpfs.writeback.ops import Op
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
@@ -335,6 +335,40 @@ def test_attributes_of_an_older_version_do_not_come_back(tmp_path: Path) -> None
     assert [cost <= CHEAP for cost, _mode, _xattrs in seen] == [False, False, True, True, True, True]
     assert [mode for _cost, mode, _xattrs in seen] == [0o644, 0o600] * 3
     assert [b"user.v" in map(os.fsencode, xattrs) for _cost, _mode, xattrs in seen] == [True, True, True, False, False, False]
+    directory.disconnect()
+
+
+@pytest.mark.clause("S229", "S230")
+def test_nor_does_its_checksum_where_the_version_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody believes the note as long as the times differ; but a program may set them to what they were."""
+    monkeypatch.setattr(source, "HOLES_HASHED_BYTES_MAX", SIZE)
+    (tmp_path / "backing").mkdir()
+    directory = BackingDirectory(tmp_path / "backing", "node")
+    world = World(tmp_path, directory)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.engine.run)
+            data = os.urandom(SIZE)
+            for _number in range(3):
+                data += PIECE
+                op = world.store("log", data)
+                await world.until(partial(lambda seq: world.log.get(seq) is None, op.seq))
+            assert directory.digest((b"log",)) == xxhash.xxh3_128_hexdigest(data)
+            before = world.engine.statistics().streamed_bytes
+            op = world.store("log", data)
+            assert op.version is not None
+            fd = world.tier.open(op.version.tier_id)
+            os.ftruncate(fd, 4 * SIZE)
+            os.close(fd)
+            op.version.size = 4 * SIZE
+            await world.until(lambda: world.log.get(op.seq) is None)
+            assert world.engine.statistics().streamed_bytes - before < SIZE, "it was made of a spare"
+            assert (tmp_path / "backing" / "log").stat().st_size == 4 * SIZE
+            assert "user.acpfs.xxh3" not in os.listxattr(tmp_path / "backing" / "log")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
     directory.disconnect()
 
 
