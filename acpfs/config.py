@@ -4,16 +4,20 @@ Precedence: command line, then TOML file, then the defaults here. Keys in the fi
 options are the same names with dashes and without unit suffix. An unknown key or a nonsense value is a `ConfigError` that names it.
 """
 
-from __future__ import annotations
-
+import math
+import os
 import re
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from attrs import NOTHING, Attribute, asdict, define, fields_dict, setters
+from attrs.converters import optional, pipe, to_bool
+from attrs.validators import and_, ge, gt, in_, le, matches_re
+from attrs.validators import optional as maybe
 
 from acpfs.checkpoints import DEFAULT_PATTERNS, Checkpoints
 from acpfs.errors import ConfigError
@@ -24,7 +28,7 @@ else:
     import tomli as tomllib
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?$", re.IGNORECASE)
-_NUMA = r"^(default|local|interleave|(interleave|bind):\d+(-\d+)?(,\d+(-\d+)?)*|prefer:\d+)$"
+_NUMA = r"(default|local|interleave|(interleave|bind):\d+(-\d+)?(,\d+(-\d+)?)*|prefer:\d+)"
 RAM_BYTES_MIN = 1 << 20
 AUTO = "auto"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
@@ -76,8 +80,11 @@ def _parse_share(value: object) -> int | str:
     return text
 
 
-def _parse_patterns(value: object) -> object:
-    return [part for part in value.split(":") if part] if isinstance(value, str) else value
+def _parse_patterns(value: object) -> tuple[str, ...]:
+    parts = [part for part in value.split(":") if part] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("must be a list of patterns")
+    return tuple(parts)
 
 
 def _known_shapes(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -88,13 +95,62 @@ def _known_shapes(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-Size = Annotated[int, BeforeValidator(parse_size)]
-RamSize = Annotated[int | str, BeforeValidator(_parse_ram)]
-PrefaultSize = Annotated[int | str, BeforeValidator(_parse_prefault)]
-Share = Annotated[int | str, BeforeValidator(_parse_share)]
-Patterns = Annotated[tuple[str, ...], BeforeValidator(_parse_patterns)]
-CheckpointPatterns = Annotated[Patterns, AfterValidator(_known_shapes)]
-Seconds = Annotated[float, Field(ge=0)]
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()) or not isinstance(value, int | float | str):
+        raise ValueError("must be a whole number")
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        raise ValueError("must be a whole number") from None
+
+
+def _number(value: object) -> float:
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError("must be a number")
+    return number
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - a wrong type is a wrong value, in a file that people write
+    return value
+
+
+def _path(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError("must be a path")  # noqa: TRY004 - the same
+    return Path(value)
+
+
+def _one_of(kind: type[Enum]) -> Callable[[object], Enum]:
+    def choose(value: object) -> Enum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ValueError(f"must be one of {', '.join(str(member.value) for member in kind)}") from None
+
+    return choose
+
+
+class Check(NamedTuple):
+    """How a setting's value is made of what was given, and what must be so then; beside its type, where the type does not say it."""
+
+    parse: Callable[[Any], Any]
+    must: Any = None
+    """A validator of attrs."""
+
+
+Size = Annotated[int, Check(parse_size)]
+RamSize = Annotated[int | str, Check(_parse_ram)]
+PrefaultSize = Annotated[int | str, Check(_parse_prefault)]
+Share = Annotated[int | str, Check(_parse_share)]
+Patterns = Annotated[tuple[str, ...], Check(_parse_patterns)]
+CheckpointPatterns = Annotated[tuple[str, ...], Check(pipe(_parse_patterns, _known_shapes))]
+Seconds = Annotated[float, Check(_number, ge(0))]
 
 
 class Transport(str, Enum):
@@ -176,10 +232,50 @@ DEFAULT_POINTER_PATTERNS = (
 REMEMBERED_VOLUME, ANY_VOLUME = "remembered", "any"
 
 
-class Settings(BaseModel):
-    """Everything that a mount can be told."""
+_BY_TYPE: dict[Any, Callable[[Any], Any]] = {str: _text, bool: to_bool, Path: _path}
 
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+def _check_of(kind: Any) -> Check:
+    """What belongs to a type."""
+    if get_origin(kind) is Annotated:
+        found: Check = get_args(kind)[1]
+        return found
+    if isinstance(kind, types.UnionType):
+        return Check(optional(_BY_TYPE[get_args(kind)[0]]))
+    return Check(_one_of(kind) if issubclass(kind, Enum) else _BY_TYPE[kind])
+
+
+def _with_checks(_settings: type, found: list["Attribute[Any]"]) -> list["Attribute[Any]"]:
+    """For attrs: each field with what belongs to its type."""
+    checks = [_check_of(attribute.type) for attribute in found]
+    return [
+        attribute.evolve(converter=check.parse, validator=check.must, on_setattr=setters.pipe(setters.convert, setters.validate, _given))
+        for attribute, check in zip(found, checks, strict=True)
+    ]
+
+
+def _given(settings: "Settings", attribute: "Attribute[Any]", value: Any) -> Any:
+    settings.given |= {attribute.name}
+    return value
+
+
+@define(init=False, kw_only=True, slots=False, eq=False, repr=False, field_transformer=_with_checks)
+class Settings:
+    """Everything that a mount can be told. Whatever sets a value checks it: the constructor, and an assignment.
+
+    Fields and their types say what is right; the text below each is its description (`descriptions`).
+    """
+
+    def __init__(self, **given: Any) -> None:
+        """Values by name, as people write them.
+
+        Raises:
+            ValueError: a value makes no sense.
+            TypeError: a name is unknown or missing.
+        """
+        self.given = frozenset(given)
+        """Names of those that are not just left at their defaults."""
+        self.__attrs_init__(**given)
 
     backing: Path
     """The backing directory."""
@@ -187,7 +283,7 @@ class Settings(BaseModel):
     """Where applications see the file system."""
     ram: RamSize = "25%"
     """Budget of the RAM tier: bytes, or percent of what the machine or cgroup has."""
-    numa: Annotated[str, Field(pattern=_NUMA)] = "default"
+    numa: Annotated[str, Check(_text, matches_re(_NUMA))] = "default"
     """Memory nodes of the RAM tier: default, local, interleave, interleave:NODES, bind:NODES or prefer:NODE; NODES as 0-3 or 0,2."""
     spill: Path | None = None
     """A directory on a local disk for complete files that wait for the drain and have no room in RAM, or are to survive a reboot."""
@@ -204,13 +300,13 @@ class Settings(BaseModel):
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
     """What fsync means: ordered (safe in RAM, place in the order fixed) or durable (persisted)."""
-    node_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    node_id: Annotated[str | None, Check(optional(_text), maybe(matches_re(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")))] = None
     """This mount's identity among all that share the backing directory; default: made up at the first mount on a mount point."""
-    expect_volume: Annotated[str, Field(pattern=rf"^({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})$")] = REMEMBERED_VOLUME
+    expect_volume: Annotated[str, Check(_text, matches_re(rf"({REMEMBERED_VOLUME}|{ANY_VOLUME}|[0-9a-f]{{32}})"))] = REMEMBERED_VOLUME
     """The volume that must lie at the backing directory: remembered (that of the last mount), its id (in .acpfs/volume), or any."""
     new_volume: bool = False
     """Take what lies there now for the volume from now on: another one, an empty directory, or another file system."""
-    streams: Annotated[int, Field(ge=1, le=256)] = 8
+    streams: Annotated[int, Check(_whole, and_(ge(1), le(256)))] = 8
     """Files copied to the backing directory at the same time."""
     bandwidth: Size = 0
     """Most bytes per second that streams may write together; 0: no limit."""
@@ -238,29 +334,29 @@ class Settings(BaseModel):
     """How old knowledge about the backing directory may be."""
     patience_s: Seconds = 1.0
     """How long a request waits for the backing directory when there is older knowledge to go on with."""
-    backing_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    backing_timeout_s: Annotated[float, Check(_number, gt(0))] = 120.0
     """How long a request waits for the backing directory when there is not; then EIO."""
     drain_timeout_s: Seconds = 600.0
     """How long SIGTERM and a umount(8) drain before they give up and keep the rest."""
-    retry_delay_min_s: Annotated[float, Field(gt=0)] = 0.2
+    retry_delay_min_s: Annotated[float, Check(_number, gt(0))] = 0.2
     """First delay before a failed operation is tried again; it doubles from try to try."""
-    retry_delay_max_s: Annotated[float, Field(gt=0)] = 60.0
+    retry_delay_max_s: Annotated[float, Check(_number, gt(0))] = 60.0
     """Longest such delay."""
     pointer_patterns: Patterns = DEFAULT_POINTER_PATTERNS
     """Names of files that point at other files; committed only when all that precedes them is flushed. In options: a:b:c."""
     cluster_order: ClusterOrder = ClusterOrder.POINTERS
     """What waits until all other nodes have persisted what they had closed before: pointers (files and directories), all, or off."""
-    heartbeat_s: Annotated[float, Field(ge=0.1, le=60)] = 2.0
+    heartbeat_s: Annotated[float, Check(_number, and_(ge(0.1), le(60)))] = 2.0
     """How often this node tells the others how far it is; at most two small writes in that time. Longer with more than 1,024 nodes."""
     clock_bound_s: Seconds = 0.5
     """The most that clocks of two nodes differ by. It is checked all the time; where a larger difference was measured, that counts."""
-    node_timeout_s: Annotated[float, Field(ge=1)] = 30.0
+    node_timeout_s: Annotated[float, Check(_number, ge(1))] = 30.0
     """A node that was not heard for so long is missing: pointers that wait for it are withheld, and said to be."""
     node_forget_after_s: Seconds = 0.0
     """A missing node is forgotten after so long, and pointers do not wait for it any more; 0: only an operator forgets."""
-    wait_for_peers_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    wait_for_peers_s: Annotated[float, Check(_number, and_(ge(0), le(3600)))] = 0.0
     """How long an open waits for a file that is not there yet, but that another node has closed and is draining; 0: ENOENT at once."""
-    keep_checkpoints: Annotated[int, Field(ge=0)] = 2
+    keep_checkpoints: Annotated[int, Check(_whole, ge(0))] = 2
     """Newest checkpoints of each save_dir that stay in RAM as long as there is room without them."""
     checkpoint_patterns: CheckpointPatterns = DEFAULT_PATTERNS
     """Shapes of checkpoints, as globs with {step}, {epoch}, {part}, {suffix}, {a|b}; see below. In options: a:b:c."""
@@ -274,26 +370,55 @@ class Settings(BaseModel):
     """Group that may use the control socket besides its owner."""
     runtime_dir: Path | None = None
     """Where sockets and RAM tiers live; default /run/acpfs for root, else $XDG_RUNTIME_DIR/acpfs."""
-    log_level: Annotated[str, Field(pattern=r"^(debug|info|warning|error)$")] = "info"
+    log_level: Annotated[str, Check(_text, in_(("debug", "info", "warning", "error")))] = "info"
     """debug, info, warning or error."""
     log_file: Path | None = None
     """Rotating log file (10 MB × 5); default: stderr in the foreground (for the journal), else a file named after the mount point."""
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    metrics_port: Annotated[int, Check(_whole, and_(ge(0), le(65535)))] = 0
     """Serve Prometheus metrics over HTTP on 127.0.0.1; 0: only through `acpfs-ctl metrics`."""
     metrics_file: Path | None = None
     """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile collector."""
 
-    @model_validator(mode="after")
-    def _retry_delays_in_order(self) -> Settings:
+    def __attrs_post_init__(self) -> None:
         if self.retry_delay_min_s > self.retry_delay_max_s:
             raise ValueError("retry_delay_min_s is larger than retry_delay_max_s")
-        return self
-
-    @model_validator(mode="after")
-    def _mirror_has_a_place(self) -> Settings:
         if self.spill_mode is SpillMode.MIRROR and self.spill is None:
             raise ValueError("spill_mode = mirror needs a directory: spill")
-        return self
+
+    def changed(self, **values: Any) -> "Settings":
+        """A copy with other values."""
+        return Settings(**{**{name: getattr(self, name) for name in self.given}, **values})
+
+    def as_json(self, *, given_only: bool = False) -> dict[str, Any]:
+        """As JSON and TOML have it."""
+        found = asdict(self, value_serializer=lambda _settings, _attribute, value: _plain(value))
+        return {name: value for name, value in found.items() if name in self.given} if given_only else found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return list(value)
+    return os.fspath(value) if isinstance(value, Path) else value
+
+
+FIELDS: dict[str, "Attribute[Any]"] = fields_dict(Settings)
+"""All settings by name."""
+
+
+def descriptions() -> dict[str, str]:
+    """What each setting is, for people: the text below it in this file. Read when somebody asks, which a mount does not."""
+    import ast
+    import inspect
+
+    lines = ast.parse(inspect.getsource(Settings)).body[0]
+    assert isinstance(lines, ast.ClassDef)
+    found = {}
+    for line, below in zip(lines.body, lines.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            found[ast.unparse(line.target)] = str(below.value.value)
+    return found
 
 
 CHANGEABLE = ("bandwidth", "streams", "log_level", "ram", "when_full", "keep_checkpoints", "spill_budget", "wait_for_peers_s")
@@ -308,7 +433,7 @@ def option_name(field: str) -> str:
 def field_named(option: str) -> str | None:
     """Inverse of `option_name`, tolerant of underscores and of the unit suffix; None for an unknown name."""
     wanted = option_name(option.replace("-", "_"))
-    return next((field for field in Settings.model_fields if option_name(field) == wanted), None)
+    return next((field for field in FIELDS if option_name(field) == wanted), None)
 
 
 def load_settings(overrides: Mapping[str, Any], file: Path | None = None) -> Settings:
@@ -327,10 +452,14 @@ def validated(values: Mapping[str, Any], source: str = "") -> Settings:
     Raises:
         ConfigError: naming each key with what is wrong with it.
     """
+    complaints = [f"{name} is missing" for name, known in FIELDS.items() if known.default is NOTHING and name not in values]
+    complaints += [complaint for name, value in values.items() if (complaint := _complaint(name, value))]
     try:
-        return Settings.model_validate(dict(values))
-    except ValidationError as error:
-        raise ConfigError("; ".join(_complaint(e["loc"], e["type"], e["msg"], e["input"]) for e in error.errors()) + source) from None
+        if not complaints:
+            return Settings(**values)
+    except ValueError as error:  # one that two settings make together
+        complaints = [str(error)]
+    raise ConfigError("; ".join(complaints) + source)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -343,11 +472,17 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not valid TOML: {error}") from error
 
 
-def _complaint(place: tuple[int | str, ...], kind: str, message: str, value: object) -> str:
-    key = ".".join(str(part) for part in place)
-    if kind == "extra_forbidden":
-        return f"unknown key {key!r}"
-    if kind == "missing":
-        return f"{key} is missing"
-    text = message.removeprefix("Value error, ")
-    return f"{key} = {value!r}: {text}" if key and repr(value) not in text else f"{key}: {text}".removeprefix(": ")
+def _complaint(name: str, value: object) -> str:
+    """What is wrong with one value; empty: nothing."""
+    field = FIELDS.get(name)
+    if field is None:
+        return f"unknown key {name!r}"
+    try:
+        check = _check_of(field.type)
+        parsed = check.parse(value)
+        if check.must is not None:
+            check.must(None, field, parsed)
+    except ValueError as error:
+        text = str(error.args[0]).removeprefix(f"{name!r} ").removesuffix(f": {value}")
+        return f"{name}: {text}" if text.startswith(repr(value)) else f"{name} = {value!r}: {text}"
+    return ""

@@ -4,40 +4,55 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic.fields import FieldInfo
 
-from acpfs.config import Settings, load_settings, option_name
+from acpfs.config import FIELDS, descriptions, load_settings, option_name
+
+if TYPE_CHECKING:
+    from attrs import Attribute
 
 ARGUMENTS = ("backing", "mountpoint")
 
 
 def setting_options() -> list[click.Option]:
-    """One option per setting, described and with its default, made from the schema."""
-    return [_option(name, field) for name, field in Settings.model_fields.items() if name not in ARGUMENTS]
+    """One option per setting, made from the schema."""
+    return [_option(name, field) for name, field in FIELDS.items() if name not in ARGUMENTS]
 
 
-def _option(name: str, field: FieldInfo) -> click.Option:
-    flag, text = option_name(name), (field.description or "").splitlines()[0]
-    if field.annotation is bool:
-        return click.Option([f"--{flag}/--no-{flag}", name], default=None, help=f"{text} [default: {'yes' if field.default else 'no'}]")
-    default = (
-        field.default.value
-        if isinstance(field.default, Enum)
-        else ":".join(field.default)
-        if isinstance(field.default, tuple)
-        else field.default
-    )
-    return click.Option(
-        [f"--{flag}", name], default=None, metavar=_metavar(name, field), help=text + ("" if default is None else f" [default: {default}]")
-    )
+def _option(name: str, field: Attribute[Any]) -> click.Option:
+    flag = option_name(name)
+    if field.type is bool:
+        return click.Option([f"--{flag}/--no-{flag}", name], default=None)
+    return click.Option([f"--{flag}", name], default=None, metavar=_metavar(name, field))
 
 
-def _metavar(name: str, field: FieldInfo) -> str:
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Enum):
-        return "|".join(member.value for member in field.annotation)
+class DescribedCommand(click.Command):
+    """Says what its options are when it is asked: the text is looked up only then."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        known = descriptions()
+        for option in self.params:
+            if isinstance(option, click.Option) and option.name in known:
+                option.help = known[option.name].splitlines()[0] + _default(FIELDS[option.name])
+        super().format_options(ctx, formatter)
+
+
+def _default(field: Attribute[Any]) -> str:
+    default = field.default
+    if isinstance(default, bool):
+        default = "yes" if default else "no"
+    elif isinstance(default, Enum):
+        default = default.value
+    elif isinstance(default, tuple):
+        default = ":".join(default)
+    return "" if default is None else f" [default: {default}]"
+
+
+def _metavar(name: str, field: Attribute[Any]) -> str:
+    if isinstance(field.type, type) and issubclass(field.type, Enum):
+        return "|".join(member.value for member in field.type)
     if name.endswith("_s"):
         return "SECONDS"
     return {
@@ -67,6 +82,7 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
 
 @click.command(
     "mount",
+    cls=DescribedCommand,
     params=[
         click.Argument(["backing"], required=False, type=Path),  # click.Path would stat them: one may hang,
         click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it

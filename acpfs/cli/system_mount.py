@@ -33,7 +33,7 @@ def parse_options(text: str, *, sloppy: bool = False) -> dict[str, Any]:
     Raises:
         ConfigError: an option that is unknown (unless sloppy) or that cannot be honoured.
     """
-    from acpfs.config import Settings, field_named
+    from acpfs.config import FIELDS, field_named
 
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
@@ -47,7 +47,7 @@ def parse_options(text: str, *, sloppy: bool = False) -> dict[str, Any]:
             if sloppy:
                 continue
             raise ConfigError(f"unknown mount option {name!r}")
-        boolean = field in Settings.model_fields and Settings.model_fields[field].annotation is bool
+        boolean = field in FIELDS and FIELDS[field].type is bool
         values[field] = BOOLEANS.get(value.lower(), value) if boolean else value
     return values
 

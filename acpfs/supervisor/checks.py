@@ -43,9 +43,9 @@ def check_all(settings: Settings) -> Settings:
         RefusedError: in use.
     """
     mountpoint = registry.normalised(os.fspath(settings.mountpoint))
-    settings = settings.model_copy(update={"backing": Path(os.path.abspath(settings.backing)), "mountpoint": Path(mountpoint)})
+    settings = settings.changed(backing=Path(os.path.abspath(settings.backing)), mountpoint=Path(mountpoint))
     if settings.spill is not None:
-        settings = settings.model_copy(update={"spill": Path(os.path.abspath(settings.spill))})
+        settings = settings.changed(spill=Path(os.path.abspath(settings.spill)))
     check_fuse()
     budget_bytes(settings.ram, read_memory())
     if has_inherited_session():
@@ -139,9 +139,9 @@ def _allowed(settings: Settings) -> Settings:
     """Users may let others in only where fuse.conf says so. Asked for: an error; by default: left out."""
     if os.getuid() == 0 or not settings.allow_other or _user_allow_other(FUSE_CONF):
         return settings
-    if "allow_other" in settings.model_fields_set:
+    if "allow_other" in settings.given:
         raise MachineError(f"allow_other is not permitted to users here: add user_allow_other to {FUSE_CONF}")
-    return settings.model_copy(update={"allow_other": False})
+    return settings.changed(allow_other=False)
 
 
 def _user_allow_other(conf: Path) -> bool:

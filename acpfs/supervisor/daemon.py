@@ -15,7 +15,7 @@ import trio
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
-from acpfs.config import Settings
+from acpfs.config import Settings, validated
 from acpfs.errors import AcpfsError, ExitCode, MachineError
 from acpfs.logger import get_logger
 from acpfs.supervisor import logs
@@ -36,7 +36,7 @@ def work(orders: dict[str, Any], fds: list[int]) -> int:
     """Be a worker, in a process that was forked from the template, until the mount ends; the exit code."""
     link = orders_of(orders, fds)
     try:
-        settings = Settings.model_validate(orders["settings"])
+        settings = validated(orders["settings"])
         code = run(settings, link, detached=bool(orders["detached"]))
     except AcpfsError as error:
         log.error("the mount could not be made" if not link.workers_before else "the mount could not be taken over", error=str(error))

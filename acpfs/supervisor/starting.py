@@ -41,7 +41,7 @@ def prepare(settings: Settings) -> Settings:
     """
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
     files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
-    settings = check_all(settings).model_copy(update={"runtime_dir": directory, **files})
+    settings = check_all(settings).changed(runtime_dir=directory, **files)
     try:
         runtime.prepare(directory)
     except OSError as error:
@@ -66,7 +66,7 @@ def start(settings: Settings) -> None:
         AcpfsError: what the worker said, or that it crashed.
         DeadlineError: the supervisor says nothing any more.
     """
-    settings = settings.model_copy(update={"log_file": settings.log_file or default_log_file(settings)})
+    settings = settings.changed(log_file=settings.log_file or default_log_file(settings))
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
@@ -112,7 +112,7 @@ def _outcome(answers: io.FileIO, pid: int) -> bytes:
 
 
 def _as_json(settings: Settings) -> bytes:
-    return settings.model_dump_json(exclude_unset=True).encode()
+    return json.dumps(settings.as_json(given_only=True)).encode()
 
 
 def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -> None:

@@ -6,7 +6,6 @@ threads that may hang.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -209,7 +208,7 @@ class WorkerSubject:
         return self._parts.anchor.problem or calls.get(health.state, "")
 
     def configuration(self) -> Json:
-        return self._parts.settings.model_dump(mode="json")
+        return self._parts.settings.as_json()
 
     def metrics(self) -> str:
         return self.metric_registry.text()
@@ -382,12 +381,12 @@ class WorkerSubject:
         field = field_named(key)
         if field not in CHANGEABLE:
             raise ConfigError(f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}")
-        wanted = getattr(validated({**self._parts.settings.model_dump(), field: value}), field)
+        wanted = getattr(validated({**self._parts.settings.as_json(given_only=True), field: value}), field)
         asked = _CHANGES[field](self._parts, wanted)
         if asked is not None:
             await _answered(asked)
         setattr(self._parts.settings, field, wanted)
-        self._life.link.change(json.loads(self._parts.settings.model_dump_json(exclude_unset=True)))
+        self._life.link.change(self._parts.settings.as_json(given_only=True))
         return {"key": field, "value": wanted}
 
     # -- the end

@@ -12,7 +12,7 @@ from acpfs.cli import show
 from acpfs.cli.ctl import VERBS
 from acpfs.cli.main import COMMANDS
 from acpfs.cli.verbs.status import unsafe_lines
-from acpfs.config import Settings, option_name
+from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
 
 HEAVY = ("pydantic", "trio", "rich", "pyfuse3", "structlog", "prometheus_client", "sqlite3", "xxhash")
@@ -39,7 +39,7 @@ def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
 
 def test_every_setting_is_an_option_with_its_default(tmp_path: Path) -> None:
     text = run("main", "mount", "--help", runtime=tmp_path).stdout
-    for name in Settings.model_fields:
+    for name in FIELDS:
         if name not in ("backing", "mountpoint"):
             assert re.search(rf"--{option_name(name)}\b", text), name
 

@@ -1,13 +1,14 @@
 """Settings: every nonsense is named, the command line wins over the file."""
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from acpfs.config import Settings, field_named, load_settings, option_name, parse_size
+from acpfs.config import FIELDS, FsyncMode, descriptions, field_named, load_settings, option_name, parse_size, validated
 from acpfs.errors import ConfigError
 
 BASE = {"backing": "/b", "mountpoint": "/m"}
@@ -47,6 +48,18 @@ def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
         ({"metrics_port": 70000}, "metrics_port = 70000"),
         ({"backing": None}, "backing"),
         ({"guard_time_s": "inf"}, "guard_time_s = 'inf'"),
+        ({"streams": 8.5}, "streams = 8.5: must be a whole number"),
+        ({"streams": True}, "streams = True"),
+        ({"streams": 257}, "streams = 257: must be <= 256"),
+        ({"node_id": 5}, "node_id = 5: must be text"),
+        ({"prefault": "101%"}, "between 0% and 100%"),
+        ({"new_volume": "perhaps"}, "new_volume = 'perhaps'"),
+        ({"new_volume": []}, "new_volume = []"),
+        ({"pointer_patterns": [1]}, "pointer_patterns = [1]: must be a list of patterns"),
+        ({"pointer_patterns": 1}, "pointer_patterns = 1"),
+        ({"checkpoint_patterns": "{nonsense}"}, "checkpoint_patterns"),
+        ({"expect_volume": "remembered!"}, "expect_volume = 'remembered!'"),
+        ({"fsync": "never", "streams": 0}, "fsync = 'never': must be one of ordered, durable; streams = 0"),
         ({"spill_mode": "mirror"}, "spill_mode = mirror needs a directory: spill"),
     ],
 )
@@ -55,6 +68,47 @@ def test_a_nonsense_value_is_named(values: dict[str, object], said: str) -> None
         load_settings({**BASE, **values})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"streams": "5"}, 5),
+        ({"streams": 5.0}, 5),
+        ({"stagger_s": "1.5"}, 1.5),
+        ({"new_volume": "true"}, True),
+        ({"spill": "/s"}, Path("/s")),
+        ({"spill": None}, None),
+        ({"node_id": None}, None),
+        ({"fsync": "durable"}, FsyncMode.DURABLE),
+        ({"fsync": FsyncMode.DURABLE}, FsyncMode.DURABLE),
+        ({"pointer_patterns": "a:b"}, ("a", "b")),
+        ({"numa": "bind:0-1,3"}, "bind:0-1,3"),
+    ],
+)
+def test_values_are_what_people_and_json_write(given: dict[str, object], value: object) -> None:
+    settings = load_settings({**BASE, **given})
+    (name,) = given
+    found = getattr(settings, name)
+    assert (found, type(found)) == (value, type(value))
+    assert getattr(validated(json.loads(json.dumps(settings.as_json(given_only=True)))), name) == value
+
+
+def test_what_was_given_is_told_from_defaults() -> None:
+    settings = load_settings({**BASE, "allow_other": True})
+    assert settings.given == {*BASE, "allow_other"}
+    settings.streams = 3
+    copy = settings.changed(ram="1G")
+    assert (copy.streams, copy.ram) == (3, 1 << 30)
+    assert copy.given == {*BASE, "allow_other", "streams", "ram"}
+    assert copy.as_json().keys() == FIELDS.keys()
+
+
+def test_an_assignment_is_checked() -> None:
+    settings = load_settings(BASE)
+    with pytest.raises(ValueError, match="must be <= 256"):
+        settings.streams = 1000
+    assert (settings.streams, "streams" in settings.given) == (8, False)
 
 
 def test_missing_backing_is_named() -> None:
@@ -88,11 +142,12 @@ def test_an_absent_file_is_named(tmp_path: Path) -> None:
 
 
 def test_option_names_and_fields_are_one_to_one() -> None:
-    names = [option_name(field) for field in Settings.model_fields]
+    names = [option_name(field) for field in FIELDS]
     assert len(set(names)) == len(names)
-    assert all(field_named(option_name(field)) == field == field_named(field) for field in Settings.model_fields)
+    assert all(field_named(option_name(field)) == field == field_named(field) for field in FIELDS)
     assert field_named("nonsense") is None
 
 
 def test_every_setting_is_described() -> None:
-    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+    assert list(descriptions()) == list(FIELDS)
+    assert all(descriptions().values())

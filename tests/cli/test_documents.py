@@ -7,10 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from attrs import NOTHING
 
 from acpfs.cli.ctl import VERBS
 from acpfs.cli.main import COMMANDS
-from acpfs.config import Settings, option_name
+from acpfs.config import FIELDS, option_name
 from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WaitingReport, WorkerReport
 from acpfs.errors import ExitCode
 
@@ -25,13 +26,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", Settings.model_fields)
+@pytest.mark.parametrize("name", FIELDS)
 def test_every_setting_is_in_the_table_with_its_default(name: str) -> None:
     section = OPERATIONS[OPERATIONS.index("## Configuration") : OPERATIONS.index("## Running it")]
     (row,) = re.findall(rf"^\| `{name}` \|(.*)\|$", section, re.MULTILINE)
     option, default, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row)[:3])
     assert option in (f"`--{option_name(name)}`", "argument")
-    value = Settings.model_fields[name].default
+    value = None if FIELDS[name].default is NOTHING else FIELDS[name].default
     shown = getattr(value, "value", value)
     if isinstance(shown, bool):
         assert default == ("yes" if shown else "no")

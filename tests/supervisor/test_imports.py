@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-FOR_PEOPLE = frozenset({"click", "rich", "pygments", "asyncio", "http.server", "prometheus_client", "structlog", "pyfuse3"})
-OF_WORKERS = frozenset({"trio", "sqlite3", "xxhash", "prometheus_client", "structlog", "rich", "asyncio", "ssl", "pyfuse3"})
+FOR_PEOPLE = frozenset({"click", "rich", "pygments", "asyncio", "http.server", "prometheus_client", "structlog", "pyfuse3", "pydantic"})
+OF_WORKERS = frozenset({"trio", "sqlite3", "xxhash", "prometheus_client", "structlog", "rich", "asyncio", "ssl", "pyfuse3", "pydantic"})
 
 
 def imported_by(code: str) -> set[str]:
@@ -24,9 +24,9 @@ def imported_by(code: str) -> set[str]:
     [
         ("from acpfs.supervisor import template\ntemplate.import_all()", FOR_PEOPLE),
         ("import acpfs.cli.main, acpfs.cli.mount\nfrom acpfs.supervisor import starting", OF_WORKERS),
-        ("import acpfs.cli.main, acpfs.cli.umount", OF_WORKERS | {"pydantic"}),
-        ("import acpfs.cli.ctl, acpfs.cli.verbs.status", OF_WORKERS | {"pydantic"}),
-        ("import acpfs.supervisor.supervisor", OF_WORKERS | FOR_PEOPLE | {"pydantic", "typing_extensions"}),
+        ("import acpfs.cli.main, acpfs.cli.umount", OF_WORKERS | {"attr"}),
+        ("import acpfs.cli.ctl, acpfs.cli.verbs.status", OF_WORKERS | {"attr"}),
+        ("import acpfs.supervisor.supervisor", OF_WORKERS | FOR_PEOPLE | {"attr", "typing_extensions"}),
     ],
     ids=["template", "mount", "umount", "status", "supervisor"],
 )
