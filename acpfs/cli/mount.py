@@ -73,10 +73,9 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
     settings = load_settings(values, config)
     from acpfs.supervisor import starting
 
-    prepared = starting.prepare(settings)
     if foreground:
-        starting.run_foreground(prepared)
-    starting.start(prepared)
+        starting.run_foreground(starting.prepare(settings))
+    starting.start(lambda: starting.prepare(settings))
     return 0
 
 

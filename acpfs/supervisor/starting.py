@@ -1,8 +1,8 @@
 """Start of a mount, as who mounts sees it: the supervisor, in this process (foreground) or a detached one whose answer is waited for.
 
-The caller writes the settings to the supervisor's standard input and reads lines of JSON from a pipe: the steps of the start, and then
-ready, or what is wrong. One that ends without that has crashed, and its log says why. Imports nothing of what only a worker needs: a mount
-costs its imports once, in the template.
+The supervisor and its template load while the caller checks the settings. Then it writes them to the supervisor's standard input and reads
+lines of JSON from a pipe: the steps of the start, and then ready, or what is wrong. One that ends without that has crashed, and its log
+says why. Imports nothing of what only a worker needs: a mount costs its imports once, in the template.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +24,6 @@ from acpfs.control.protocol import error_from
 from acpfs.control.registry import slug
 from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
-from acpfs.supervisor.checks import check_all
 from acpfs.supervisor.child import Limits
 
 CHILD_ENDS_WAIT_S = 10.0
@@ -39,6 +39,8 @@ def prepare(settings: Settings) -> Settings:
     Raises:
         AcpfsError: with one line that says what is wrong.
     """
+    from acpfs.supervisor.checks import check_all  # while the supervisor loads
+
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
     files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
     settings = check_all(settings).changed(runtime_dir=directory, **files)
@@ -59,14 +61,13 @@ def default_log_file(settings: Settings) -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "acpfs" / name
 
 
-def start(settings: Settings) -> None:
-    """Start a detached supervisor; returns when the mount is ready. `settings` come from `prepare`.
+def start(checked: Callable[[], Settings]) -> None:
+    """Start a detached supervisor; returns when the mount is ready. `checked` gives the settings (`prepare`), while the processes load.
 
     Raises:
-        AcpfsError: what the worker said, or that it crashed.
+        AcpfsError: what `checked` or the worker said, or that it crashed.
         DeadlineError: the supervisor says nothing any more.
     """
-    settings = settings.changed(log_file=settings.log_file or default_log_file(settings))
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
@@ -80,22 +81,31 @@ def start(settings: Settings) -> None:
         )
     finally:
         os.close(write_fd)
-    try:
-        with os.fdopen(read_fd, "rb", buffering=0) as answers:
-            with contextlib.suppress(BrokenPipeError):
-                _hand_over(child, settings)
+    with os.fdopen(read_fd, "rb", buffering=0) as answers:
+        settings = _handed_over(child, checked)
+        try:
             line = _outcome(answers, child.pid)
-    except BaseException:
-        child.terminate()  # the user, or we, lost patience: no mount without anybody knowing
-        child.returncode = -signal.SIGTERM  # one that is stopped may take its time; nobody waits for it here
-        raise
+        except BaseException:
+            child.terminate()  # the user, or we, lost patience: no mount without anybody knowing
+            child.returncode = -signal.SIGTERM  # one that is stopped may take its time; nobody waits for it here
+            raise
     _judge(child, line, settings.log_file)
 
 
-def _hand_over(child: subprocess.Popen[bytes], settings: Settings) -> None:
+def _handed_over(child: subprocess.Popen[bytes], checked: Callable[[], Settings]) -> Settings:
+    """The settings, which the supervisor has now. Without them it ends, and all that it started."""
     assert child.stdin is not None
-    with child.stdin as pipe:
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        try:
+            settings = checked()
+        except BaseException:
+            pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(CHILD_ENDS_WAIT_S)
+            raise
+        settings = settings.changed(log_file=settings.log_file or default_log_file(settings))
         pipe.write(_as_json(settings))
+    return settings
 
 
 def _outcome(answers: io.FileIO, pid: int) -> bytes:

@@ -6,8 +6,8 @@ template; one that dies, or gives no sign of life, is replaced; one that cannot 
 
     python -m acpfs.supervisor.supervisor --start FD | --foreground | --adopt FD
 
-`--start`: settings on standard input, the answer for whoever mounts to descriptor FD. `--adopt`: FD is the channel of a living worker
-whose supervisor is gone.
+`--start`: settings on standard input as soon as they are checked, the answer for whoever mounts to descriptor FD. `--adopt`: FD is the
+channel of a living worker whose supervisor is gone.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the mount ends; the exit code."""
-        self._heed_signals()
+        if self._template is None:
+            self._heed_signals()
         adopted = bool(self._kept)  # the worker that handed them over may be dead by now
         if not adopted:
             self._kept, state = inherited()
@@ -82,7 +83,7 @@ class Supervisor:
                 self._settings = state.get("settings", self._settings)  # as they were changed in use; absent: an older acpfs stored it
             if "session" in self._kept or self._workers:
                 self._workers, self._reason, self._died_at = max(1, self._workers), "the supervisor was started again", time.monotonic()
-        self._template = self._spawn_template()
+        self._template = self._template or self._spawn_template()
         if not adopted:
             self._start_worker()
         while not self._ended:
@@ -99,6 +100,18 @@ class Supervisor:
                 time.sleep(BUG_WAIT_S)
         self._service.forget()
         return self._exit_code
+
+    def load(self) -> None:
+        """Have the template load already, for settings that whoever mounts is still checking."""
+        self._heed_signals()
+        self._template = self._spawn_template()
+
+    def told(self, settings: dict[str, Any]) -> bool:
+        """With these; False without any: nothing is to be mounted after all."""
+        self._settings = settings
+        if not settings and self._template is not None:
+            self._template.kill()  # by itself it ends when it has loaded
+        return bool(settings)
 
     def adopt(self, end: socket.socket) -> None:
         """Take a living worker over, which tells on its channel what is to be kept."""
@@ -473,14 +486,17 @@ def main(arguments: list[str]) -> int:
         supervisor = Supervisor({})
         supervisor.adopt(socket.socket(fileno=int(arguments[1])))
         return supervisor.run()
-    settings = json.loads(sys.stdin.buffer.read())
+    answer_fd = int(arguments[1]) if arguments[0] == "--start" else -1
+    supervisor = Supervisor({}, answer_fd, detached=answer_fd >= 0)
+    if answer_fd >= 0:
+        os.set_inheritable(answer_fd, False)
+        supervisor.load()
+    if not supervisor.told(json.loads(sys.stdin.buffer.read() or b"{}")):
+        return FAILED
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.close(null)
-    answer_fd = int(arguments[1]) if arguments[0] == "--start" else -1
-    if answer_fd >= 0:
-        os.set_inheritable(answer_fd, False)
-    return Supervisor(settings, answer_fd, detached=answer_fd >= 0).run()
+    return supervisor.run()
 
 
 if __name__ == "__main__":

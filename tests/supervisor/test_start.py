@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import shutil
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from acpfs.supervisor import channel, starting
 from acpfs.supervisor.checks import apart, within
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
-from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, is_mounted
+from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
 
 WAIT_S = 20.0
 STEP_S = 10
@@ -124,6 +126,28 @@ def test_a_worker_that_has_come_and_gone_before_the_supervisor_looks_is_heard() 
         supervisor.put_away()
 
 
+def test_the_processes_of_a_mount_load_while_it_is_checked_and_end_if_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACPFS_RUNTIME_DIR", os.fspath(tmp_path / "run"))
+    monkeypatch.setenv("PYTHONPATH", os.fspath(REPOSITORY))
+    mount = AcpfsMount(tmp_path, tmp_path / "mnt", runtime_dir=tmp_path / "run")
+    both: list[int] = []
+
+    def refuse() -> Settings:
+        until = time.monotonic() + WAIT_S
+        while len(found := mount.living()) < 2 and time.monotonic() < until:
+            select.select([], [], [], LOOK_AGAIN_S)
+        both.extend(found)
+        raise RefusedError("in use")
+
+    with pytest.raises(RefusedError, match="in use"):
+        starting.start(refuse)
+    assert len(both) == 2, "supervisor and template"
+    for pid in both:
+        wait_gone(pid, WAIT_S)
+
+
 def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It tells one step of the start, so it has its time again, and then nothing more."""
     program = 'import os, sys; os.write(int(sys.argv[2]), b\'{"step": "one"}\\n\'); os.kill(os.getpid(), 19)'
@@ -132,7 +156,7 @@ def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
     settings = Settings(backing=tmp_path, mountpoint=tmp_path / "mnt", log_file=tmp_path / "log")
     with pytest.raises(DeadlineError, match="hangs, or was stopped") as caught:
-        within(WAIT_S, "does not return", lambda: starting.start(settings))
+        within(WAIT_S, "does not return", lambda: starting.start(lambda: settings))
     pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
     os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
