@@ -26,6 +26,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.config import Settings
 from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
+from acpfs.filesystem.bursts import Bursts
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.known_names import Child
 from acpfs.filesystem.lower_reads import LowerReads
@@ -39,13 +40,6 @@ from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.whereabouts import Whereabouts
-
-MISSES_MAX = 16
-"""After so many questions about new names of one directory within `attr_timeout_s`, its listing is asked for instead: an lstat in a
-thread of the pool costs 150 us of the interpreter, as much as the rest of creating a small file."""
-LISTING_ENTRIES_MAX = 10_000
-LISTING_BYTES_MAX = 512 << 10
-"""Larger directories (by st_size, where nobody has listed them yet) are not listed for that: 10,000 entries take 10 ms on a local disk."""
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
@@ -96,6 +90,7 @@ class LowerView:
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
         self._stale_answers, self._overtaken_answers = 0, 0
+        self._bursts = Bursts(settings.attr_timeout_s)
         self.ahead = ListingsAhead(self._there, calls, tree, table, lock, partial(self._listed, ahead=True))
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
         self._recognition = Recognition(self._there, tree, table, lock)
@@ -167,14 +162,20 @@ class LowerView:
             raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if parent.ino == ROOT and name == HIDDEN:
             return NO_INO
-        listed, began = False, time.monotonic()
+        asked, began = False, time.monotonic()
         while True:
             child = parent.dir.children.get(name)
             if self._settled(parent, name, child, began, since=began if anew else 0.0):
                 return child.ino if child else NO_INO
-            if not listed and (child is None or not child.ino) and self._is_worth_listing(parent):
-                listed, parent.dir.misses = True, 0
+            if not asked and (child is None or not child.ino) and self._bursts.is_worth_listing(parent):
+                asked, parent.dir.misses = True, 0
                 await self._list(parent)
+                continue
+            if not asked and child is not None and child.ino and (following := self._bursts.following(parent, name)):
+                asked = True
+                if not await self._look_at(parent, following, known=True):
+                    return self._stale(parent, name)
+                self._bursts.took(parent, time.monotonic() - began)
                 continue
             epoch, asked_at = self._tree.epoch, time.monotonic()
             late = partial(self._learn_asked, parent, name, parent.dir.notes, asked_at)
@@ -196,18 +197,6 @@ class LowerView:
         newer = parent.dir.notes != notes if child is None else child.pins or child.checked_at >= asked_at
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, asked_at)
-
-    def _is_worth_listing(self, parent: Node) -> bool:
-        """Whether so many new names are looked up that one listing saves many questions."""
-        directory, now, keeps_s = parent.dir, time.monotonic(), self._settings.attr_timeout_s
-        if now - directory.misses_since > keeps_s:
-            directory.misses_since, directory.misses = now, 0
-        directory.misses += 1
-        return (
-            directory.misses > MISSES_MAX
-            and directory.listing_s < keeps_s / 10
-            and (len(directory.listing) < LISTING_ENTRIES_MAX if directory.listed_at >= 0 else parent.size < LISTING_BYTES_MAX)
-        )
 
     def _settled(self, parent: Node, name: bytes, child: Child | None, began: float, since: float) -> bool:
         """Whether the answer is known without asking."""
@@ -558,18 +547,24 @@ class LowerView:
     async def fill(self, parent: Node, names: Sequence[bytes], *, whole: bool = False) -> None:
         """Turn listed names into nodes, with one call for all; but for `whole`, those for which there is no answer soon stay names."""
         unknown = [n for n in names if (c := parent.dir.children.get(n)) is None or not (c.pins or c.ino)]
-        while unknown and parent.ino in self._tree:
+        await self._look_at(parent, unknown, known=not whole)  # a list of names needs no attributes: whoever wants them asks for them
+
+    async def _look_at(self, parent: Node, names: Sequence[bytes], *, known: bool) -> bool:
+        """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
+        while names and parent.ino in self._tree:
             epoch, asked_at = self._tree.epoch, time.monotonic()
-            paths = [self._tree.path_at(parent.ino, name) for name in unknown]
-            late = partial(self._fill, parent, unknown, parent.dir.notes, asked_at)
-            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=not whole, late=late)
+            paths = [self._tree.path_at(parent.ino, name) for name in names]
+            late = partial(self._fill, parent, names, parent.dir.notes, asked_at)
+            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=known, late=late)
             if answers is None:
-                return  # a list of names needs no attributes: whoever wants them asks for them
+                return False
             if self._overtaken(epoch):
-                await self._at_rest(known=False)
+                if not await self._at_rest(known=known):
+                    return False
                 continue
-            self._fill(parent, unknown, parent.dir.notes, asked_at, answers)
-            return
+            self._fill(parent, names, parent.dir.notes, asked_at, answers)
+            return True
+        return True
 
     def _fill(self, parent: Node, names: Sequence[bytes], notes: int, asked_at: float, answers: Sequence[Seen]) -> None:
         for name, seen in zip(names, answers, strict=True):
