@@ -12,6 +12,7 @@ import os
 import secrets
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import xxhash
@@ -92,6 +93,9 @@ class BackingDirectory(OwnFiles):
     def refused_attributes(self) -> dict[str, int]:
         """How often an attribute could not be kept on the backing file system, by kind."""
         return self._setter.refused()
+
+    def keeping_directories(self) -> AbstractContextManager[None]:
+        return self._entries.keeping()
 
     # -- looking
 

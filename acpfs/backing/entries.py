@@ -30,6 +30,7 @@ class Entries:
         self.areas = Areas(self.opener, node_id)
         self._staging_fd = -1
         self._staging_lock = threading.Lock()
+        self._here = threading.local()
 
     def staged(self, name: str) -> LowerPath:
         """Where a staging file lies."""
@@ -96,11 +97,45 @@ class Entries:
         if path[:-1] == self.staging:
             yield self._staging_directory(), path[-1]
             return
+        kept: dict[LowerPath, int] | None = getattr(self._here, "kept", None)
+        if kept is not None:
+            if path[:-1] not in kept:
+                kept[path[:-1]] = self.opener.open_directory(path[:-1])
+            yield kept[path[:-1]], path[-1]
+            return
         fd = self.opener.open_directory(path[:-1])
         try:
             yield fd, path[-1]
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Within, this thread opens each directory once; at the end each must still lie where it was found.
+
+        Raises:
+            OSError: ESTALE when one does not, and what opening directories raises.
+        """
+        kept: dict[LowerPath, int] = {}
+        self._here.kept = kept
+        try:
+            yield
+            self._here.kept = None
+            for path, fd in kept.items():
+                self._check_same(path, fd)
+        finally:
+            self._here.kept = None
+            for fd in kept.values():
+                os.close(fd)
+
+    def _check_same(self, path: LowerPath, fd: int) -> None:
+        again = self.opener.open_directory(path)
+        try:
+            same = os.path.sameopenfile(again, fd)
+        finally:
+            os.close(again)
+        if not same:
+            raise OSError(errno.ESTALE, "a directory was moved away meanwhile")
 
     def _staging_directory(self) -> int:
         """Kept open: every stored file passes through it, and three names to look up cost a network file system three questions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,6 +163,13 @@ class Lower(Protocol):
 
     def mkdir(self, path: LowerPath) -> None:
         """Mode 0700; `set_metadata` gives it its own."""
+        ...
+
+    def keeping_directories(self) -> AbstractContextManager[None]:
+        """Within, this thread's calls may open each directory once. Moves none.
+
+        The end raises OSError (ESTALE) when one lies elsewhere by then: then it is not known where the calls have found it.
+        """
         ...
 
     def rmdir(self, path: LowerPath) -> None: ...

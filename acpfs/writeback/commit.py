@@ -2,23 +2,20 @@
 
 Every operation may have been carried out before (the worker died between the backing directory's answer and the state
 database): each method finds that out and treats it as done. The committed tree, the manifest and the mark "committed" change in one
-transaction right after the call, so that at most one operation is ever in doubt. What others did to the backing directory
-meanwhile is put right where it can be, and counted.
+transaction right after the call, so that at most one operation is ever in doubt, or a run of new files that have nothing to do with each
+other (`store_runs`). What others did to the backing directory meanwhile is put right where it can be, and counted.
 """
 
 from __future__ import annotations
 
 import errno
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from threading import RLock
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
-from acpfs.errors import PERMANENT_ERRNOS
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 from acpfs.writeback import absence
@@ -26,6 +23,7 @@ from acpfs.writeback.catching_up import CatchingUp
 from acpfs.writeback.conflicts import Conflicts
 from acpfs.writeback.equal import is_as_noted, is_linked
 from acpfs.writeback.given_back import GivenBack
+from acpfs.writeback.group import GroupOutcome
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
@@ -33,10 +31,9 @@ from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.place_staged import PlaceStaged
 from acpfs.writeback.spares import Spares
+from acpfs.writeback.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.whereabouts import Whereabouts
 
-_CERTAIN = PERMANENT_ERRNOS | {errno.ENOSPC, errno.EDQUOT}
-"""Answers of the first call that mean that nothing was done. After any other the operation may have been carried out: never left out."""
 NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
 _PARENT_MODE = 0o755
@@ -45,29 +42,6 @@ _PARENT_MODE = 0o755
 
 class StagingLostError(Exception):
     """The staging file is gone and was not renamed into place: the version must be streamed again."""
-
-
-@dataclass(slots=True)
-class GroupOutcome:
-    """What became of a commit group."""
-
-    done: list[tuple[Op, LowerStat | None]] = field(default_factory=list)
-    """In order; visible, not yet flushed."""
-    failed: Op | None = None
-    """The first one that did not succeed; those behind it were not tried."""
-    error: OSError | None = None
-    lost: Op | None = None
-    """Its staging file is gone."""
-    directories: Counter[Ino] = field(default_factory=Counter)
-    """Directories that the operations mention, and how often."""
-    synced: dict[Ino, None] = field(default_factory=dict)
-    """Further directories whose entries changed."""
-    entries: dict[Ino, None] = field(default_factory=dict)
-    """Nodes whose attributes changed."""
-    settled: list[tuple[Ino, LowerStat]] = field(default_factory=list)
-    """Directories that were given their times, as they are now."""
-    undone: list[Op] = field(default_factory=list)
-    """Contents that were committed, and are not there any more after a flush failed."""
 
 
 class Committer:
@@ -86,10 +60,13 @@ class Committer:
         spares: Spares,
         there: Whereabouts,
         before: Callable[[Op], None] = lambda _op: None,
+        *,
+        one_by_one: bool = False,
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
 
-        `before`: called ahead of each operation that is carried out (`Mirror.before`).
+        `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
+        for the next, as the mirror's journal needs it.
         """
         self._before = before
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
@@ -108,6 +85,8 @@ class Committer:
         """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
+        runs = StoreRuns(lower, tree, log, manifest, state, lock, applied, conflicts, spares, lambda: self.stopped)
+        self._runs = None if one_by_one else runs
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._mkdir,
@@ -128,34 +107,53 @@ class Committer:
         self._conflicts.begin_group()
         self._numbers.clear()
         self._listings.forget()
-        for op in group:
-            if op.kind not in REMOVING:
-                self._listings.forget()
-            self._doubtful, self._changed = op.begun, False
-            try:
-                self._catching_up.before(op)
-                if self.stopped or not self._begin(op):
-                    break
-                st = self._again(op) if op.committed else self._carry_out(op)
-            except StagingLostError:
-                op.started = False
-                outcome.lost = op
-                break
-            except OSError as error:
-                op.started = False
-                op.begun = self._doubtful or self._changed or error.errno not in _CERTAIN
-                outcome.failed, outcome.error = op, error
-                break
-            outcome.done.append((op, st))
-            if st is not None:
-                self._numbers[op.ino] = st.ino
-            for directory, _name in op.touches():
-                outcome.directories[directory] += 1
-            if op.kind in (OpKind.SETATTR, OpKind.SETXATTR, OpKind.MKDIR):
-                outcome.entries[op.ino] = None
-            elif op.kind is OpKind.STORE:
-                outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
+        at = 0
+        while at < len(group) and (count := self._next(group, at, outcome)):
+            at += count
         return outcome
+
+    def _next(self, group: list[Op], at: int, outcome: GroupOutcome) -> int:
+        """Carry out what comes next; returns how many operations that were, 0: the group has ended."""
+        if group[at].kind not in REMOVING:
+            self._listings.forget()
+        if self._runs is not None and group[at].kind is OpKind.STORE:
+            run = self._runs.carry_out(group[at : at + RUN_OPS_MAX], self._before)
+            outcome.failed, outcome.error, outcome.lost = run.failed, run.error, run.lost
+            for op, st in run.done:
+                self._done(op, st, outcome)
+            if outcome.has_ended or run.done:
+                return 0 if outcome.has_ended else len(run.done)
+        return self._next_alone(group[at], outcome)
+
+    def _next_alone(self, op: Op, outcome: GroupOutcome) -> int:
+        self._doubtful, self._changed = op.begun, False
+        try:
+            self._catching_up.before(op)
+            if self.stopped or not self._begin(op):
+                return 0
+            st = self._again(op) if op.committed else self._carry_out(op)
+        except StagingLostError:
+            op.started = False
+            outcome.lost = op
+            return 0
+        except OSError as error:
+            op.started = False
+            op.begun = self._doubtful or self._changed or error.errno not in CERTAIN
+            outcome.failed, outcome.error = op, error
+            return 0
+        self._done(op, st, outcome)
+        if op.kind is OpKind.STORE:
+            outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
+        return 1
+
+    def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
+        outcome.done.append((op, st))
+        if st is not None:
+            self._numbers[op.ino] = st.ino
+        for directory, _name in op.touches():
+            outcome.directories[directory] += 1
+        if op.kind in (OpKind.SETATTR, OpKind.SETXATTR, OpKind.MKDIR):
+            outcome.entries[op.ino] = None
 
     def _carry_out(self, op: Op) -> LowerStat | None:
         self._before(op)
@@ -356,14 +354,7 @@ class Committer:
             version.state = VersionState.COMMITTED
             self._spares.shown(version, st)
             self._applied.pop(version.vid, None)
-        return self._ours(op, version, st)
-
-    def _ours(self, op: Op, version: Version, st: LowerStat) -> LowerStat:
-        """What was put there, also where another node has put its own over it by the time that it was looked at: that is to be noticed."""
-        given_ns, granularity_ns = op.meta.mtime_ns, self._lower.features.time_granularity_ns
-        if st.ino == version.staging_ino or given_ns is None or abs(st.mtime_ns - given_ns) < granularity_ns:
-            return st  # with the time that it was given it is ours, on a file system that numbers files anew
-        return replace(st, ino=version.staging_ino, mtime_ns=given_ns)
+        return ours(self._lower, op, st)
 
     def _check_linked(self, version: Version, staging: LowerPath) -> None:
         """That nobody has written into the other node's file since; acpfs never does, a native writer might."""

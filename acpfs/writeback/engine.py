@@ -19,7 +19,7 @@ import trio
 
 from acpfs.backing.calls import CallPools
 from acpfs.backing.lower import ASIDE_PREFIX, Lower
-from acpfs.config import Settings
+from acpfs.config import Settings, SpillMode
 from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
@@ -28,7 +28,7 @@ from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import TokenBucket
 from acpfs.writeback.checksums import WaitingChecksums
-from acpfs.writeback.commit import Committer, GroupOutcome
+from acpfs.writeback.commit import Committer
 from acpfs.writeback.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.courtesy import Courtesy
 from acpfs.writeback.dependents import with_dependents
@@ -37,6 +37,7 @@ from acpfs.writeback.failures import Failures
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
 from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.group import GroupOutcome
 from acpfs.writeback.guard import Guard
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import REMOVING, OperationLog
@@ -52,6 +53,7 @@ from acpfs.writeback.retry import RetryPolicy
 from acpfs.writeback.source import AbandonedError
 from acpfs.writeback.spares import Spares
 from acpfs.writeback.spill import Spill
+from acpfs.writeback.staged import Staged
 from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
@@ -61,7 +63,6 @@ REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""
 SHORT_SHARE = 4
 """RAM is short when all but a quarter of the budget is dirty."""
-_STAGED = (VersionState.STAGED, VersionState.COMMITTED)
 
 _log = get_logger(__name__)
 
@@ -85,12 +86,10 @@ class Engine:
         before: Callable[[Op], None] = lambda _op: None,
     ) -> None:
         """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`."""
-        self._ops, self._tree, self._lower, self._calls = log, tree, lower, calls
-        self._tier = tier
+        self._ops, self._tree, self._lower, self._calls, self._tier = log, tree, lower, calls, tier
         self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
         self._due: dict[Seq, float] = {}
-        self._noted = 0
-        self._paused = False
+        self._noted, self._paused = 0, False
         self._totals = Totals()
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
@@ -117,7 +116,8 @@ class Engine:
         )
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
         applied, there = self._streamer.applied, Whereabouts(lower, tree, log, lock, listener.left_as)
-        self._committer = Committer(lower, tree, log, manifest, state, lock, applied, self._conflicts, self._spares, there, before)
+        parts = (lower, tree, log, manifest, state, lock, applied, self._conflicts, self._spares, there, before)
+        self._committer = Committer(*parts, one_by_one=spill is not None and spill.mode is SpillMode.MIRROR)
         recheck = Recheck(lower, tree, lock, self._committer, there)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
@@ -133,7 +133,7 @@ class Engine:
         self.stagger = Stagger(settings.stagger_s)
         self._streams_stand_back = self._commits_stand_back = False
         self._stream_bell, self._commit_bell = Bell(), Bell()
-        self._staged_bytes = {op.seq: op.version.size for op in log if op.version is not None and op.version.state in _STAGED}
+        self._staged = Staged(log, self._order.has_work)
         self._rewritten_since: dict[Seq, float] = {}
         self._before: Future[None] | None = None
         self.set_streams(settings.streams)
@@ -211,7 +211,7 @@ class Engine:
         found, kept = self._lower.list_staging(), self._lower.list_kept()
         with self._lock:
             self.guard.found_kept(kept)
-            needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.state in _STAGED}
+            needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.is_staged}
             needed |= {op.version.staging_name for op in self._ops if op.version is not None and not op.version.tier_id}
             needed |= self._listener.staging_in_use()
         for name in found:
@@ -285,7 +285,7 @@ class Engine:
     def _next_stream(self, now: float, *, small: bool) -> Stream | None:
         if self._paused or self._committer.stopped:
             return None
-        large = not self.stagger.delay_s(pressed=False)
+        large, small = not self.stagger.delay_s(pressed=False), small and not self._staged.is_enough(len(self._queue.active))
         while (op := self._queue.next(now, small=small, large=large)) is not None:
             if not (self._elide(op) or self._may_be_left_out(op)):
                 self._due.pop(op.seq, None)
@@ -322,7 +322,7 @@ class Engine:
         self._queue.end(stream)
         if self._ops.get(stream.op.seq) is stream.op and not stream.abandoned:
             if error is None:
-                self._staged_bytes[stream.op.seq] = stream.version.size
+                self._staged.add(stream.op)
                 if not _is_small(stream.op):
                     self.stagger.staged(stream.version.size)
             else:
@@ -418,14 +418,14 @@ class Engine:
 
     def _forget(self, op: Op) -> None:
         self._due.pop(op.seq, None)
-        self._staged_bytes.pop(op.seq, None)
+        self._staged.remove(op)
         self._rewritten_since.pop(op.seq, None)
         self._failures.forget(op)
         if op.version is not None:
             self._streamer.applied.pop(op.version.vid, None)
 
     def _stream_again(self, op: Op) -> None:
-        self._staged_bytes.pop(op.seq, None)
+        self._staged.remove(op)
         self._failures.staging_lost(op)
 
     # -- leaving out
@@ -566,7 +566,7 @@ class Engine:
             return EngineStatistics(
                 queued_ops=len(self._ops),
                 dirty_bytes=self._ops.dirty_bytes,
-                staged_bytes=sum(self._staged_bytes.values()),
+                staged_bytes=self._staged.bytes,
                 oldest_logged_at=front[0].logged_at if front else None,
                 queue=queue_entries(front, self._listener),
                 streaming=queue_entries((stream.op for stream in self._queue.active.values() if not stream.abandoned), self._listener),

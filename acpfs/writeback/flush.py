@@ -19,7 +19,7 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.types import ROOT, Ino
 from acpfs.writeback import absence
 from acpfs.writeback.arrival import outcome
-from acpfs.writeback.commit import GroupOutcome
+from acpfs.writeback.group import GroupOutcome
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree

@@ -166,6 +166,11 @@ class Order:
             return False
         return op.version is None or op.committed or op.version.state is VersionState.STAGED
 
+    def has_work(self) -> bool:
+        """Whether the oldest operation only waits for its turn. Where some are set apart nobody can tell at a glance: then it has none."""
+        first = self._log.first()
+        return first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
+
     def _is_shut(self, op: Op) -> bool:
         """Whether it waits for other nodes. What the guard will set aside does so there."""
         return not (self.gate.is_open(op) or self._guard.concerns(op))

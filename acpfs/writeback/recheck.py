@@ -22,7 +22,8 @@ from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
 from acpfs.logger import get_logger
 from acpfs.types import Ino
-from acpfs.writeback.commit import Committer, GroupOutcome
+from acpfs.writeback.commit import Committer
+from acpfs.writeback.group import GroupOutcome
 from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.ops import Op, OpKind
 from acpfs.writeback.whereabouts import Whereabouts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -198,6 +199,9 @@ class MemoryLower:
         with self._lock:
             self._place(path, self._inode(stat.S_IFDIR | 0o700))
             self._changed()
+
+    def keeping_directories(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def rmdir(self, path: LowerPath) -> None:
         self._call("rmdir", path)
