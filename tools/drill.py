@@ -23,7 +23,7 @@ from tests.drill.mutants import MUTANTS
 from tests.drill.points import POINTS, label
 from tests.drill.result import Result
 from tests.drill.run import Drill, Plan
-from tests.drill.workloads import GUARDED, WORKLOADS
+from tests.drill.workloads import GUARDED, LARGE, WORKLOADS
 
 SPILL_STANDS = {"move": ["move", "move", "spill fails"], "mirror": ["mirror"]}
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
@@ -44,10 +44,11 @@ def _list(_context: click.Context, _option: click.Parameter, wanted: bool) -> No
 @click.option("--seed", default=1)
 @click.option("--parallel", default=2, help="independent mounts at a time")
 @click.option("--stand", "stands", multiple=True, type=click.Choice(list(KINDS)), help="kinds of stands; default: disk, power, server")
-@click.option("--workload", "workloads", multiple=True, type=click.Choice([*WORKLOADS, *GUARDED]))
+@click.option("--workload", "workloads", multiple=True, type=click.Choice([*WORKLOADS, *GUARDED, *LARGE]))
 @click.option("--transport", "transports", multiple=True, help="native, native-direct, native-passthrough, libfuse")
 @click.option("--spill", type=click.Choice(["move", "mirror"]), help="instead: mounts with little RAM and a spill directory")
 @click.option("--guard", is_flag=True, help="instead: mounts with keep_last_persisted, applications that delete the old checkpoint first")
+@click.option("--large", is_flag=True, help="instead: files of 1 to 60 MB, in place and beside, guard on and off, with an observer")
 @click.option("--only", multiple=True, help="faults, by name")
 @click.option("--cycles", default=0, help="per mount; default: 6 to 12")
 @click.option("--mutant", default="", type=click.Choice(["", *MUTANTS]), help="break acpfs on purpose: the drill must find it")
@@ -67,6 +68,7 @@ def main(
     transports: tuple[str, ...],
     spill: str | None,
     guard: bool,
+    large: bool,
     only: tuple[str, ...],
     cycles: int,
     mutant: str,
@@ -84,6 +86,8 @@ def main(
     plan = Plan(seed, kills, minutes, parallel, only=list(only), mutant=mutant, torch=torch, cycles=cycles)
     if guard:
         plan.kinds, plan.workloads = ["guard"], list(GUARDED)
+    if large:
+        plan.kinds, plan.workloads = ["large", "large guard"], list(LARGE)
     plan.kinds, plan.workloads = list(stands) or SPILL_STANDS.get(spill or "") or plan.kinds, list(workloads) or plan.workloads
     plan.transports = list(transports) or plan.transports
     result = Drill(plan, tell).run()
@@ -95,6 +99,7 @@ def main(
 def finish(result: Result, save: Path | None) -> NoReturn:
     """Table, files, exit code."""
     console.print(result.table())
+    console.print(result.was_written())
     if save is not None:
         result.save(save)
     sys.exit(1 if result.losses else 0)

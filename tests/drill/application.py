@@ -16,7 +16,7 @@ from typing import Any
 from acpfs.descriptors import readable
 from tests.drill.calls import CallError, Calls
 from tests.drill.spec import JournalWriter
-from tests.drill.workloads import GUARDED, WORKLOADS, Workload
+from tests.drill.workloads import GUARDED, LARGE, WORKLOADS, Workload
 
 
 class Orders:
@@ -57,7 +57,7 @@ def rounds(workload: Workload, orders: Orders) -> dict[str, object]:
 def main() -> None:
     mount, journal, runtime_dir, name, seed = sys.argv[1:]
     calls = Calls(Path(mount), JournalWriter(Path(journal)), Path(runtime_dir))
-    workload, orders = (WORKLOADS | GUARDED)[name](calls, int(seed)), Orders()
+    workload, orders = (WORKLOADS | GUARDED | LARGE)[name](calls, int(seed)), Orders()
     print(json.dumps({"ready": name}), flush=True)
     while (order := orders.next()) is not None:
         if "go" in order:  # a pause that came too late, after a failure, means nothing any more

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.drill import faults, guarded, power, server, spill
+from tests.drill import faults, guarded, large, power, server, spill
 from tests.drill.faults import Outcome
 from tests.drill.stand import Stand
 
@@ -69,6 +69,8 @@ KINDS = {
 }
 KINDS |= {
     "guard": Kind(guarded.GuardStand, KINDS["disk"].faults),
+    "large": Kind(large.LargeStand, KINDS["disk"].faults),
+    "large guard": Kind(large.LargeGuardStand, KINDS["disk"].faults),
     "move": Kind(spill.MoveStand, KINDS["disk"].faults),
     "spill fails": Kind(
         spill.FailingStand,
@@ -96,7 +98,7 @@ def run(block: Block) -> None:
         for cycle in range(block.cycles if possible else 0):
             name = stand.random.choices(list(possible), [weight for _fault, weight in possible.values()])[0]
             outcome = one_cycle(stand, possible[name][0])
-            say(fault=name, cycle=cycle, **asdict(outcome))
+            say(fault=name, cycle=cycle, writing=stand.under_way.take(), **asdict(outcome))
             if outcome.losses:
                 return
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import select
 import signal
+import time
 from dataclasses import dataclass, field
 
 from acpfs.descriptors import readable
@@ -44,7 +45,14 @@ def let_work(seconds: float) -> None:
 
 
 def die_somewhere(stand: Stand) -> str:
-    """Kill the worker at a point, or at a random moment; returns the point's name."""
+    """Kill the worker at a point, or at a random moment, while the application works; returns the point's name."""
+    where, moment_s = kill_at(stand)
+    stand.under_way.note(moment_s)
+    return where
+
+
+def kill_at(stand: Stand) -> tuple[str, float]:
+    """The same, whatever the application does; returns the moment, too."""
     pid = stand.mount.pid
     if stand.random.random() < 0.7:
         number = stand.random.choice(stand.death_points)
@@ -53,16 +61,18 @@ def die_somewhere(stand: Stand) -> str:
             fd = os.pidfd_open(pid)
             closing.callback(os.close, fd)
             if readable(fd, CHARGE_WAIT_S):
-                return points.label(number)
+                return points.label(number), time.monotonic()
         if stand.withdraw():
+            moment_s = time.monotonic()
             _wait_dead(pid)
-            return points.label(number)
+            return points.label(number), moment_s
     else:
         let_work(stand.random.random() * WORK_S_MAX)
+    moment_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     _wait_dead(pid)
-    return AT_RANDOM
+    return AT_RANDOM, moment_s
 
 
 def kill_daemon(stand: Stand) -> Outcome:
@@ -81,10 +91,10 @@ def kill_daemon(stand: Stand) -> Outcome:
         stand.history.lose_writers()
         if stand.random.random() > IN_A_ROW or outcome.losses:
             break
-        outcome.killed.append(die_somewhere(stand))
+        outcome.killed.append(kill_at(stand)[0])
         stand.kill_all()
         outcome.losses += stand.check_backing("after another kill")
-    outcome.losses += _settle(stand)
+    outcome.losses += stand.check_undecided() + _settle(stand)
     return outcome
 
 
@@ -113,6 +123,7 @@ def kill_supervisor(stand: Stand) -> Outcome:
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
     before = stand.mount.supervisor
+    stand.under_way.note()
     for pid in stand.supervisors():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -150,8 +161,12 @@ def kill_application(stand: Stand) -> Outcome:
     """The application dies with files open; what it had written counts as closed, once somebody says so of what is no log (S181)."""
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
+    stand.under_way.note()
     stand.kill_application()
     stand.history, losses = verdict.check_mount(stand.history, *stand.read_mount())
+    if not stand.writes_logs:
+        stand.history.lose_writers()
+        losses += stand.check_undecided()
     stand.mount.ask("retry", paths=[""])
     stand.history.close_all()
     stand.history.publish_all()

@@ -56,7 +56,7 @@ class GuardStand(Stand):
         seen, possible = tree_of(self.shown), self.history.possible()
         self._remember(possible)
         start, states = max(possible.seen_at, possible.promised_until(moment)), possible.states
-        found = next((index for index in range(start, len(states)) if self.allows(seen, states[index].tree)), None)
+        found = next((index for index in range(start, len(states)) if any(self.allows(seen, tree) for tree in states[index].trees)), None)
         losses = self.check_whole(seen, when)
         if found is None:
             return losses + verdict.check_published(self.history, seen, moment, f"backing directory {when}")

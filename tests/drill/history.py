@@ -42,10 +42,23 @@ class State:
 
     tree: Tree
     sync: tuple[str, dict[str, str]] | None = None
+    coming: Tree = field(default_factory=dict)
+    """Files that are published one after the other in an order that nobody knows."""
 
     def allows(self, seen: Tree) -> bool:
         """Whether the backing directory may look so."""
-        return seen == self.tree if self.sync is None else fits_sync(seen, self.tree, *self.sync)
+        if self.sync is not None:
+            return fits_sync(seen, self.tree, *self.sync)
+        return seen == self.tree or (bool(self.coming) and all(self.has(p, seen.get(p)) for p in seen.keys() | self.tree.keys()))
+
+    @property
+    def trees(self) -> list[Tree]:
+        """What it looks like at first and at last."""
+        return [self.tree, self.tree | self.coming] if self.coming else [self.tree]
+
+    def has(self, path: str, entry: Entry | None) -> bool:
+        """Whether that, or nothing, may lie at one path."""
+        return entry == self.tree.get(path) or (entry is not None and entry == self.coming.get(path))
 
 
 def fits_sync(seen: Tree, before: Tree, below: str, files: dict[str, str], *, torn: bool = False) -> bool:
@@ -143,7 +156,7 @@ class History:
         fresh = not isinstance(file, File)
         if not isinstance(file, File):
             file = self.nodes[path] = File()
-        changes = fresh or (truncate and file.now() != digest(b""))
+        changes = fresh or (truncate and (file.now() != digest(b"") if file.data is None else bool(file.data)))
         if truncate:
             file.data = bytearray()
         self.open[fd] = (file, changes)
@@ -151,7 +164,7 @@ class History:
     def _do_write(self, fd: int, offset: int, seed: int, size: int) -> None:
         file, _wrote = self.open[fd]
         assert file.data is not None, "files of unknown bytes are not written to"
-        file.data = overwritten(file.data, offset, bytes_of(seed, size))
+        _overwrite(file.data, offset, bytes_of(seed, size))
         self.open[fd] = (file, True)
 
     def _do_fsync(self, fd: int) -> None:
@@ -232,14 +245,33 @@ class History:
             self._note()
 
     def lose_writers(self) -> None:
-        """The daemon died: what was open is as far as it was written, and waits for somebody to decide."""
+        """The daemon died: what was open is as far as it was written, and waits for somebody to decide.
+
+        A new file that nothing was written to is no half, but what a log is at first: it may be published.
+        """
+        writers = [file for file, _wrote in self.open.values()]
+        untouched = {
+            path: ("file", node.now())
+            for path, node in self.nodes.items()
+            if isinstance(node, File)
+            and any(node is one for one in writers)
+            and node.published is None
+            and node.data is not None
+            and not node.data
+        }
         self.open.clear()
+        if untouched:
+            self.states.append(State(self.states[-1].tree, coming=untouched))
 
     def publish_all(self) -> None:
         """Everything that waited is stored as it is."""
+        before = self.states[-1].tree
         for node in self.nodes.values():
             if isinstance(node, File):
                 node.publish()
+        coming = {path: entry for path, entry in self._published().items() if entry != before.get(path)}
+        if len(coming) > 1:
+            self.states.append(State(before, coming=coming))
         self._note()
 
     # -- holding something against it
@@ -275,16 +307,21 @@ class History:
 def overwritten(old: bytes | bytearray, offset: int, data: bytes) -> bytearray:
     """The bytes of a file after a write."""
     new = bytearray(old)
-    new.extend(bytes(max(0, offset + len(data) - len(new))))
-    new[offset : offset + len(data)] = data
+    _overwrite(new, offset, data)
     return new
+
+
+def _overwrite(file: bytearray, offset: int, data: bytes) -> None:
+    file.extend(bytes(max(0, offset + len(data) - len(file))))
+    file[offset : offset + len(data)] = data
 
 
 def is_partly_written(found: bytes, old: bytes | bytearray, offset: int, data: bytes) -> bool:
     """Whether a file is what a write leaves that was cut off somewhere."""
-    count = 0
-    while count < len(data) and found[offset + count : offset + count + 1] == data[count : count + 1]:
-        count += 1
+    count, limit = 0, len(data)
+    while count < limit:  # the longest beginning that is there
+        half = (count + limit + 1) // 2
+        count, limit = (half, limit) if found[offset + count : offset + half] == data[count:half] else (count, half - 1)
     return any(found == overwritten(old, offset, data[:done]) for done in {count, 0})
 
 

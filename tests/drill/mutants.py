@@ -8,8 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 from acpfs.backing.directory import BackingDirectory
+from acpfs.filesystem.files import Files
+from acpfs.filesystem.open_files import OpenFiles
 from acpfs.writeback.guard import Guard
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.order import Order
@@ -23,6 +26,18 @@ def _unordered() -> None:
         ops, due = plain(self, now)
         stores = [op for op in ops if op.version is not None]
         return ([chooser.choice(stores)] if stores else ops[:1]), due
+
+    Order.group = group  # type: ignore[method-assign]
+
+
+def _overtaken() -> None:
+    """What is staged is committed although something earlier is still being copied."""
+    plain = Order.group
+
+    def group(self: Order, now: float) -> tuple[list[Any], float]:
+        ops, due = plain(self, now)
+        ready = [op for op in self._candidates() if op.version is not None and self.is_ready(op, now)]
+        return ops or ready[-1:], due
 
     Order.group = group  # type: ignore[method-assign]
 
@@ -78,8 +93,28 @@ def _unguarded() -> None:
     Guard.concerns = lambda _self, _op: False  # type: ignore[method-assign, assignment]
 
 
+def _takeover() -> None:
+    """What a new worker finds being written is published as it is, as if it had been waiting for long."""
+    plain = Files.freeze_older_than
+
+    def freeze_older_than(self: Files, age_s: float) -> int:
+        if self not in looked:
+            looked.add(self)
+            return self._freeze(self._changed())
+        return plain(self, age_s)
+
+    looked: WeakSet[Files] = WeakSet()
+    Files.freeze_older_than = freeze_older_than  # type: ignore[method-assign]
+
+
+def _killed() -> None:
+    """A process that is killed publishes what it had begun."""
+    OpenFiles.is_log = lambda _self, _node: True  # type: ignore[method-assign, assignment]
+
+
 MUTANTS: dict[str, Callable[[], None]] = {
     "unordered": _unordered,
+    "overtaken": _overtaken,
     "torn": _torn,
     "no_fsync": _no_fsync,
     "no_directory_fsync": _no_directory_fsync,
@@ -87,6 +122,8 @@ MUTANTS: dict[str, Callable[[], None]] = {
     "leaks": _leaks,
     "amnesia": _amnesia,
     "unguarded": _unguarded,
+    "takeover": _takeover,
+    "killed": _killed,
 }
 
 

@@ -122,6 +122,7 @@ def lose_power(stand: Stand) -> Outcome:
     assert isinstance(stand, PowerStand)
     stand.go()
     let_work(0.1 + stand.random.random() * 2 * WORK_S_MAX)
+    stand.under_way.note()
     records = stand.lose_power()
     stand.history = stand.history.possible()
     losses = instants(stand.history, records, stand.random, INSTANTS)

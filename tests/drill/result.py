@@ -23,6 +23,10 @@ class Result:
         self.points: Counter[str] = Counter()
         self.losses: list[dict[str, Any]] = []
         self.transports: Counter[str] = Counter()
+        self.stands: Counter[str] = Counter()
+        """Kills by kind of stand, of those at which an application was at work."""
+        self.writing: list[int] = []
+        """Of each kill at which a file was being written: bytes that went into it until its close, or its writer's end."""
         self.remarks: list[str] = []
         """What else is worth keeping, a sentence each."""
         self._lock = threading.Lock()
@@ -46,6 +50,12 @@ class Result:
             for loss in losses:
                 self.losses.append({"fault": fault, "workload": workload, "point": point, "loss": loss, "seed": self.seed, **where})
 
+    def note_writing(self, stand: str, writing: list[int | None]) -> None:
+        """Of each kill during work: bytes of the largest file that was being written, or None."""
+        with self._lock:
+            self.stands[stand] += len(writing)
+            self.writing += [size for size in writing if size is not None]
+
     def add(self, kept: dict[str, Any]) -> None:
         """Count what another run brought, as `to_json` has it, to this one."""
         for row in kept["rows"]:
@@ -53,6 +63,8 @@ class Result:
             self.lost[row["fault"], row["workload"]] += row["losses"]
         self.points.update(kept["points"])
         self.transports.update(kept.get("transports", {}))
+        self.stands.update(kept.get("stands", {}))
+        self.writing += kept.get("writing", [])
         self.losses += kept["losses"]
         self.remarks += [*kept.get("remarks", []), f"seed {kept['seed']}: {kept['kills']} kills in {kept['seconds']:.0f} s"]
 
@@ -69,6 +81,8 @@ class Result:
             "rows": rows,
             "points": dict(sorted(self.points.items())),
             "transports": dict(sorted(self.transports.items())),
+            "stands": dict(sorted(self.stands.items())),
+            "writing": sorted(self.writing),
             "remarks": self.remarks,
         }
 
@@ -81,6 +95,17 @@ class Result:
         table.add_section()
         table.add_row("all kills", "", str(self.kills), str(len(self.losses)))
         return table
+
+    def was_written(self) -> str:
+        """At how many kills something was being written, in words."""
+        sizes = sorted(self.writing)
+        stands = ", ".join(f"{name} {count}" for name, count in sorted(self.stands.items()))
+        told = f"Something was being written at {len(sizes)} of {self.stands.total()} kills during work ({stands})"
+        return told + (
+            f": files of {sizes[0] / 1e6:.1f} to {sizes[-1] / 1e6:.1f} MB, half of {sizes[len(sizes) // 2] / 1e6:.1f} or more."
+            if sizes
+            else "."
+        )
 
     def save(self, base: Path) -> None:
         """`base`.json and `base`.md."""
@@ -101,6 +126,7 @@ class Result:
                 if self.transports
                 else []
             ),
+            *([self.was_written(), ""] if self.stands else []),
             *(f"* {remark}" for remark in self.remarks),
             *(f"* {entry['fault']}, {entry['workload']}, {entry['point']}: {entry['loss']}" for entry in self.losses[:20]),
         ]

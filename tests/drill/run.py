@@ -33,7 +33,19 @@ from tests.rig.mounts import REPOSITORY, mounts_below
 
 SILENCE_S_MAX = 240.0
 CLEAN_ROUNDS_MAX = 100
-CYCLES = {"disk": 12, "power": 6, "server": 8, "gluster": 8, "moosefs": 8, "move": 12, "spill fails": 8, "mirror": 10, "guard": 10}
+CYCLES = {
+    "disk": 12,
+    "power": 6,
+    "server": 8,
+    "gluster": 8,
+    "moosefs": 8,
+    "move": 12,
+    "spill fails": 8,
+    "mirror": 10,
+    "guard": 10,
+    "large": 10,
+    "large guard": 10,
+}
 
 
 @dataclass
@@ -160,6 +172,7 @@ class Drill:
         self.copies += int(str(found["copies"]))
         for number, point in enumerate(killed):
             self.result.note(fault, block.workload, losses if number == 0 else [], point=point, **where)
+        self.result.note_writing(block.kind, list(found["writing"]))  # type: ignore[call-overload]
         if found["instants"]:
             self.result.note(f"{fault}, instants", block.workload, [], times=int(str(found["instants"])))
         self._tell(f"{fault} × {block.workload} × {block.transport}: {', '.join(killed)}" + "".join(f"\n  LOST {loss}" for loss in losses))

@@ -20,16 +20,23 @@ Entry = tuple[str, str]
 """(kind, what): ("file", digest), ("dir", ""), ("symlink", target), ("other", "")."""
 Tree = dict[str, Entry]
 HIDDEN = ".acpfs"
+DIGEST_BYTES = 16
+RANDOM_BYTES_MAX = 1 << 18
+"""Python makes 100 MB a second: more than that is this much again and again, with numbers between."""
 
 
 def bytes_of(seed: int, size: int) -> bytes:
     """The bytes that a journal describes by seed and size."""
-    return random.Random(seed).randbytes(size)
+    chooser = random.Random(seed)
+    if size <= RANDOM_BYTES_MAX:
+        return chooser.randbytes(size)
+    block = chooser.randbytes(RANDOM_BYTES_MAX)
+    return b"".join(number.to_bytes(8, "big") + block for number in range(size // RANDOM_BYTES_MAX + 1))[:size]
 
 
 def digest(data: bytes | bytearray) -> str:
     """Not the digest that acpfs uses: the checker shares nothing with what it checks."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
 
 
 @dataclass(frozen=True)

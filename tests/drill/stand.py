@@ -27,6 +27,7 @@ from acpfs.errors import AcpfsError
 from tests.drill import clock, points, verdict
 from tests.drill.history import History
 from tests.drill.spec import JournalReader, Tree, tree_of
+from tests.drill.under_way import UnderWay
 from tests.rig.mounts import REPOSITORY, AcpfsMount, staging_files
 
 ANSWER_TIMEOUT_S = 90.0
@@ -126,6 +127,8 @@ class Stand:
 
     death_points: ClassVar[list[int]] = points.PLAIN_POINTS
     """Where its workers may die by charge."""
+    writes_logs: ClassVar[bool] = True
+    """What a killed application had open may be published at once, by its closes; otherwise only when somebody says so (S181)."""
 
     def __init__(
         self,
@@ -164,6 +167,7 @@ class Stand:
         self.history = History()
         self.application: Application | None = None
         self.round = 0
+        self.under_way = UnderWay()
         self._footprints: dict[int, dict[str, int]] = {}
 
     def make_backing(self) -> Path:
@@ -214,7 +218,9 @@ class Stand:
         assert self.application is not None
         answer = self.application.pause()
         self.round = answer["round"]
-        self.history.follow(self.application.reader.calls())
+        calls = self.application.reader.calls()
+        self.under_way.follow(calls)
+        self.history.follow(calls)
         return answer
 
     def kill_application(self) -> None:
@@ -224,6 +230,8 @@ class Stand:
         calls = self.application.reader.calls()
         self.application = None
         self.round += 1000  # names of rounds are not used again
+        self.under_way.follow(calls)
+        self.under_way.end()
         self.history.follow(calls)
 
     # -- acpfs' processes
@@ -344,6 +352,10 @@ class Stand:
                 f"acpfs-ctl ls: {[(file['path'], file['state'], file['size']) for file in self.mount.ask('ls', paths=[])['items']]}"
             )
         return losses
+
+    def check_undecided(self) -> list[str]:
+        """What lost its writer, before somebody decides about it."""
+        return []
 
     def check_below(self, expected: Tree) -> list[str]:
         """What the backing directory has after a flush."""

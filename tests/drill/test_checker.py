@@ -162,6 +162,7 @@ class OneBlock(Plan):
 
 FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "unordered": ("disk", "rename", "kill application", {"drain_s": 20}),  # it may also end in what can never be carried out
+    "overtaken": ("large", "large beside", "kill worker", {"drain_s": 20}),
     "torn": ("disk", "overwrite", "kill application", {}),
     "no_fsync": ("power", "overwrite", "power loss", {}),
     "no_directory_fsync": ("power", "append log", "power loss", {"fsync": "durable"}),
@@ -169,6 +170,8 @@ FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "leaks": ("server", "overwrite", "server fails", {}),
     "amnesia": ("disk", "overwrite", "kill daemon", {}),
     "unguarded": ("guard", "deletes first", "kill daemon", {}),
+    "takeover": ("large", "large in place", "kill worker", {}),
+    "killed": ("large", "large in place", "kill application", {}),
 }
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import io
 import random
+import select
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.drill.calls import Calls
@@ -283,3 +284,64 @@ GUARDED: dict[str, Callable[[Calls, int], Workload]] = {
     "unlinks first": UnlinksFirst,
 }
 """Applications that have no checkpoint for a moment; for mounts with the guard."""
+
+
+class Large(Workload):
+    """Files of 1 to 60 MB, one or two at a time, in pieces, some of them slowly: nearly always something is being written."""
+
+    BYTES_MIN, BYTES_MAX = 1_000_000, 60_000_000
+    SECONDS = (0.0, 0.5, 2.5)
+    """So long a file is written to at least; a new worker has committed what it finds due in less than the last of them."""
+
+    def round(self) -> None:
+        names = self.random.sample(range(3), self.random.randrange(1, 3))
+        writers = [self._write(number) for number in names]
+        while writers:
+            chosen = self.random.choice(writers)
+            if next(chosen, None) is None:
+                writers.remove(chosen)
+        if self.random.random() < 0.1:
+            self.calls.flush()
+
+    def _write(self, number: int) -> Iterator[float]:
+        raise NotImplementedError
+
+    def _fill(self, path: str, *, truncate: bool = True) -> Iterator[float]:
+        """Piece by piece, each a good deal larger than a log's."""
+        size = round(self.BYTES_MIN * (self.BYTES_MAX / self.BYTES_MIN) ** self.random.random())
+        pieces, pause_s = self.random.randrange(3, 13), self.random.choice(self.SECONDS)
+        step, sync_at = -(-size // pieces), self.random.randrange(60)
+        fd = self.calls.open(path, truncate=truncate)
+        for piece, at in enumerate(range(0, size, step)):
+            self.calls.write(fd, self.random.randrange(1 << 48), min(step, size - at), offset=at)
+            if piece == sync_at:
+                self.calls.fsync(fd)
+            select.select([], [], [], pause_s / pieces)
+            yield pause_s
+        self.calls.close(fd)
+
+
+class LargeInPlace(Large):
+    """The same names again and again: truncated and written, or overwritten as they are."""
+
+    def _write(self, number: int) -> Iterator[float]:
+        yield from self._fill(f"state_{number}.bin", truncate=self.random.random() < 0.7)
+
+
+class LargeBeside(Large):
+    """Written beside, then renamed into place: over the older file, or to a new name, after which the oldest go."""
+
+    def _write(self, number: int) -> Iterator[float]:
+        path = f"state_{number}.bin"
+        yield from self._fill(path + ".tmp")
+        if self.random.random() < 0.5:
+            self.calls.rename(path + ".tmp", path)
+            return
+        name = f"net-{self.number:07d}_{number}.ckpt"
+        self.calls.rename(path + ".tmp", name)
+        self.tracker(name)
+        for old in sorted(path for path in self.calls.paths if path.startswith("net-"))[:-2]:
+            self.calls.unlink(old)
+
+
+LARGE: dict[str, Callable[[Calls, int], Workload]] = {"large in place": LargeInPlace, "large beside": LargeBeside}
