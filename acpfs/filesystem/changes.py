@@ -360,13 +360,11 @@ class Changes:
         for name in path:
             child = node.dir.children.get(name) if node is not None and node.is_dir else None
             node = self._table.get(child.ino) if child is not None else None
-        return node is None or self._is_settled(node)
+        return node is None or all(self._is_settled(one) for one in self._table.tree(node))
 
     def _is_settled(self, node: Node) -> bool:
         if node.unlogged or node.modified or any(not self._log.is_aside(op) for op in self._log.pending_of(node.ino)):
             return False
         if self._log.is_victim(node.ino):
             return False  # of an exchange: it is not under this name yet
-        if node.is_dir:
-            return all(self._is_settled(self._table[child.ino]) for child in node.dir.children.values() if child.ino)
-        return not (node.handles and self._contents.writers)
+        return node.is_dir or not (node.handles and self._contents.writers)

@@ -293,10 +293,8 @@ class LowerView:
 
     def _is_needed(self, node: Node) -> bool:
         """Whether operations still rely on a node's place: it was removed from outside, and the drain will make it again."""
-        if self.held(node):
-            return True
-        below = [self._table[child.ino] for child in node.dir.children.values() if child.ino] if node.is_dir else ()
-        return any(child.open_writers or self._is_needed(child) for child in below)  # what is open may be written to yet
+        # what is open may be written to yet
+        return any(self.held(one) or (one is not node and one.open_writers) for one in self._table.tree(node))
 
     def _lost(self, parent: Node, name: bytes, node: Node | None) -> None:
         if node is not None and self._is_needed(node):
@@ -573,22 +571,24 @@ class LowerView:
     # -- forgetting
 
     def reap(self, node: Node) -> None:
-        """Drop a node that neither kernel nor RAM tier nor log needs."""
+        """Drop a node that neither kernel nor RAM tier nor log needs, and its parents, if they were kept for it."""
+        todo = [node]
+        while todo:
+            todo += self._reap(todo.pop())
+
+    def _reap(self, node: Node) -> list[Node]:
         if not node.names and node.handles == 0 and (node.content is not None or node.remainder is not None):
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
         if node.ino == ROOT or node.lookups or node.handles or node.content is not None or node.remainder is not None:
-            return
+            return []
         if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names) or node.ino in self.beneath:
-            return
+            return []
         if node.is_dir and (self._log.pending_in(node.ino) or any(c.ino or c.pins for c in node.dir.children.values())):
-            return
+            return []
         parents = [parent for parent, _name in node.names]
         self._tree.forget(node.ino)
         self._table.drop(node)
-        for parent in parents:
-            above = self._table.get(parent)
-            if above is not None:
-                self.reap(above)
+        return [above for above in map(self._table.get, parents) if above is not None]
 
     def statistics(self) -> LowerViewStatistics:
         """What `status`, the metrics and the tests see."""

@@ -386,6 +386,15 @@ class NodeTable:
             names.append(name)
         return b"/".join(reversed(names))
 
+    def tree(self, node: Node) -> Iterator[Node]:
+        """The node and all that is known below it, without recursion: a tree may be deeper than the interpreter's stack."""
+        todo = [node]
+        while todo:
+            found = todo.pop()
+            yield found
+            if found.is_dir:
+                todo += [self._nodes[child.ino] for child in found.dir.children.values() if child.ino]
+
     # -- listings
 
     def listed(self, parent: Node, listing: dict[bytes, LowerEntry], asked_at: float, *, ahead: bool = False) -> None:

@@ -40,20 +40,23 @@ class GivenBack:
         Raises:
             OSError: the backing directory refuses; what was moved stays moved.
         """
-        moved = False
-        for entry in self._lower.listdir(kept):
-            source, target, place = (*kept, entry.name), (*to, entry.name), (directory, entry.name)
-            st = self._lower.lstat(source)
-            if self._conflicts.is_foreign(place, st):
-                moved = self._move(source, target, st) or moved
-            elif stat.S_ISDIR(st.mode):
-                with self._lock:
-                    below = self._tree.node_at(*place)
-                assert below is not None
-                self.give(below, source, target)
-        if moved:
-            self._lower.sync_directory(to)
-            self._lower.sync_directory(kept)
+        todo = [(directory, kept, to)]
+        while todo:
+            directory, kept, to = todo.pop()
+            moved = False
+            for entry in self._lower.listdir(kept):
+                source, target, place = (*kept, entry.name), (*to, entry.name), (directory, entry.name)
+                st = self._lower.lstat(source)
+                if self._conflicts.is_foreign(place, st):
+                    moved = self._move(source, target, st) or moved
+                elif stat.S_ISDIR(st.mode):
+                    with self._lock:
+                        below = self._tree.node_at(*place)
+                    assert below is not None
+                    todo.append((below, source, target))
+            if moved:
+                self._lower.sync_directory(to)
+                self._lower.sync_directory(kept)
 
     def _move(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
         try:

@@ -68,8 +68,11 @@ class LowerTree:
         """
         if ino == ROOT:
             return ()
-        place = self.place(ino)
-        return None if place is None else self.path_at(*place)
+        for parent, name in self._places.get(ino, ()):
+            base = self._directory_path(parent)
+            if base is not None:
+                return (*base, name)
+        return None
 
     def place(self, ino: Ino) -> Place | None:
         """The place that `path` goes by."""

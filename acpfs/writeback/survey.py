@@ -151,19 +151,17 @@ def _take(lower: Lower, into: Inventory, path: LowerPath, former: LowerPath) -> 
     """An entry and all below it."""
     into.roots.add(former)
     parts = len([part for part in into.checkpoint.path.split(b"/") if part])
-    _walk(lower, into, path, former, parts)
-
-
-def _walk(lower: Lower, into: Inventory, path: LowerPath, former: LowerPath, parts: int) -> None:
-    try:
-        st = lower.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    into.is_there = True
-    if stat.S_ISDIR(st.mode):
-        for name in _names(lower, path):
-            _walk(lower, into, (*path, name), (*former, name), parts)
-    elif stat.S_ISREG(st.mode):
-        # a checkpoint that is a file, or several, is known by its own name
-        name = b"/".join(former[parts:] or former[into.checkpoint.save_dir.count(b"/") + bool(into.checkpoint.save_dir) :])
-        into.add(name, st.size, st.mtime_ns)
+    todo = [(path, former)]
+    while todo:
+        path, former = todo.pop()
+        try:
+            st = lower.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        into.is_there = True
+        if stat.S_ISDIR(st.mode):
+            todo += [((*path, name), (*former, name)) for name in _names(lower, path)]
+        elif stat.S_ISREG(st.mode):
+            # a checkpoint that is a file, or several, is known by its own name
+            name = b"/".join(former[parts:] or former[into.checkpoint.save_dir.count(b"/") + bool(into.checkpoint.save_dir) :])
+            into.add(name, st.size, st.mtime_ns)

@@ -87,20 +87,21 @@ class Verifier:
             yield from self._file(_path(key))
 
     def _walk(self, path: LowerPath) -> Iterator[LowerPath]:
-        try:
-            mode = self._lower.lstat(path).mode
-            entries = self._lower.listdir(path) if stat.S_ISDIR(mode) else []
-        except OSError as error:
-            if error.errno not in _GONE:
-                raise
-            return
-        if stat.S_ISREG(mode):
-            yield path
-        for entry in sorted(entries, key=lambda e: e.name):
-            if entry.mode in (0, stat.S_IFDIR):
-                yield from self._walk((*path, entry.name))
-            elif entry.mode == stat.S_IFREG:
-                yield (*path, entry.name)
+        todo = [(path, 0)]
+        while todo:
+            path, kind = todo.pop()
+            try:
+                mode = kind or self._lower.lstat(path).mode
+                entries = self._lower.listdir(path) if stat.S_ISDIR(mode) else []
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+                continue
+            if stat.S_ISREG(mode):
+                yield path
+            # what is no directory needs no look of its own
+            found = [((*path, e.name), e.mode & stat.S_IFREG) for e in entries if e.mode in (0, stat.S_IFDIR, stat.S_IFREG)]
+            todo += sorted(found, reverse=True)
 
     def _file(self, path: LowerPath) -> Iterator[Verification]:
         """One verdict, or none about what was deleted or renamed meanwhile.
