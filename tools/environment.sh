@@ -103,10 +103,33 @@ need_venv() {
     printf '%s\n' "$want" >"$stamp"
 }
 
+# release_loops DIRECTORY  takes limits from the loop devices whose images lie below DIRECTORY, and detaches them: a limit outlasts its program.
+release_loops() {
+    local backing device number limit
+    for backing in /sys/block/loop*/loop/backing_file; do
+        [ -r "$backing" ] || continue
+        case $(cat "$backing") in "$1"/*) ;; *) continue ;; esac
+        device=${backing#/sys/block/}
+        device=${device%%/*}
+        number=$(cat "/sys/block/$device/dev")
+        for limit in /sys/fs/cgroup/blkio/blkio.throttle.{read,write}_bps_device; do
+            [ ! -w "$limit" ] || echo "$number 0" >"$limit" || true
+        done
+        for limit in max_ratio:100 strict_limit:0; do
+            echo "${limit#*:}" >"/sys/class/bdi/$number/${limit%:*}" || true
+        done
+        losetup --detach "/dev/$device" || true
+        echo "left attached: $device"
+    done
+}
+
 # end_leftovers DIRECTORY  ends what was started with ACPFS_STARTED_BELOW=DIRECTORY, or something below it, in its environment and takes
 # away the mounts below DIRECTORY; says what it found. Nothing else on the machine is touched.
 end_leftovers() {
     local pid mount left=()
+    for mount in $(awk -v top="$1/" 'index($5, top) == 1 && / - ext4 / {print $5}' /proc/self/mountinfo); do
+        fsfreeze --unfreeze "$(printf '%b' "$mount")" 2>/dev/null || true # nobody else can, once it is unmounted
+    done
     for mount in $(awk -v top="$1/" 'index($5, top) == 1 {print $5}' /proc/self/mountinfo | sort -r); do
         echo "left mounted: $mount"
         umount -l "$(printf '%b' "$mount")" || true
@@ -119,4 +142,5 @@ end_leftovers() {
         echo "left running: $pid $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-150)"
         kill -9 "$pid" 2>/dev/null || true
     done
+    release_loops "$1"
 }

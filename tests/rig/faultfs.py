@@ -59,6 +59,7 @@ class FaultFs:
         record: Path | None = None,
         power: Path | None = None,
         page_cache: bool = False,
+        sync: bool = False,
         watchdog_s: float = WATCHDOG_S,
     ) -> None:
         self.source, self.path = source, path
@@ -69,6 +70,7 @@ class FaultFs:
         self._args += ["--record", str(record)] if record else []
         self._args += ["--power", str(power)] if power else []
         self._args += ["--page-cache"] if page_cache else []
+        self._args += ["--sync"] if sync else []
         self._watchdog = threading.Timer(watchdog_s, self.abort)
         self._process: subprocess.Popen[bytes] | None = None
 
