@@ -370,8 +370,8 @@ class Contents:
                 node, 0, Writing.WHOLE if node.size else Writing.APPENDING
             )  # the kernel's handles stay on this tier file
         held_elsewhere = content.overflow or content.spilled or self._tier.is_lost(content.tier_id)
-        if held_elsewhere or self._versions.frozen_bytes(content.tier_id) > 0:
-            self.create(node)
+        if held_elsewhere or not content.modified or self._versions.frozen_bytes(content.tier_id) > 0:
+            self.create(node)  # clean bytes stay until it is recorded that they are not shown any more
         else:
             content.writing = Writing.WHOLE if node.size else content.writing
             os.ftruncate(self.opened(content), 0)

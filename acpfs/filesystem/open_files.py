@@ -124,7 +124,10 @@ class OpenFiles:
     # -- opening and closing
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
-        """Open an existing regular file; close-to-open: its attributes are renewed first."""
+        """Open an existing regular file; close-to-open: its attributes are renewed first.
+
+        What truncates it and what makes the handle known to the next worker is one step: a worker that dies between them has done neither.
+        """
         node = self._names.node(ino)
         if self._unanswered:
             self._forget_unanswered(caller.unique)
@@ -135,6 +138,7 @@ class OpenFiles:
             node.writer_pid = caller.pid
         try:
             if flags & os.O_TRUNC:
+                await self._outgrown.closed_in_the_kernel(node)  # what cannot be opened is not truncated
                 await self._changeable.truncate(node, 0)
             elif flags & os.O_ACCMODE != os.O_RDONLY:
                 await self._changeable.bring_up(node)
@@ -148,10 +152,11 @@ class OpenFiles:
     async def _opened(
         self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, former_bytes: int = -1
     ) -> OpenFile:
+        truncated = wrote and former_bytes > 0
         try:
             await self._outgrown.closed_in_the_kernel(node)
         except BaseException:
-            self.closed(node)
+            self._not_opened(node, truncated=truncated)
             raise
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
@@ -163,14 +168,14 @@ class OpenFiles:
         except BaseException:
             node.bound_handles -= handle.bound
             self._view.reads.left(handle)
-            self.closed(node)
+            self._not_opened(node, truncated=truncated)
             raise
         try:
             self._kept.opened(handle)
         except OSError:  # no page is left for its record: a file that the next worker would not know is not opened
             self._lane_use.leave(handle)
             self._view.reads.left(handle)
-            self.closed(node)
+            self._not_opened(node, truncated=truncated)
             raise
         self._handles[handle.number] = handle
         self._count_writer(handle, 1)
@@ -180,6 +185,12 @@ class OpenFiles:
         if handle.writable and node.names:
             self._attributes.foresee_fsync(self._table[node.names[0][0]])
         return OpenFile(handle.number, keep, handle.lane, backing_fd)
+
+    def _not_opened(self, node: Node, *, truncated: bool) -> None:
+        """It failed. What it had truncated is nobody's finished work: where nobody else has the file open, it does not replace anything."""
+        if truncated and node.modified and node.handles == 1:
+            self._contents.interrupt(node)
+        self.closed(node)
 
     def _count_writer(self, handle: Handle, change: int) -> None:
         if handle.writable:

@@ -1,11 +1,23 @@
-"""What a worker leaves that dies between the end of a tier file and the end of the step's transaction."""
+"""What a worker leaves that dies in the middle of a step: what it has done to tier files, and the transaction that did not come."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
 
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
+
+OLD = b"old and complete"
+TRUNCATING = os.O_WRONLY | os.O_TRUNC
 
 
 def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
@@ -25,3 +37,78 @@ def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
     (tmp_path / "data" / str(tier.create())).unlink()
     tier.remove(tier.ids()[0])
     assert tier.used_bytes == 0
+
+
+async def in_ram(w: World) -> Ino:
+    """A file that the backing directory has, and RAM has for its readers."""
+    ino = await w.write(b"f", OLD)
+    await w.drained()
+    w.engine.hold(True)
+    return ino
+
+
+async def cold(w: World) -> Ino:
+    """One that only the backing directory has."""
+    (w.backing / "f").write_bytes(OLD)
+    return (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+
+
+async def shown(w: World) -> bytes:
+    return await w.read((await w.do(w.fs.lookup(ROOT, b"f"))).ino)
+
+
+@pytest.mark.clause("S193")
+@pytest.mark.parametrize("session", ["", "s"], ids=["a new mount", "a takeover"])
+@pytest.mark.parametrize("made", [in_ram, cold])
+def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, session: str
+) -> None:
+    """The worker is killed when the file is empty, and before the next one could know who has it open."""
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+
+    async def main() -> None:
+        async with world(life, session=session) as w:
+            ino = await made(w)
+            record = w.fs._open._kept.opened
+
+            def picture(handle: Any) -> None:
+                shutil.copytree(life, after)
+                record(handle)
+
+            monkeypatch.setattr(w.fs._open._kept, "opened", picture)
+            await w.close(await w.do(w.fs.open(ino, TRUNCATING, CALLER)))
+        async with world(after, session=session, hold=False) as w:
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == await shown(w) == OLD
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S193")
+@pytest.mark.parametrize("where", ["opened", "_choose"], ids=["record", "lane"])
+@pytest.mark.parametrize("made", [in_ram, cold])
+def test_an_open_that_truncates_and_fails_publishes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Any, where: str) -> None:
+    """There is no page for the handle's record, or no descriptor for its lane."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            ino = await made(w)
+            owner: Any = w.fs._open._kept if where == "opened" else w.fs._open._lane_use
+            with monkeypatch.context() as patch:
+                patch.setattr(owner, where, full)
+                with pytest.raises(OSError, match="No space"):
+                    await w.do(w.fs.open(ino, TRUNCATING, CALLER))
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == OLD
+            assert w.fs.statistics().interrupted_files == 1
+            opened = await w.do(w.fs.open(ino, TRUNCATING, CALLER))
+            await w.do(w.fs.write(opened.handle, 0, b"new"))
+            await w.close(opened)
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == b"new"
+
+    trio.run(main)
