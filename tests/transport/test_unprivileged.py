@@ -40,6 +40,7 @@ for closed in $CLOSED; do  # directories that others may not enter, with what li
         case $wanted in "$closed"/*) number=$((number + 1)); mkdir -p "$wanted"; mount --bind "$BASE/$number" "$wanted" ;; esac
     done
 done
+if [ -n "$SHARED_MEMORY" ]; then mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" none /dev/shm; fi
 exec setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups bash -c "$AS_USER"
 """
 AS_USER = """
@@ -54,6 +55,31 @@ echo hello >"$BASE/mnt/f"
 dd if=/dev/urandom of="$BASE/mnt/g" bs=1M count=5 status=none
 cp "$BASE/mnt/g" "$BASE/mnt/copy"
 cmp "$BASE/mnt/g" "$BASE/mnt/copy"
+ctl "$BASE/mnt" status --json
+acpfs umount "$BASE/mnt" >&2
+"""
+
+FILLED = """
+set -eu
+acpfs() { "$PYTHON" -c 'import sys; from acpfs.cli.main import main; sys.exit(main())' "$@"; }
+ctl() { "$PYTHON" -c 'import sys; from acpfs.cli.ctl import main; sys.exit(main())' "$@"; }
+acpfs mount "$BASE/backing" "$BASE/mnt" --ram 64M >&2
+trap 'fusermount3 -u -z "$BASE/mnt" 2>/dev/null || true' EXIT
+ctl "$BASE/mnt" set bandwidth=64K >&2
+head -c 4000000 /dev/urandom >"$BASE/mnt/before"
+dd if=/dev/zero of=/dev/shm/others bs=64K status=none 2>&2 || true
+refused=0
+for number in $(seq 40); do
+    head -c 400000 /dev/zero >"$BASE/mnt/small$number" 2>/dev/null || refused=$((refused + 1))
+done
+ctl "$BASE/mnt" status --json >"$BASE/home/full"
+echo "$refused" >"$BASE/home/refused"
+[ "$(stat -c %s "$BASE/mnt/before")" = 4000000 ]
+rm /dev/shm/others
+ctl "$BASE/mnt" set bandwidth=0 >&2
+ctl "$BASE/mnt" flush --timeout 60 >&2
+cp "$BASE/mnt/before" "$BASE/mnt/after"
+cmp "$BASE/mnt/before" "$BASE/mnt/after"
 ctl "$BASE/mnt" status --json
 acpfs umount "$BASE/mnt" >&2
 """
@@ -76,8 +102,8 @@ def closed_above(path: Path) -> Path | None:
     return next((p for p in reversed(path.parents) if not p.stat().st_mode & 0o001), None)
 
 
-@pytest.mark.parametrize("wish", ["auto", "native"])
-def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
+def as_user(base: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """In a mount namespace of its own."""
     wanted = {Path(sys.base_prefix).resolve(), Path(sys.prefix).resolve(), REPOSITORY}
     closed = {above for path in wanted if (above := closed_above(path)) is not None}
     environment = {
@@ -86,23 +112,40 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
         "CLOSED": " ".join(map(str, closed)),
         "WANTED": " ".join(map(str, wanted)),
         "USER_ID": str(USER),
-        "AS_USER": AS_USER,
-        "TRANSPORT": wish,
+        "AS_USER": script,
+        "SHARED_MEMORY": "",
         "PYTHON": sys.executable,
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(base / "home"),
         "ACPFS_RUNTIME_DIR": str(base / "run"),
-    }
+    } | environment
     done = subprocess.run(
         ["unshare", "-m", "--propagation", "private", "bash", "-c", AS_ROOT],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.clause("S202", "S203")
+def test_somebody_else_fills_the_shared_memory_that_the_ram_tier_lies_in(base: Path) -> None:
+    done = as_user(base, FILLED, SHARED_MEMORY="96M")
+    full, after = json.loads((base / "home/full").read_text()), json.loads(done.stdout)
+    assert int((base / "home/refused").read_text()) > 0
+    assert not full["ram"]["own_tmpfs"]
+    assert [status["worker"]["number"] for status in (full, after)] == [1, 1]
+    assert (after["queue_length"], after["parked"], after["interrupted"]) == (0, 0, 0)
+    assert (base / "backing/before").read_bytes() == (base / "backing/after").read_bytes()
+
+
+@pytest.mark.parametrize("wish", ["auto", "native"])
+def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
+    done = as_user(base, AS_USER, TRANSPORT=wish)
     status = json.loads(done.stdout)
     assert (status["transport"], list(status["lanes"])) == ("native", ["direct"])
     assert (wish == "native") == (status["transport_reason"] == "asked for")
