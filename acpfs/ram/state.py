@@ -86,10 +86,9 @@ def lost(path: Path, *, has_bytes: bool) -> str:
     in_use = _in_use(path).exists()
     if not path.exists() or not path.stat().st_size:
         return "its database is gone" if in_use or has_bytes else ""
-    ahead = _write_ahead_log(path)
-    if in_use and not (ahead.exists() and ahead.stat().st_size):  # who only looks at a database without one leaves an empty one
+    if in_use and not _has_write_ahead_log(path):
         return "its write-ahead log is gone"
-    return wal.damage(ahead)
+    return wal.damage(_write_ahead_log(path))
 
 
 def _in_use(path: Path) -> Path:
@@ -99,6 +98,17 @@ def _in_use(path: Path) -> Path:
 
 def _write_ahead_log(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
+
+
+def _has_write_ahead_log(path: Path) -> bool:
+    ahead = _write_ahead_log(path)
+    return ahead.exists() and ahead.stat().st_size > 0  # who only looks at a database without one leaves an empty one
+
+
+def forget(path: Path) -> None:
+    """What belonged to a database that is gone would be taken for the next one's, or for a loss."""
+    _write_ahead_log(path).unlink(missing_ok=True)
+    _in_use(path).unlink(missing_ok=True)
 
 
 def _check_copying(status: int, _remaining: int, _total: int) -> None:
@@ -154,9 +164,21 @@ class StateDatabase:
         """Wall clock, seconds."""
         self._try_at = 0.0
         self._recorded: list[Future[None]] = []
-        self._check_version()  # which writes: from here on there is a write-ahead log
-        with contextlib.suppress(OSError):  # a tmpfs that is full has no room for it: then damage is found by what is read
-            _in_use(path).touch(mode=0o600)
+        self._check_version()
+        self._mark_in_use()
+
+    def _mark_in_use(self) -> None:
+        """Say that there is a write-ahead log from here on.
+
+        A database that was closed in order, or made from a mirror, has none until something is written: who was killed before its
+        first change would have left what looks like a loss. Where a tmpfs has no room for it, damage is found by what is read.
+        """
+        if not _has_write_ahead_log(self.path):
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
+        if _has_write_ahead_log(self.path):
+            with contextlib.suppress(OSError):
+                _in_use(self.path).touch(mode=0o600)
 
     def follow(self, follower: Callable[[list[Statement]], None]) -> sqlite3.Connection:
         """Have `follower` called with the changes of each transaction from now on, after its end; returns a copy of the state as it is now.

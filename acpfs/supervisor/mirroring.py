@@ -21,7 +21,7 @@ from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.logger import get_logger
 from acpfs.ram.place import Place
 from acpfs.ram.spill import SpillDirectory
-from acpfs.ram.state import StateDatabase
+from acpfs.ram.state import StateDatabase, forget
 from acpfs.supervisor.checks import BACKING_WAIT_S, within
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
@@ -127,7 +127,7 @@ def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, 
     def look() -> None:
         if not journal.is_file():
             raise RefusedError(f"{told}, and {journal} is not there: is the disk mounted? {way_out}")
-        state.with_name(f"{state.name}-wal").unlink(missing_ok=True)  # of the state that is gone: it would be taken for the new one's
+        forget(state)
         try:
             found.append(salvage(journal, state, directory.size))
         except sqlite3.Error as error:

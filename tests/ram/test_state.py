@@ -101,6 +101,19 @@ def test_what_a_killed_worker_left_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.clause("S197")
+def test_a_worker_that_was_killed_before_its_first_change_left_nothing_damaged(tmp_path: Path) -> None:
+    """What it opened had been closed in order, or was made from a mirror: there is no write-ahead log yet."""
+    path = killed(tmp_path)
+    StateDatabase(path).close()
+    with closing(StateDatabase(path)):
+        shutil.copytree(path.parent, tmp_path / "again")
+    left = tmp_path / "again/state.sqlite"
+    assert lost(left, has_bytes=True) == ""
+    log_of(left).unlink()
+    assert "is gone" in lost(left, has_bytes=True)
+
+
+@pytest.mark.clause("S197")
 @pytest.mark.parametrize("gone", ["state.sqlite", "state.sqlite-wal"])
 def test_a_file_of_the_state_that_is_gone_is_noticed(tmp_path: Path, gone: str) -> None:
     path = killed(tmp_path)
