@@ -111,7 +111,7 @@ def kill_worker(stand: Stand) -> Outcome:
     """The worker dies, again and again, and is brought back: the application notices nothing."""
     stand.go()
     outcome = Outcome()
-    for _ in range(stand.random.randrange(1, 4)):
+    for _ in range(stand.random.randrange(1, 1 + stand.worker_deaths_max)):
         outcome.killed.append(die_somewhere(stand))
         stand.wait_served()
     outcome.losses = nothing_noticed(stand)

@@ -103,6 +103,8 @@ class History:
         """(when a call was answered, which state it made)."""
         self.durable_fsync = False
         self.doubt: Call | None = None
+        self.unsure: Tree | None = None
+        """What was published before a close or fsync that counts as carried out, although the mount looks the same if it was not."""
 
     # -- following the journal
 
@@ -265,7 +267,7 @@ class History:
 
     def publish_all(self) -> None:
         """Everything that waited is stored as it is."""
-        before = self.states[-1].tree
+        before, self.unsure = self.states[-1].tree if self.unsure is None else self.unsure, None
         for node in self.nodes.values():
             if isinstance(node, File):
                 node.publish()
@@ -282,6 +284,8 @@ class History:
             return self
         other = copy.deepcopy(self)
         other._apply(self.doubt.words)
+        if self.doubt.words[0] in ("close", "fsync"):
+            other.unsure = self.states[-1].tree
         other.doubt = None
         return other
 

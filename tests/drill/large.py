@@ -20,6 +20,7 @@ AGE_S = 1.0
 class LargeStand(Stand):
     """The backing directory is watched as long as the stand is there."""
 
+    worker_deaths_max = 8
     writes_logs = False
 
     def __init__(self, base: Path, workload: str, transport: str, seed: int, **options: Any) -> None:

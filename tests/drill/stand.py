@@ -127,6 +127,8 @@ class Stand:
 
     death_points: ClassVar[list[int]] = points.PLAIN_POINTS
     """Where its workers may die by charge."""
+    worker_deaths_max: ClassVar[int] = 3
+    """So often a worker dies in one cycle."""
     writes_logs: ClassVar[bool] = True
     """What a killed application had open may be published at once, by its closes; otherwise only when somebody says so (S181)."""
 

@@ -12,7 +12,7 @@ import pytest
 from tests.drill.result import Result
 from tests.drill.run import Drill, Plan
 from tests.drill.soak import Sample, growth, soak
-from tests.drill.workloads import GUARDED
+from tests.drill.workloads import GUARDED, LARGE
 
 pytestmark = [pytest.mark.timeout(900)]
 MINUTES_MAX = 12.0
@@ -41,6 +41,16 @@ def test_a_whole_checkpoint_is_always_there_whatever_dies(seed: int) -> None:
     assert result.kills >= KILLS // 2
 
 
+@clause("S6", "S7", "S180", "S181")
+@pytest.mark.mount
+@pytest.mark.long
+def test_no_half_of_a_large_file_is_ever_seen(seed: int) -> None:
+    plan = Plan(seed, kills=KILLS, minutes=MINUTES_MAX, parallel=2, cycles=3, kinds=["large", "large guard"], workloads=list(LARGE))
+    result = Drill(plan, print).run()
+    assert result.losses == []
+    assert len(result.writing) >= KILLS // 2
+
+
 @pytest.mark.mount
 @pytest.mark.long
 @pytest.mark.timeout(SOAK_MINUTES * 60 + 300)
@@ -60,5 +70,7 @@ def test_runs_add_up() -> None:
     one, other = Result(1), Result(2)
     one.note("kill worker", "rsync", [], point="here", transport="native")
     other.note("kill worker", "rsync", ["gone"], point="there", transport="native")
+    other.note_writing("large", [7, None])
     one.add(other.to_json())
+    assert one.was_written().startswith("Something was being written at 1 of 2 kills during work (large 2)")
     assert (one.kills, len(one.losses), one.transports["native"], sorted(one.points)) == (2, 1, 2, ["here", "there"])

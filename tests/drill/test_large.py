@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.drill.history import History, State
 from tests.drill.spec import Call, bytes_of, digest
 from tests.drill.under_way import UnderWay
+from tests.drill.verdict import check_mount
 from tests.drill.watch import Watch, judged
 
 
@@ -43,6 +44,19 @@ def test_files_that_nobody_decided_about_are_published_in_any_order() -> None:
     for seen in ({"a": old, "b": old}, {"a": old, "b": new}, {"a": new, "b": old}, {"a": new, "b": new}):
         assert history.find(seen) is not None
     assert history.find({"a": new}) is None
+    assert judged([("b", new), ("a", old), ("a", new)], history) == []
+
+
+def test_a_close_without_an_answer_may_not_have_happened_either() -> None:
+    history = History({"a": whole(b"1"), "b": whole(b"1")}, {"a": b"1", "b": b"1"})
+    for number, path in enumerate(("a", "b")):
+        history.follow([called("open", path, number, True, began=1.0, ended=2.0), called("write", number, 0, 7, 9, began=2.0, ended=3.0)])
+    history.follow([called("close", 0, began=4.0, ended=0.0, errno=None)])
+    new, old = whole(bytes_of(7, 9)), whole(b"1")
+    history, losses = check_mount(history, {"a": new, "b": new}, {"a": bytes_of(7, 9), "b": bytes_of(7, 9)})
+    history.lose_writers()
+    assert losses == [] == judged([("a", new), ("b", old)], history)
+    history.publish_all()
     assert judged([("b", new), ("a", old), ("a", new)], history) == []
 
 
