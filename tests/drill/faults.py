@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from acpfs.descriptors import readable
@@ -46,12 +47,12 @@ def let_work(seconds: float) -> None:
 
 def die_somewhere(stand: Stand) -> str:
     """Kill the worker at a point, or at a random moment, while the application works; returns the point's name."""
-    where, moment_s = kill_at(stand)
+    where, moment_s = kill_at(stand, stand.wait_for_work)
     stand.under_way.note(moment_s)
     return where
 
 
-def kill_at(stand: Stand) -> tuple[str, float]:
+def kill_at(stand: Stand, wait_for_work: Callable[[], None] = lambda: None) -> tuple[str, float]:
     """The same, whatever the application does; returns the moment, too."""
     pid = stand.mount.pid
     if stand.random.random() < 0.7:
@@ -68,6 +69,7 @@ def kill_at(stand: Stand) -> tuple[str, float]:
             return points.label(number), moment_s
     else:
         let_work(stand.random.random() * WORK_S_MAX)
+    wait_for_work()
     moment_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -122,6 +124,7 @@ def kill_supervisor(stand: Stand) -> Outcome:
     """Whoever brings workers back dies itself."""
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
+    stand.wait_for_work()
     before = stand.mount.supervisor
     stand.under_way.note()
     for pid in stand.supervisors():
@@ -161,6 +164,7 @@ def kill_application(stand: Stand) -> Outcome:
     """The application dies with files open; what it had written counts as closed, once somebody says so of what is no log (S181)."""
     stand.go()
     let_work(stand.random.random() * WORK_S_MAX)
+    stand.wait_for_work()
     stand.under_way.note()
     stand.kill_application()
     stand.history, losses = verdict.check_mount(stand.history, *stand.read_mount())

@@ -6,13 +6,18 @@ when everything has been drained.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
+from tests.drill.faults import let_work
 from tests.drill.guarded import GuardStand
+from tests.drill.spec import JournalReader
 from tests.drill.stand import Stand
+from tests.drill.under_way import UnderWay
 from tests.drill.watch import Watch
 
+WRITING_WAIT_S = 3.0
 AGE_S = 1.0
 """Of what is committed by age (S12): none of these files may be, and a change of workers must not change that."""
 
@@ -35,6 +40,17 @@ class LargeStand(Stand):
         self.watch.stop()
         super().__exit__(*error)
 
+    def wait_for_work(self) -> None:
+        """Until a file is half-written, or nobody writes any more."""
+        assert self.application is not None
+        until_s = time.monotonic() + WRITING_WAIT_S
+        while time.monotonic() < until_s:
+            writing = UnderWay()
+            writing.follow(JournalReader(self.application.journal).calls())
+            if writing.is_on:
+                return
+            let_work(0.01)
+
     def begin(self) -> None:
         super().begin()
         self.watch.take()
@@ -42,6 +58,8 @@ class LargeStand(Stand):
     def check_undecided(self) -> list[str]:
         """The older versions are there, or nothing (S180, S181), once all else is."""
         self.mount.flush(timeout_s=self.drain_s)
+        if self.history.unsure is None:
+            self.history.promised.append((time.monotonic(), len(self.history.states) - 1))
         return self.check_backing("before a half is decided about") + self.check_watched()
 
     def check_watched(self) -> list[str]:

@@ -61,10 +61,10 @@ class Application:
     """The application's process, as the drill sees it."""
 
     def __init__(self, stand: Stand, seed: int) -> None:
-        self._journal = stand.base / f"journal.{seed}"
-        self.reader = JournalReader(self._journal)
+        self.journal = stand.base / f"journal.{seed}"
+        self.reader = JournalReader(self.journal)
         python = os.environ.get("ACPFS_TORCH_PYTHON", sys.executable) if stand.torch else sys.executable
-        words = [str(stand.mount.path), str(self._journal), str(stand.mount.runtime_dir), stand.workload, str(seed)]
+        words = [str(stand.mount.path), str(self.journal), str(stand.mount.runtime_dir), stand.workload, str(seed)]
         with open(stand.base / "application.log", "ab") as log:
             self._process = subprocess.Popen(
                 [python, "-m", "tests.drill.application", *words],
@@ -235,6 +235,9 @@ class Stand:
         self.under_way.follow(calls)
         self.under_way.end()
         self.history.follow(calls)
+
+    def wait_for_work(self) -> None:
+        """Before something is killed at a random moment: until the application does what it is to be caught at."""
 
     # -- acpfs' processes
 

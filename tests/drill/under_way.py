@@ -58,6 +58,11 @@ class UnderWay:
         elif words[0] in ("store", "sync"):
             self._writes.append(Write(call.began_s, ended_s))
 
+    @property
+    def is_on(self) -> bool:
+        """Whether a file has got some of its bytes, as far as was followed, and not its close."""
+        return any(write.size for write in self._open.values())
+
     def take(self) -> list[int | None]:
         """For each moment noted: size of the largest file that was being written then; None where there was none. Forgets them."""
         found = [
