@@ -106,6 +106,10 @@ class OperationLog:
         """The oldest operation."""
         return next(iter(self._ops.values()), None)
 
+    def newest(self) -> Op | None:
+        """The newest operation."""
+        return next(reversed(self._ops.values()), None)
+
     def since(self, seq: int) -> list[Op]:
         """Operations with a larger number, oldest first."""
         newest_first = itertools.takewhile(lambda op: op.seq > seq, reversed(self._ops.values()))

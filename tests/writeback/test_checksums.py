@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
+import trio
 import xxhash
 
-from acpfs.writeback.checksums import SOON_S, WAIT_S
+from acpfs.writeback.checksums import SOON_S, WAIT_S, WaitingChecksums
 from acpfs.writeback.ops import Op, Version, VersionState
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
@@ -125,3 +126,36 @@ def test_what_is_streamed_is_not_read_twice_in_its_first_seconds(world: World, r
     assert version_of(other).digest != ""
     wait(world, run, 2 * WAIT_S)
     assert version_of(op).digest == xxhash.xxh3_128_hexdigest(b"bytes")
+
+
+def test_what_has_no_bytes_wakes_nobody(world: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal of many files would wake a task for each."""
+    for number in range(20):
+        world.store(f"f{number}", b"x")
+    run(world.drain)
+    looks: list[float] = []
+    note = WaitingChecksums._note
+
+    def counted(self: WaitingChecksums, now: float) -> None:
+        looks.append(now)
+        note(self, now)
+
+    monkeypatch.setattr(WaitingChecksums, "_note", counted)
+
+    async def remove() -> None:
+        for number in range(20):
+            world.unlink(f"f{number}")
+            await trio.sleep(0.1)
+        await world.until(world.engine.drained)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(world.engine.run)
+            await remove()
+            nursery.cancel_scope.cancel()
+
+    run(main)
+    assert len(looks) <= 2
+    op = world.store("new", LARGE)
+    wait(world, run)
+    assert version_of(op).digest == xxhash.xxh3_128_hexdigest(LARGE)
