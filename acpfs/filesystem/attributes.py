@@ -89,7 +89,7 @@ class AttributeCalls:
     async def getxattr(self, node: Node, name: bytes) -> bytes:
         """Value of an extended attribute."""
         if name in NEVER_KEPT:
-            raise fail(errno.ENODATA)
+            raise fail(errno.EOPNOTSUPP)  # with ENODATA, ls asks again for each file
         self._check_name(name)
         xattrs = await self._view.load_xattrs(node)
         if name not in xattrs:

@@ -108,3 +108,15 @@ def test_posix_acls(d: Path, target: Target) -> None:
     with pytest.raises(OSError) as caught:
         os.setxattr(d / "f", "system.posix_acl_access", acl)
     assert caught.value.errno == errno.EOPNOTSUPP
+
+
+@clause("S269")
+@pytest.mark.parametrize("name", ["security.selinux", "security.ima", "security.evm"])
+def test_labels_are_not_supported(d: Path, target: Target, name: str) -> None:
+    if target.can("labels"):
+        return
+    (d / "f").touch()
+    for call in (lambda: os.getxattr(d / "f", name), lambda: os.setxattr(d / "f", name, b"1")):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.EOPNOTSUPP
