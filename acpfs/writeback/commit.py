@@ -157,9 +157,12 @@ class Committer:
 
     def _carry_out(self, op: Op) -> LowerStat | None:
         self._before(op)
+        conflicts = self._conflicts.total
         if self._conflicts.concerns(op) and not self._conflicts.admit(op):
             self._leave(op)
             return None
+        if self._conflicts.total > conflicts:
+            self._before(op)  # its place is beside now: a journal without that would have it stored beside that once more
         st = self._kinds[op.kind](op)
         self._conflicts.noted(op, st)
         return st

@@ -85,3 +85,22 @@ def test_an_exchange_of_which_the_journal_does_not_know_what_was_exchanged_is_no
         return any(kind == OpKind.EXCHANGE.value and payload for _seq, kind, *_names, payload, _vid in (row[:11] for row in rows))
 
     assert after_the_loss_of_ram(tmp_path, change, has_numbers) == {"a": b"b", "b": b"a"}
+
+
+def test_what_was_put_beside_is_not_put_there_twice(tmp_path: Path) -> None:
+    """The journal did not know that the name leads beside, and the next mount found others' file under it again."""
+
+    async def change(made: World, journal: StuckJournal) -> None:
+        await made.write(b"a", b"ours")
+        await mirrored(made)
+        (made.backing / "a").write_bytes(b"others'")
+        with made.fs.lock:
+            made.engine.beware(made.log.last_seq)
+        await mirrored(made)
+        journal.begin(made)
+
+    def puts_beside(batch: Batch) -> bool:
+        return any(sql.startswith("INSERT OR REPLACE INTO aside ") for statements in batch for sql, _values, _many in statements)
+
+    expected = {"a": b"others'", "b": b"b", "a.acpfs-conflict-1": b"ours"}
+    assert after_the_loss_of_ram(tmp_path, change, puts_beside) == expected
