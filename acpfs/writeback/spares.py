@@ -8,7 +8,8 @@ gets every byte once, and what lies under the name is always whole: there is not
 Nobody's word is taken for what a spare has. It has the first bytes of a version if their checksum in RAM is the one that was noted when
 they were written (RAM is read whole, the storage is not), and if it still looks as it was left: inode, size, mtime, no other name. Else it
 is thrown away, and the version is streamed. A spare that lay under its name may be written to only when the rename that replaced it is on
-stable storage, for until then a crash brings it back there. All this is known to one worker only; the next one removes spares, and streams.
+stable storage, for until then a crash brings it back there. All this is known to one worker only. The next one removes spares, and streams
+the first version whole; but what that replaces is kept, where the checksum that is noted at the file and its mtime say what it is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ REST_S = 120.0
 """So long after its last version a spare of a file is kept that nobody has open: some programs open their log for each line."""
 SWEEP_EVERY_S = 10.0
 _PREFIX = "spare-"
+_EARLIER = VersionId(-1)
+"""Some version of an earlier worker's."""
 
 
 class NotGrownError(Exception):
@@ -124,6 +127,22 @@ class Spares:
         """The last version that was committed, and when."""
 
     # -- streams
+
+    def recall(self, version: Version, path: LowerPath) -> None:
+        """What an earlier worker put there is what the version goes on from, if its note holds, and if it does (`Growth`)."""
+        with self._lock:
+            if version.size < SPARE_BYTES_MIN or version.ino in self._shown:
+                return
+        try:
+            note, st = self._lower.note(path), self._lower.lstat(path)
+        except OSError:  # nothing is lost but time
+            return
+        if note is None or not note.is_about(st, self._lower.features.time_granularity_ns):
+            return
+        if SPARE_BYTES_MIN <= st.size <= version.size:
+            with self._lock:
+                self._shown.setdefault(version.ino, _Shown(_EARLIER, Start(st.size, note.digest), look_of(st)))
+                self._used.setdefault(version.ino, (version, self._clock()))
 
     def take(self, version: Version) -> Growth:
         """What to compare the version with, and to append it to; it is the caller's from here on."""

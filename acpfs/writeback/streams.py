@@ -130,6 +130,7 @@ class Streamer:
         name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))
         if self._take_equal(stream, linked_name(name)):
             return
+        self._recall(stream)
         growth = self._spares.take(stream.version)
         if growth.spare is not None:
             if self._append(stream, growth, growth.spare):
@@ -140,6 +141,12 @@ class Streamer:
         except BaseException:
             self._discard(name)
             raise
+
+    def _recall(self, stream: Stream) -> None:
+        with self._lock:
+            path = self._tree.path(stream.op.ino)
+        if path:
+            self._spares.recall(stream.version, path)
 
     def _directory(self, op: Op) -> LowerPath:
         """Where the file is to lie, or the nearest directory above that is there already."""

@@ -299,6 +299,55 @@ def test_the_next_worker_removes_spares_and_streams(world: World, run: Run) -> N
     assert world.lower.list_staging() == []
 
 
+async def let_it_be(_log: Growing) -> None:
+    """Nothing."""
+
+
+async def write_to_it(log: Growing) -> None:
+    inode = log.world.lower.inode(log.path)
+    inode.content[:3], inode.mtime_ns = b"!!!", inode.mtime_ns + 1
+
+
+async def write_to_it_at_the_same_time(log: Growing) -> None:
+    """What it looks like is as it was; the note is about other bytes."""
+    log.world.lower.inode(log.path).xattrs[b"user.acpfs.xxh3"] = b"0" * 32 + b" %d" % log.world.lower.inode(log.path).mtime_ns
+
+
+async def lose_the_note(log: Growing) -> None:
+    log.world.lower.inode(log.path).xattrs.pop(b"user.acpfs.xxh3")
+
+
+async def link_it(log: Growing) -> None:
+    log.world.lower.inode(log.path).nlink += 1
+
+
+async def misread_the_note(log: Growing) -> None:
+    log.world.lower.fault = FailNth("xattrs", 1, errno.EIO)
+
+
+@pytest.mark.clause("S254", "S232")
+@pytest.mark.parametrize(
+    ("change", "cheap_from"),
+    [(let_it_be, 1), (write_to_it, 2), (write_to_it_at_the_same_time, 2), (lose_the_note, 2), (link_it, 2), (misread_the_note, 2)],
+)
+def test_the_next_worker_goes_on_from_what_lies_there_if_it_is_as_it_was_noted(
+    world: World, run: Run, change: Body, cheap_from: int
+) -> None:
+    data = os.urandom(SIZE)
+    world.store("log", data, mtime_ns=10**18)
+    run(world.drain)
+    world.lower.descriptors.clear()
+    world.restart()
+
+    async def body(log: Growing) -> None:
+        log.data = data
+        await change(log)
+        costs = [await log.grow() for _time in range(5)]
+        assert [cost <= CHEAP for cost in costs] == [number >= cheap_from for number in range(5)]
+
+    in_one_run(world, body)
+
+
 # -- attributes, and storage that cannot
 
 
