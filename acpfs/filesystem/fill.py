@@ -129,7 +129,8 @@ class Fill:
     def has(self, offset: int, size: int) -> bool:
         """Whether a range can be read from the tier file."""
         first, last = self._range(offset, size)
-        return all(state == _THERE for state in self._state[first : last + 1])
+        asked = self._state[first : last + 1]
+        return asked.count(_THERE) == len(asked)
 
     def _range(self, offset: int, size: int) -> tuple[int, int]:
         end = min(offset + size, self.size)
