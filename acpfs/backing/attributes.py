@@ -77,12 +77,14 @@ class AttributeSetter:
     def apply_fd(self, fd: int, attributes: Attributes) -> None:
         """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
         st = os.fstat(fd)
-        self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
+        owner_was_set = self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
         self._xattrs(fd, attributes.xattrs)
+        if owner_was_set or any(not name.startswith(b"user.") for name in attributes.xattrs):
+            st = os.fstat(fd)  # either may change the mode
         mode = attributes.mode
-        if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(fd).st_mode):
+        if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(st.st_mode):
             self._try("mode", _REFUSED, lambda: os.chmod(fd, stat.S_IMODE(mode)))
-        times = _times(os.fstat(fd), attributes)
+        times = _times(st, attributes)
         if times is not None:
             self.set_times(lambda: os.utime(fd, ns=times))
 
@@ -104,14 +106,16 @@ class AttributeSetter:
         finally:
             os.close(fd)
 
-    def _own(self, st: os.stat_result, attributes: Attributes, chown: Callable[[int, int], None]) -> None:
+    def _own(self, st: os.stat_result, attributes: Attributes, chown: Callable[[int, int], None]) -> bool:
+        """Returns whether it was to be changed."""
         uid = -1 if attributes.uid in (None, st.st_uid) else attributes.uid
         gid = -1 if attributes.gid in (None, st.st_gid) else attributes.gid
         if uid == gid == -1:
-            return
+            return False
         assert uid is not None
         assert gid is not None
         self._try("owner", _REFUSED, lambda: chown(uid, gid))
+        return True
 
     def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> None:
         if not self.xattrs_work:

@@ -111,6 +111,7 @@ class Engine:
             give_way=give_way,
             verify_after_write=settings.verify_after_write,
             spares=self._spares,
+            on_staged=self._go_on,
             spill=spill,
             equal=self._equal,
         )
@@ -211,8 +212,8 @@ class Engine:
         found, kept = self._lower.list_staging(), self._lower.list_kept()
         with self._lock:
             self.guard.found_kept(kept)
-            needed = {op.version.staging_name for op in self._ops if op.version is not None and op.version.is_staged}
-            needed |= {op.version.staging_name for op in self._ops if op.version is not None and not op.version.tier_id}
+            versions = [op.version for op in self._ops if op.version is not None]
+            needed = {version.staging_name for version in versions if version.is_staged or not version.tier_id}
             needed |= self._listener.staging_in_use()
         for name in found:
             if name not in needed and not name.startswith(ASIDE_PREFIX):
@@ -311,12 +312,14 @@ class Engine:
         """In a stream thread. Going on here saves two task switches per file, which is most of what a small file costs."""
         while job:
             self._streamer.run(job[0])
-            with self.section():
-                self._ended(job.pop(), None)
-                following = self._next_stream(-math.inf, small=not self._courtesy.delay_s())
-                if following is not None:
-                    job.append(following)
+            following = job.pop().following
+            job += [] if following is None else [following]
             self._commit_bell.ring()
+
+    def _go_on(self, stream: Stream) -> None:
+        """Under the lock: a stream is done, and its thread takes the next one."""
+        self._ended(stream, None)
+        stream.following = self._next_stream(-math.inf, small=not self._courtesy.delay_s())
 
     def _ended(self, stream: Stream, error: OSError | None) -> None:
         self._queue.end(stream)
@@ -327,8 +330,6 @@ class Engine:
                     self.stagger.staged(stream.version.size)
             else:
                 self._failed(stream.op, error)
-        elif stream.version.state is VersionState.STAGED and stream.version.staging_name and not self._spares.given_up(stream.version):
-            self._garbage.remove_nowait(stream.version.staging_name)  # given up just after its last look
 
     def _failed(self, op: Op, error: OSError) -> None:
         self._failures.failed(op, error)

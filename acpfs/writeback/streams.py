@@ -61,6 +61,10 @@ class Stream:
         """Set by the engine, under the lock."""
         self.call: CallInFlight | None = None
         """How the call looks to the health check: told of progress, for it lasts as long as the file is large."""
+        self.written_bytes = 0
+        """Of a small file, to be counted when the lock is had anyway."""
+        self.following: Stream | None = None
+        """What its thread goes on with when it is staged."""
 
     def progress(self) -> None:
         """The backing directory answered."""
@@ -91,6 +95,7 @@ class Streamer:
         give_way: GiveWay,
         verify_after_write: bool,
         spares: Spares,
+        on_staged: Callable[[Stream], None],
         spill: Spill | None = None,
         equal: EqualFiles | None = None,
     ) -> None:
@@ -99,9 +104,9 @@ class Streamer:
         `bucket`: shared by all streams; `discard`: removes a staging file, now or later.
 
         `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
-        streamed.
+        streamed. `on_staged`: told under the lock, in the transaction that says that a version is staged.
         """
-        self._spares = spares
+        self._spares, self._on_staged = spares, on_staged
         self._equal = equal
         self._spill = spill
         self._give_way, self._tree = give_way, tree
@@ -323,6 +328,8 @@ class Streamer:
             digest = self._copy_once(stream, fd, growth)
             with self._lock:
                 still = self._listener.still_frozen(stream.version) and stream.version.renewals == renewals
+                if still and (not digest or stream.version.digest in ("", digest)):
+                    return digest  # nearly always: no further turn at the lock for that
             still = still or self._has_only_grown(stream, size, digest)
             with self._lock:
                 if still:
@@ -380,13 +387,17 @@ class Streamer:
                     if position == until:
                         growth.passed(position, hasher)
                     stream.version.streamed_bytes = position if fd is not None else 0
-                with self._lock:
-                    self.counters.reread_chunks += source.reread_chunks
+                self._count_reread(source.reread_chunks)
                 if source.spilled and self._spill is not None:
                     self._spill.check(stream.version, hasher.hexdigest())
         if end < size and fd is not None:
             self._lower.truncate(fd, size)
         return hasher.hexdigest() if hashed else ""
+
+    def _count_reread(self, chunks: int) -> None:
+        if chunks:
+            with self._lock:
+                self.counters.reread_chunks += chunks
 
     def _source(self, stream: Stream, buffer: memoryview) -> Source:
         return Source(stream, self._tier, self._lock, buffer, self._spill)
@@ -408,9 +419,11 @@ class Streamer:
             if count <= 0:
                 raise OSError(errno.EIO, "the backing directory took no bytes")
             done += count
-        if stream.version.size > SMALL_BYTES_MAX:
-            self._lower.begin_write_out(fd, position, done)
         stream.progress()
+        if stream.version.size <= SMALL_BYTES_MAX:
+            stream.written_bytes += done
+            return
+        self._lower.begin_write_out(fd, position, done)
         with self._lock:
             self.counters.streamed_bytes += done
 
@@ -421,6 +434,8 @@ class Streamer:
         while True:
             with self._lock:
                 applied = stream.op.meta.to_json()
+                self.counters.streamed_bytes += stream.written_bytes
+                stream.written_bytes = 0
             self._lower.apply_fd(fd, self._attributes(applied, digest, former))
             self._lower.sync(fd)
             stream.progress()
@@ -467,4 +482,5 @@ class Streamer:
             if applied is not None:
                 self.applied[version.vid] = applied
             self._log.save_version(version)
+            self._on_staged(stream)
             self._state.commit()

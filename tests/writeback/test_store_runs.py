@@ -57,6 +57,32 @@ def test_a_run_takes_one_transaction_to_begin_and_one_to_record(world: World, ru
     assert world.lower.visible() == world.application_view()
 
 
+class CountingLock:
+    """The file system's lock, and how often it was taken."""
+
+    def __init__(self) -> None:
+        self.lock, self.taken = threading.RLock(), 0
+
+    def __enter__(self) -> bool:
+        self.taken += 1
+        return self.lock.__enter__()
+
+    def __exit__(self, *_raised: object) -> None:
+        self.lock.release()
+
+
+def test_how_often_a_small_file_takes_the_lock(world: World, run: Run) -> None:
+    """Each time its thread stands in line with all others. It was 13 times when a stream ended in a section of its own."""
+    lock = CountingLock()
+    world.lock = lock  # type: ignore[assignment]
+    world.restart()
+    files(world, 128)
+    lock.taken = 0
+    run(world.drain)
+    assert lock.taken <= 11 * 128
+    assert world.lower.visible() == world.application_view()
+
+
 @pytest.mark.clause("S6")
 def test_what_a_run_makes_visible_is_in_the_order_of_the_log(world: World, run: Run) -> None:
     names = files(world, 3 * RUN_OPS_MAX)
