@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.processes import Child, in_child
+from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 F_OFD_GETLK, F_OFD_SETLK = 36, 37
@@ -206,3 +208,25 @@ def test_locks_die_with_their_process(d: Path) -> None:
     with open(d / "f", "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@clause("S270")
+def test_a_mapping_in_passthrough_is_one_of_the_tier_file(d: Path, target: Target) -> None:
+    if target.mount is None or target.name != "native-passthrough":
+        return
+    size = (5 << 20) + 4096
+    with open(d / "f", "wb", 0) as file:
+        file.writelines(bytes(1 << 20) for _ in range(5))
+        file.write(bytes(4096))
+    files = [path for path in (target.mount.runtime_dir / "tiers").rglob("*") if path.is_file() and path.stat().st_size == size]
+    assert _mapped_whole(d / "f") in [_mapped_whole(path) for path in files]
+
+
+def _mapped_whole(path: Path) -> dict[str, int]:
+    """KiB, by kind, of a private mapping of which every page was read."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE) as area:
+        address = ctypes.addressof(ctypes.c_ubyte.from_buffer(area))
+        assert sum(area[::4096]) == 0
+        text = Path("/proc/self/smaps").read_text()
+    lines = text[text.index(f"{address:x}-") :].splitlines()[1:23]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("Rss", "ShmemPmd", "FilePmd"))}
