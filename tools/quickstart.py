@@ -13,10 +13,8 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -29,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import bars
+from bench.copying import copy, copying
 from bench.crashed import Left, checked, look
 from bench.job import Job, stall_s
 from bench.layout import MODEL, POINTER
@@ -280,37 +279,6 @@ class Demonstration:
 
     def _whole(self, path: Path, number: int) -> bool:
         return bool(self.job.ask(0, "load", path=str(path), step=number, size=self.job.size // PART)["equal"])
-
-
-def copy(source: Path, target: Path, name: str) -> bool:
-    """What a script for it does: cp, then the pointer."""
-    done = subprocess.run(["cp", "-r", str(source / name), str(target)], check=False, capture_output=True)
-    if done.returncode == 0:
-        with contextlib.suppress(OSError):
-            (target / POINTER).write_text(name)
-    return done.returncode == 0
-
-
-@contextlib.contextmanager
-def copying(source: Path, target: Path) -> Iterator[None]:
-    """Each new checkpoint is copied, in the background."""
-    ended = threading.Event()
-
-    def work() -> None:
-        last = ""
-        while not ended.wait(0.05):
-            with contextlib.suppress(OSError):
-                if (name := (source / POINTER).read_text()) not in ("", last):
-                    copy(source, target, name)
-                    last = name
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(60)
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
