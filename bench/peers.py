@@ -300,6 +300,7 @@ def measure(size: int, saves: int, freeze_s: float, names: list[str]) -> Report:
                 power(place, storage, job, storage.path.with_name("left"), outcome)
             if name in KILLED:
                 kill(name, size, outcome)
+        print(f"       {outcome.cells}", file=sys.stderr, flush=True)
         report.row(name, *(outcome.cells.get(kind, NOTHING) for kind in COLUMNS))
         report.samples |= {f"{name} {kind}": values for kind, values in outcome.samples.items()}
     report.notes.append(

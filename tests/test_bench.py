@@ -6,14 +6,17 @@ import contextlib
 import os
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from bench import bars
+from bench import storage as slow
 from bench.crashed import look
-from bench.disk import Disk, NoDiskError
+from bench.disk import Disk, NoDiskError, NoThrottleError
 from bench.native import CHUNK, Samples
 from bench.record import lower_quartile
+from tests.rig.processes import Child
 
 
 def written_bytes() -> int:
@@ -77,3 +80,28 @@ def test_bars_are_drawn_to_scale(tmp_path: Path) -> None:
     drawn = ET.parse(tmp_path / "picture.svg").getroot()
     widths = [float(rect.get("width", "0")) for rect in drawn.iter("{http://www.w3.org/2000/svg}rect") if rect.get("x") == str(bars.LEFT)]
     assert widths[:3] == [560.0, 280.0, 1.0]
+
+
+@pytest.mark.mount
+def test_storage_that_nothing_throttles_is_a_process_that_freezes_and_loses_power_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlimited(*_words: object) -> NoReturn:
+        raise NoThrottleError("none here")
+
+    monkeypatch.setattr(slow, "limited", unlimited)
+    with slow.slow_storage(tmp_path, 64 << 20, 300_000_000) as storage:
+        assert "none here" in storage.how
+        if not storage.can_lose_power:
+            pytest.skip(storage.how)
+        with open(storage.path / "flushed", "wb") as file:
+            file.write(b"a" * 5000)
+            file.flush()
+            os.fsync(file.fileno())
+        with storage.frozen():
+            child = Child(lambda: (storage.path / "late").write_bytes(b"b"))
+            assert child.running()
+        assert child.result() == 1
+        storage.lose_power()
+        left = storage.come_back(tmp_path / "left")
+        assert (left / "flushed").read_bytes() == b"a" * 5000
