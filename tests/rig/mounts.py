@@ -68,6 +68,7 @@ class AcpfsMount:
         runtime_dir: Path | None = None,
         watchdog_s: float = WATCHDOG_S,
         environment: dict[str, str] | None = None,
+        python: str = sys.executable,
         **options: object,
     ) -> None:
         """`options` are settings as the command line has them: `ram="64M"`, `attr_timeout=0.1`, `fsync="durable"`."""
@@ -76,7 +77,7 @@ class AcpfsMount:
         self.log = self.runtime_dir.with_suffix(".log")
         self.options: dict[str, object] = {"ram": "512M", "prefault": "0", **options}
         self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
-        self._watchdog_s = watchdog_s
+        self._watchdog_s, self._python = watchdog_s, python
         self._pids: set[int] = set()
 
     def __enter__(self) -> AcpfsMount:
@@ -220,7 +221,7 @@ class AcpfsMount:
         env |= {"COLUMNS": "200", **self._environment}
         with open(self.log, "a+", encoding="utf-8") as err, open(self.log.with_suffix(".out"), "w+", encoding="utf-8") as out:
             err_start = err.seek(0, os.SEEK_END)
-            arguments = [sys.executable, "-X", "faulthandler", "-c", program, *words]
+            arguments = [self._python, "-X", "faulthandler", "-c", program, *words]
             done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, timeout=timeout_s, check=False)
             out.seek(0)
             err.seek(err_start)

@@ -1,0 +1,87 @@
+"""What the file system's own calls cost a thread, without FUSE, transport and drain: processor time in microseconds per call, as JSON.
+
+Usage: python -m bench.calls [--files N] [--rounds N]. One process, the real parts over directories below $TMPDIR, engine held. A thread's
+processor time hardly depends on who else uses the machine, so this tells two builds apart where nothing else can. `bench.compiled` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from acpfs.types import ROOT, Ino
+from tests.filesystem.world import CALLER, World, world
+
+CONTENT = bytes(4096)
+
+
+class Calls:
+    """The same files again and again; nanoseconds of this thread by call."""
+
+    def __init__(self, w: World, files: int) -> None:
+        self._fs, self._run = w.fs, w.fs.steps.run
+        self._files = files
+        self.spent: dict[str, list[float]] = {}
+
+    def _timed(self, name: str, count: int, work: Callable[[], None]) -> None:
+        before, start = resource.getrusage(resource.RUSAGE_THREAD), time.thread_time_ns()
+        work()
+        spent, after = time.thread_time_ns() - start, resource.getrusage(resource.RUSAGE_THREAD)
+        system = after.ru_stime - before.ru_stime
+        self.spent.setdefault(name, []).append(spent / count / 1000)
+        self.spent.setdefault(f"{name}, system", []).append(system / count * 1e6)
+
+    def round(self, number: int) -> None:
+        directory = self._run(self._fs.mkdir(ROOT, b"round-%d" % number, 0o755, CALLER)).ino
+        names = [b"f%d" % n for n in range(self._files)]
+        inos: list[Ino] = []
+        self._timed("create+write+close", self._files, lambda: self._create(directory, names, inos))
+        self._timed("stat", self._files * 5, lambda: self._stat(inos * 5))
+        self._timed("unlink", self._files, lambda: self._unlink(directory, names))
+
+    def _create(self, directory: Ino, names: list[bytes], inos: list[Ino]) -> None:
+        run, fs = self._run, self._fs
+        for name in names:
+            opened, attributes = run(fs.create(directory, name, 0o644, os.O_WRONLY, CALLER))
+            run(fs.write(opened.handle, 0, CONTENT))
+            run(fs.flush(opened.handle, 1))
+            run(fs.release(opened.handle))
+            inos.append(attributes.ino)
+
+    def _stat(self, inos: list[Ino]) -> None:
+        run, fs = self._run, self._fs
+        for ino in inos:
+            run(fs.getattr(ino))
+
+    def _unlink(self, directory: Ino, names: list[bytes]) -> None:
+        run, fs = self._run, self._fs
+        for name in names:
+            run(fs.unlink(directory, name))
+
+
+def measure(files: int, rounds: int) -> dict[str, list[float]]:
+    async def scenario(base: Path) -> dict[str, list[float]]:
+        async with world(base, budget_bytes=1 << 30) as w:
+            calls = Calls(w, files)
+            for number in range(rounds + 1):
+                calls.round(number)
+        return {name: samples[1:] for name, samples in calls.spent.items()}  # the first warms up
+
+    with tempfile.TemporaryDirectory() as base:
+        return trio.run(scenario, Path(base))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--files", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=9)
+    arguments = parser.parse_args()
+    print(json.dumps(measure(arguments.files, arguments.rounds)))
