@@ -149,7 +149,9 @@ def rclone(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
 def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     bucket, path, meta = storage.path / "bucket", scratch / "mnt", f"sqlite3://{scratch / 'meta.db'}"
     bucket.mkdir()
-    subprocess.run(["juicefs", "format", "--bucket", f"{bucket}/", meta, "peer"], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["juicefs", "format", "--trash-days", "0", "--bucket", f"{bucket}/", meta, "peer"], check=True, capture_output=True, timeout=60
+    )
     words = ["juicefs", "mount", "--writeback", "--cache-dir", str(scratch / "cache"), "--no-usage-report", meta, str(path)]
     with served(words, path, scratch / "juicefs.log") as pid:
         # objects, not files, are on the storage: nothing to look at without JuiceFS and its metadata
