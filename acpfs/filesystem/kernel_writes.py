@@ -113,6 +113,7 @@ class KernelWrites:
         """The tier file looks like this, and everything in it is known."""
         assert node.content is not None
         node.content.seen = seen
+        self._table.changed(node)  # the next worker believes the row where the mark fits: size and times come with it
         if node.kernel_writers:
             self._marks.set(node.ino, seen)
             self._fullness.marked(node.ino, seen[0])

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
@@ -110,5 +112,50 @@ def test_an_open_that_truncates_and_fails_publishes_nothing(tmp_path: Path, monk
             await w.close(opened)
             await w.drained()
             assert (w.backing / "f").read_bytes() == b"new"
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S7", "S81")
+@pytest.mark.parametrize("call", ["close", "fsync"])
+def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: str) -> None:
+    """The worker is killed in the close of a file that was written in passthrough, when it has looked at it and not yet made a version.
+
+    The mark says that all is known; if the node's row did not say so in the same transaction, the next worker published an empty file.
+    """
+    life, after = tmp_path / "life", tmp_path / "after"
+    life.mkdir()
+    new = b"new" * 100_000
+
+    opened: OpenFile | None = None
+
+    def picture(_pid: int) -> Closing:
+        if opened is not None and not after.exists():
+            shutil.copytree(life, after)
+        return Closing.CALL
+
+    async def finish(w: World, opened: OpenFile) -> None:
+        if call == "fsync":
+            await w.do(w.fs.fsync(opened.handle, False))
+        await w.close(opened)
+
+    async def main() -> None:
+        nonlocal opened
+        async with world(life, closing=picture, session="s", unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            ino = await w.write(b"f", OLD)
+            await w.drained()
+            opened = await w.do(w.fs.open(ino, TRUNCATING, CALLER))
+            assert opened.lane is Lane.PASSTHROUGH
+            os.pwrite(opened.backing_fd, new, 0)
+            if call == "fsync":  # a mark comes, and the picture before anything is said to be finished
+                await w.do(w.fs._contents.mark(w.fs._table[ino]))
+                picture(0)
+            await finish(w, opened)
+        async with world(after, session="s", hold=False) as w:
+            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            await finish(w, opened)
+            await w.drained()
+            assert (w.backing / "f").read_bytes() == await shown(w) == new
 
     trio.run(main)
