@@ -77,7 +77,7 @@ class Rank:
                 step += 1
                 time.sleep(max(0.0, min(until, begun + every_s) - time.monotonic()))
         except (OSError, RuntimeError) as failure:
-            error = str(failure).splitlines()[0]
+            error = _line(failure)
             saves[-1]["ended"] = time.monotonic()
         return {"saves": saves, "error": error}
 
@@ -104,8 +104,8 @@ class Rank:
         begun = time.monotonic()
         try:
             found = torch.load(Path(path, f"step-{step}", MODEL))
-        except (OSError, RuntimeError, EOFError, ValueError) as error:
-            return {"begun": begun, "ended": time.monotonic(), "equal": False, "error": str(error).splitlines()[0][:100]}
+        except Exception as error:  # noqa: BLE001 — half a file can raise anything
+            return {"begun": begun, "ended": time.monotonic(), "equal": False, "error": _line(error)}
         ended, wanted = time.monotonic(), self._at(step, size)
         equal = found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
         return {"begun": begun, "ended": ended, "equal": equal, "error": ""}
@@ -116,6 +116,11 @@ class Rank:
         for directory in found[: len(found) - keep]:
             shutil.rmtree(directory)
         return {}
+
+
+def _line(error: Exception) -> str:
+    """One line; some exceptions have no words (EOFError of an empty file)."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
 
 
 def main(rank: int, ranks: int, rendezvous: str, size: int) -> None:
