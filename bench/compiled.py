@@ -137,6 +137,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         arguments.record,
         f"{arguments.files:,} files of 4 KiB: {', '.join(names)}",
         ["work", "measure, µs per file", *names, *(f"{names[0]} ÷ {name}" for name in names[1:])],
+        program="compiled",
     )
     add_calls(made, variants, arguments.files, arguments.rounds)
     if not arguments.calls_only:
