@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ def test_a_tier_file_that_is_gone_already_is_no_bug(tmp_path: Path) -> None:
     assert tier.used_bytes == 0
 
 
+def take_picture(life: Path, after: Path) -> None:
+    """What a worker that is killed now leaves. Other threads may be at work on their temporary files."""
+
+    def copy(source: str, target: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.copy2(source, target)
+
+    shutil.copytree(life, after, copy_function=copy)
+
+
 async def in_ram(w: World) -> Ino:
     """A file that the backing directory has, and RAM has for its readers."""
     ino = await w.write(b"f", OLD)
@@ -75,7 +86,7 @@ def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
             record = w.fs._open._kept.opened
 
             def picture(handle: Any) -> None:
-                shutil.copytree(life, after)
+                take_picture(life, after)
                 record(handle)
 
             monkeypatch.setattr(w.fs._open._kept, "opened", picture)
@@ -131,7 +142,7 @@ def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: 
 
     def picture(_pid: int) -> Closing:
         if opened is not None and not after.exists():
-            shutil.copytree(life, after)
+            take_picture(life, after)
         return Closing.CALL
 
     async def finish(w: World, opened: OpenFile) -> None:

@@ -106,9 +106,14 @@ def test_a_worker_that_dies_inside_a_run_leaves_it_to_the_next(world: World, run
             raise KilledError
 
     world.lower.fault = fault
-    killed = label != "fsync directory" or nth == 1
-    with pytest.raises(BaseException) if killed else contextlib.nullcontext():  # in a group of trio's
+    try:
         run(world.drain)
+    except BaseException:  # in a group of trio's; how often a directory is flushed depends on how commits meet
+        if calls < nth:
+            raise
+    else:
+        assert calls < nth
+        assert label == "fsync directory"
     world.lower.fault = lambda _label, _path: None
     world.restart()
     run(world.drain)
