@@ -20,8 +20,8 @@ from acpfs.ram.shortage import available_bytes
 
 STEP_BYTES = 32 << 20
 """About 5 ms of writing: how long giving back may have to wait. Written and not fallocated: that takes pages, but does not touch them."""
-REST = 3.0
-"""Rest between two steps, in times of what the step took: a quarter of one processor, and never two steps in a row."""
+REST = 1.0
+"""Rest between two steps, in times of what the step took: half of one processor, and never two steps in a row."""
 LOOK_S = 1.0
 LEAD_BYTES = 256 << 20
 """So much more than was written has come free at each look during a save; writers take it in the meantime, 160 MB at 8 GB/s."""
