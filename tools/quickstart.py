@@ -358,7 +358,9 @@ def demonstrate(base: Path, plan: Plan, picture_path: Path) -> bool:
         tell_machine(memory)
         storage = stack.enter_context(slow_storage(base, ROOM * size, BANDWIDTH))
         step(f"slow storage: {storage.how}")
-        mount = AcpfsMount(storage.path / "checkpoints", base / "mnt", "auto", ram=str(6 * size + 64 * MIB), prefault="auto", watchdog_s=1200)
+        mount = AcpfsMount(
+            storage.path / "checkpoints", base / "mnt", "auto", ram=str(6 * size + 64 * MIB), prefault="auto", watchdog_s=1200
+        )
         for path in (storage.path / "straight", storage.path / "copied", mount.backing):
             path.mkdir()
         console.print(f"  [dim]$ acpfs mount {mount.backing} {mount.path}[/]")
