@@ -119,7 +119,7 @@ class StoreRuns:
 
     def _plain(self, ops: list[Op]) -> list[_Store]:
         if any(op.kind in MOVING for op in self._log.in_doubt()):
-            return []  # the paths may be others by now
+            return []  # the paths may be others by now; and without one `CatchingUp` has nothing to record
         bases: dict[Ino, LowerPath | None] = {}
         found: dict[Ino, _Store] = {}
         places: set[Place] = set()
@@ -138,6 +138,7 @@ class StoreRuns:
             return None
         if version.state is not VersionState.STAGED or not version.tier_id or version.size >= SPARE_BYTES_MIN or is_linked(version):
             return None
+        # `covers` is all that `concerns` means for a store: what it leaves out replaces others' files, alone as in a run.
         if self._conflicts.covers(op) or self._applied.get(version.vid) != op.meta.to_json():
             return None
         place = self._conflicts.place(op, op.parent, op.name)

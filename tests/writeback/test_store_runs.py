@@ -15,7 +15,7 @@ import trio
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
-from acpfs.writeback import staged
+from acpfs.writeback import staged, store_runs
 from acpfs.writeback.store_runs import RUN_OPS_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
@@ -152,6 +152,39 @@ def test_what_was_not_tried_may_still_be_left_out(world: World, run: Run) -> Non
     run(world.drain)
     assert names[8] not in renamed(world)
     assert world.lower.visible() == world.application_view()
+
+
+def made_by_others(world: World, path: str, kind: str) -> None:
+    names = tuple(path.encode().split(b"/"))
+    if kind == "directory":
+        world.lower.mkdir(names)
+    else:
+        world.lower.symlink(b"theirs", names)
+
+
+@pytest.mark.parametrize("kind", ["link", "directory"])
+def test_what_others_made_under_a_name_of_a_run_ends_as_for_a_file_alone(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    ends = []
+    for together in (RUN_OPS_MAX, 1):
+        monkeypatch.setattr(store_runs, "RUN_OPS_MAX", together)
+        (tmp_path / str(together)).mkdir()
+        world = World(tmp_path / str(together))
+        names = files(world, 8)
+        made: list[bool] = []
+
+        def meanwhile(label: str, path: LowerPath, world: World = world, made: list[bool] = made, last: str = names[7]) -> None:
+            if not made and label == "rename" and len(renamed(world)) == 4:
+                made.append(True)
+                made_by_others(world, last, kind)
+
+        world.lower.fault = meanwhile
+        run(world.run_for, 50.0)
+        assert made
+        ends.append((world.lower.visible(), [op.name for op in world.log], [op.parked for op in world.log], len(world.lower.own_files())))
+    assert ends[0] == ends[1]
+    assert ends[0][0].keys() >= {b"d/f%03d" % number for number in range(7)}
 
 
 def test_files_that_went_with_a_directory_that_others_moved_are_stored_again(world: World, run: Run) -> None:
