@@ -1,7 +1,7 @@
 """Bytes of regular files in the RAM tier: life of a content, reading, writing, freezing.
 
-Keeps, with `versions` and `copy_aside`, "a version's bytes do not change before it is persisted" (docs/ARCHITECTURE.md, "Versions"). Knows
-tier files and the operation log; does not know names, handles or where bytes come from when they are not in RAM. Used under the file
+Keeps, with `versions` and `copy_aside`, "a version's bytes do not change before it is persisted" (docs/internals/versions-and-streams.md).
+Knows tier files and the operation log; does not know names, handles or where bytes come from when they are not in RAM. Used under the file
 system's lock; the coroutines wait as described in `steps`.
 """
 

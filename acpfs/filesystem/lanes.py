@@ -1,7 +1,7 @@
 """Which way a file's bytes travel, decided at each open, with the reason.
 
 `passthrough`: the kernel reads and writes the tier file (or, for a file that is not in RAM, the backing directory's file)
-itself; the daemon sees neither. So only opens whose writes need not be seen may have it; see docs/ARCHITECTURE.md, "Lanes".
+itself; the daemon sees neither. So only opens whose writes need not be seen may have it; see docs/internals/passthrough.md.
 """
 
 from __future__ import annotations

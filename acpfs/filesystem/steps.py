@@ -1,6 +1,6 @@
 """How file system calls wait: coroutines that await only `concurrent.futures.Future`, and the drivers that run them.
 
-See docs/ARCHITECTURE.md, "Coroutines without an event loop".
+See docs/internals/state-and-steps.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who needs which tier file: current contents and versions that are not persisted yet.
 
-Keeps a tier file as long as anybody needs it, and knows how many of its first bytes must not change (docs/ARCHITECTURE.md, "Versions").
-Does not know nodes, nor how bytes are copied. Used under the file system's lock; nothing here waits.
+Keeps a tier file as long as anybody needs it, and knows how many of its first bytes must not change
+(docs/internals/versions-and-streams.md). Does not know nodes, nor how bytes are copied. Used under the file system's lock; nothing
+here waits.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two tasks. One publishes this node's record, at most twice per heartbeat. The other, only while something is gated: publishes, lists
 the nodes anew, reads the records of those that have not passed yet, and opens the gate or withholds. All file I/O is on threads of its
-own, so a backing directory that hangs stops nothing else. Why this keeps the order is in docs/ARCHITECTURE.md, "Order between nodes".
+own, so a backing directory that hangs stops nothing else. Why this keeps the order: docs/internals/order-between-members.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The operation log: the ordered list of changes that the backing directory has not seen yet.
 
 Appended to by the file system, taken from by the engine, both under the file system's lock; every change is part of the step's
-transaction in the state database. See docs/ARCHITECTURE.md, "Operation log".
+transaction in the state database. See docs/internals/order-and-commits.md.
 """
 
 from __future__ import annotations

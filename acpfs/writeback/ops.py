@@ -83,7 +83,7 @@ class Metadata:
 
 
 class VersionState(enum.Enum):
-    """Where a version's bytes are; see docs/ARCHITECTURE.md, "States of a version"."""
+    """Where a version's bytes are; see docs/internals/versions-and-streams.md, "States"."""
 
     COMPLETE = "complete"
     """Frozen in the RAM tier, nothing on the backing directory yet."""
