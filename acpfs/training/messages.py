@@ -1,0 +1,429 @@
+"""Every message between members, coordinators and watchers, as a frozen record (docs/TRAINING.md says what each is for).
+
+`Sent` is what travels: a header, the message's kind, its fields. `decode` is total. Ranks are integers below `world`; a shard is named by
+the layout (`pp0/tp1/opt2`); steps count completed updates. What a sender may say about itself only, it says in the header. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import TypeAlias
+
+from acpfs.training.records import Json, MalformedError, from_json, to_json
+
+Shard: TypeAlias = str
+WORLD_MAX = 100_000
+_NAME = re.compile(r"[^/{}]*\{step(?::0(\d{1,2})d)?\}[^/{}]*")
+
+
+class Phase(Enum):
+    """Where a rank is between two updates."""
+
+    COMPUTING = "computing"
+    """Forward, backward, reduction: gradients of the next update are not complete."""
+    READY = "ready"
+    """Gradients of update `ready` are complete here; before or in the gate."""
+    UPDATING = "updating"
+    """Past the gate: update `ready` is under way."""
+
+
+class Gate(Enum):
+    """What stands between complete gradients and the update."""
+
+    NONE = "none"
+    IMPLICIT = "implicit"
+    EXPLICIT = "explicit"
+
+
+class TroubleKind(Enum):
+    """What a main thread met."""
+
+    COLLECTIVE = "collective"
+    """A collective failed: somebody else is gone, or only the network to them. Not a lost rank by itself."""
+    MEMORY = "memory"
+    """Device memory is lost; `damaged` names the shards, or none: all of this rank's."""
+    ERROR = "error"
+    """An exception that ends this rank: the rank is lost."""
+    SAVE = "save"
+    """This rank could not settle, write or publish; another may."""
+
+
+class ExitStatus(IntEnum):
+    """What LEAVE has members exit with; a contract for schedulers and launchers."""
+
+    SAVED = 75
+    """A gasp is published: start the job again, it goes on from there."""
+    NOT_SAVED = 76
+    """There was no cover, or nobody could write: start the job again from the last checkpoint."""
+    TAKEN_FOR_LOST = 77
+    """The others went on without this rank."""
+    OTHER_SIDE = 78
+    """The job was split, and the other side has the claim to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """What an implicit gate computed for update `step`: a rank whose gate failed needs it to finish."""
+
+    step: int
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFile:
+    """A file below the gasp's directory."""
+
+    path: str
+    size: int
+    xxh3_128: str
+
+
+# -- member → coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A rank registers, with every coordinator. `holders`: for each shard that it holds, all ranks that hold it, itself included."""
+
+    rank: int
+    world: int
+    node: str
+    pid: int
+    started: int
+    """Field 22 of /proc/PID/stat: with it the pid cannot be somebody else's."""
+    gate: Gate
+    holders: Mapping[str, tuple[int, ...]]
+    name: str = "step-{step}"
+    """What the framework calls the checkpoint of a step: `iter_{step:07d}`."""
+    address: str = ""
+    """Where other members reach it; empty where they need not."""
+
+    def __post_init__(self) -> None:
+        if not self.rank < self.world <= WORLD_MAX:
+            raise ValueError(f"rank {self.rank} of {self.world}")
+        for shard, ranks in self.holders.items():
+            if self.rank not in ranks or any(rank >= self.world for rank in ranks) or len(set(ranks)) != len(ranks):
+                raise ValueError(f"holders of {shard} make no sense")
+        checkpoint_name(self.name, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A heartbeat, every `beat_s`. `clues`: number of the last collective that each group began."""
+
+    done: int
+    ready: int
+    phase: Phase
+    clues: Mapping[str, int] = field(default_factory=dict)
+    long_operation: bool = False
+    """Evaluation, a first step that compiles: the watchdog looks away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """The main thread met an exception."""
+
+    kind: TroubleKind
+    text: str
+    damaged: tuple[Shard, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Parked: the marks cannot move any more."""
+
+    done: int
+    ready: int
+    phase: Phase
+    damaged: tuple[Shard, ...] = ()
+    gate: GateResult | None = None
+    """The last one that this rank got."""
+    published: int | None = None
+    """Step of the gasp that this rank knows to be published already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """At the step of SETTLE, or not: `done` says. `digests`: shard → digest of its bytes."""
+
+    done: int
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What this saver wrote, flushed and closed; none where it only took part."""
+
+    files: tuple[SavedFile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The name is there, and the tracker names it."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Python stacks of a rank that hangs, as faulthandler writes them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The rank leaves `protect` in order: its end is no fault. The coordinator closes the connection when it has taken this."""
+
+
+# -- watcher or coordinator → coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Another coordinator's process registers: it tells of its node's ranks. `coordinator`: its number, None for one that only watches."""
+
+    node: str
+    coordinator: int | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Exiting:
+    """The kernel has begun to end this rank's process; nothing can stop that."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A launcher waited for the process. `status`: as wait(2) has it."""
+
+    rank: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A standby asks to be active in this term."""
+
+    term: int
+    candidate: int
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """The member's answer, to whoever asked."""
+
+    term: int
+    granted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """The coordinator commands in this term; told to members when it begins, and to coordinators every second."""
+
+    term: int
+    coordinator: int
+
+
+# -- coordinator → member
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to HELLO and WATCH. `coordinators`: number → address of all that are known."""
+
+    coordinator: int
+    active: bool
+    coordinators: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No protection: the reason is for the user. The connection ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Protected:
+    """All ranks are registered and agree on the layout: from here on a fault leaves a gasp."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Out of all collectives, into the handler. The header has the new generation."""
+
+    lost: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Be at this step. `gate`: what some rank's gate gave for it."""
+
+    step: int
+    gate: GateResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Write what the cover gives you. Sent to all: who is not among `savers` waits."""
+
+    step: int
+    cover: Mapping[str, int]
+    """Shard → the rank that writes it."""
+    savers: tuple[int, ...]
+    """Ranks of the group of savers, in its order."""
+    directory: str
+    """Below the save directory: where to write."""
+    name: str
+    """What PUBLISH will rename it to."""
+    lost: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `gasp.json` says."""
+
+    job: str
+    generation: int
+    step: int
+    lost: tuple[int, ...]
+    cover: Mapping[str, int]
+    files: tuple[SavedFile, ...]
+    digests: Mapping[str, str]
+    nodes: tuple[str, ...]
+    """Nodes whose savers wrote files."""
+    differing: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Shards whose holders had different digests: rank → digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Compare the files, write `gasp.json`, rename, tracker. Where `name` has this gasp already, that is success."""
+
+    manifest: Manifest
+    directory: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the process with this status."""
+
+    status: int
+    text: str
+    gasp: str = ""
+    """Name of the published checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowStacks:
+    """Answer with STACKS; the main thread may hang."""
+
+
+# -- the store of a group of savers, over the link
+
+
+class StoreVerb(Enum):
+    """What torch asks of a store."""
+
+    SET = "set"
+    GET = "get"
+    ADD = "add"
+    WAIT = "wait"
+    CHECK = "check"
+    COMPARE_SET = "compare_set"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAsk:
+    """One operation in the generation's store. `get` and `wait` are answered when all keys are there, or after `timeout_s` with `late`."""
+
+    request: int
+    verb: StoreVerb
+    keys: tuple[str, ...]
+    value: str = ""
+    """Hexadecimal; of `add`: the decimal number, which may be negative."""
+    expected: str = ""
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAnswer:
+    """`value`: bytes in hexadecimal, of `add` the decimal sum, of `check` and `delete` 1 or 0."""
+
+    request: int
+    value: str = ""
+    late: bool = False
+
+
+FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk
+FromCoordinator = Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | ShowStacks | Vote | Active | StoreAnswer
+Between = Watch | Exiting | Exited
+Message = FromMember | FromCoordinator | Between
+KINDS: Mapping[str, type[Message]] = MappingProxyType({kind.__name__.upper(): kind for kind in Message.__args__})
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What every message says beside its own."""
+
+    job: str
+    generation: int
+    term: int
+    sender: str
+    """`rank 3`, `coordinator 0`, `watcher node7`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message on its way."""
+
+    header: Header
+    message: Message
+
+
+def encode(sent: Sent) -> bytes:
+    """JSON: the kind, the header's fields, the message's under `body`."""
+    data: Json = {"kind": type(sent.message).__name__.upper(), **to_json(sent.header), "body": to_json(sent.message)}
+    return json.dumps(data, separators=(",", ":")).encode("ascii")
+
+
+def decode(data: bytes | bytearray | memoryview) -> Sent:
+    """The other way round.
+
+    Raises:
+        MalformedError: no JSON, an unknown kind, a field that makes no sense.
+    """
+    try:
+        parsed = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise MalformedError("a message that is not JSON") from error
+    if not isinstance(parsed, dict):
+        raise MalformedError("a message that is not an object")
+    kind = KINDS.get(str(parsed.pop("kind", None)))
+    if kind is None:
+        raise MalformedError("a message of no known kind")
+    body = parsed.pop("body", {})
+    return Sent(from_json(Header, parsed), from_json(kind, body, kind.__name__.upper()))
+
+
+def checkpoint_name(pattern: str, step: int) -> str:
+    """What a pattern makes of a step.
+
+    Raises:
+        ValueError: it is no pattern for one file name.
+    """
+    match = _NAME.fullmatch(pattern)
+    if match is None or pattern.startswith(".") or "\0" in pattern:
+        raise ValueError(f"{pattern!r} names no checkpoint: it needs {{step}} once, and no slash")
+    digits = int(match[1] or 0)
+    return re.sub(r"\{[^}]*\}", lambda _: f"{step:0{digits}d}" if digits else str(step), pattern)

@@ -1,0 +1,246 @@
+"""Messages as frames on a stream: four bytes of length, then JSON; a side for trio, and one for threads that own a socket.
+
+A link is not usable after an error. Both sides bound what they take: a frame that claims more is refused before a byte of it is kept.
+`SocketLink` may be sent on by several threads while one receives: an SSL object bears no two calls at a time, so no call is made
+without the lock, none waits inside it, and waiting is done on the descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from acpfs.training.messages import Sent, decode, encode
+from acpfs.training.records import MalformedError
+
+FRAME_BYTES_MAX = 16 << 20
+"""A manifest of 50,000 files."""
+RECEIVE_BYTES = 1 << 16
+_LENGTH = struct.Struct(">I")
+_Result = TypeVar("_Result")
+
+
+class LinkClosedError(ConnectionError):
+    """The other side is gone, or this side has closed."""
+
+
+class LinkTimeoutError(TimeoutError):
+    """Nothing came in time; the link is as it was."""
+
+
+def frame(sent: Sent) -> bytes:
+    """A message with its length.
+
+    Raises:
+        MalformedError: it is longer than anybody would take.
+    """
+    data = encode(sent)
+    if len(data) > FRAME_BYTES_MAX:
+        raise MalformedError(f"a message of {len(data)} bytes")
+    return _LENGTH.pack(len(data)) + data
+
+
+class Frames:
+    """Bytes in, messages out."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._kept = bytearray()
+
+    def take(self, data: bytes | bytearray) -> list[Sent]:
+        """The messages that are complete with these bytes.
+
+        Raises:
+            MalformedError: a frame that is too long, or that is no message.
+        """
+        self._kept += data
+        found, begin = [], 0
+        while len(self._kept) - begin >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._kept, begin)
+            if length > self._bytes_max:
+                raise MalformedError(f"a message of {length} bytes")
+            end = begin + _LENGTH.size + length
+            if len(self._kept) < end:
+                break
+            found.append(decode(self._kept[begin + _LENGTH.size : end]))
+            begin = end
+        del self._kept[:begin]
+        return found
+
+    @property
+    def inside(self) -> bool:
+        """Whether a frame has begun that is not complete."""
+        return bool(self._kept)
+
+
+class TrioLink:
+    """A link in a trio program. Several tasks may send; one receives."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+        self._frames = Frames()
+        self._ready: deque[Sent] = deque()
+        self._sending = trio.Lock()
+
+    async def send(self, sent: Sent) -> None:
+        """Hand a message to the kernel.
+
+        Raises:
+            LinkClosedError: nobody is there to take it.
+        """
+        data = frame(sent)
+        try:
+            async with self._sending:
+                await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError, OSError) as error:
+            raise LinkClosedError(str(error)) from error
+
+    async def receive(self) -> Sent:
+        """The next message.
+
+        Raises:
+            LinkClosedError: the other side is gone.
+            MalformedError: it sent what is no message.
+        """
+        while not self._ready:
+            try:
+                data = await self._stream.receive_some(RECEIVE_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError, OSError) as error:
+                raise LinkClosedError(str(error)) from error
+            if not data:
+                raise LinkClosedError("in the middle of a message" if self._frames.inside else "closed")
+            self._ready.extend(self._frames.take(data))
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Close, without a farewell that would wait for the other side."""
+        await trio.aclose_forcefully(self._stream)
+
+
+class SocketLink:
+    """A link for threads. In a forked child it is closed: a data loader's workers must not keep a dead rank's connection open."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        """`connected`: TLS or not; its handshake is done. Owned from here on."""
+        connected.setblocking(False)
+        self._socket = connected
+        self._frames = Frames()
+        self._ready: deque[Sent] = deque()
+        self._touching = threading.Lock()
+        """Held for one call that does not wait."""
+        self._sending = threading.Lock()
+        """Held for one frame."""
+        self._closed = False
+        _links.add(self)
+
+    def fileno(self) -> int:
+        """For poll; look at `buffered` first."""
+        return self._socket.fileno()
+
+    @property
+    def buffered(self) -> bool:
+        """Whether something can be received that poll does not know of."""
+        with self._touching:
+            return bool(self._ready) or (isinstance(self._socket, ssl.SSLSocket) and not self._closed and self._socket.pending() > 0)
+
+    def send(self, sent: Sent, timeout_s: float = 30.0) -> None:
+        """Hand a message to the kernel.
+
+        Raises:
+            LinkClosedError: nobody takes it, or nobody did in time.
+        """
+        view = memoryview(frame(sent))
+        deadline = time.monotonic() + timeout_s
+        with self._sending:
+            while view:
+                try:
+                    view = view[self._attempt(lambda rest=view: self._socket.send(rest), select.POLLOUT, deadline) :]  # type: ignore[misc]
+                except LinkTimeoutError as error:
+                    self.close()
+                    raise LinkClosedError("the other side takes nothing") from error
+
+    def receive(self, timeout_s: float | None = None) -> Sent:
+        """The next message; None waits for ever.
+
+        Raises:
+            LinkClosedError: the other side is gone.
+            LinkTimeoutError: nothing came.
+            MalformedError: it sent what is no message.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._ready:
+            data = self._attempt(lambda: self._socket.recv(RECEIVE_BYTES), select.POLLIN, deadline)
+            if not data:
+                raise LinkClosedError("in the middle of a message" if self._frames.inside else "closed")
+            self._ready.extend(self._frames.take(data))
+        return self._ready.popleft()
+
+    def close(self) -> None:
+        """Close; a thread that waits in here gets `LinkClosedError`. May be called twice."""
+        with self._touching:
+            if not self._closed:
+                self._closed = True
+                with contextlib.suppress(OSError):  # the other side was faster
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # wakes who polls; a close alone does not
+                self._socket.close()
+
+    def _attempt(self, call: Callable[[], _Result], events: int, deadline: float | None) -> _Result:
+        """One call that does not wait, again until it goes through."""
+        while True:
+            with self._touching:
+                if self._closed:
+                    raise LinkClosedError("closed")
+                descriptor = self._socket.fileno()
+                try:
+                    return call()
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    wanted = events if not isinstance(self._socket, ssl.SSLSocket) else select.POLLIN
+                except ssl.SSLWantWriteError:
+                    wanted = select.POLLOUT
+                except OSError as error:  # SSLError is one
+                    raise LinkClosedError(str(error)) from error
+            _wait(descriptor, wanted, deadline)
+
+    def close_in_child(self) -> None:
+        """After a fork, in the child: the descriptor only, since the connection is the parent's, and locks may be held by nobody."""
+        self._closed = True
+        descriptor = socket.socket.detach(self._socket)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _wait(descriptor: int, events: int, deadline: float | None) -> None:
+    """Until the descriptor is ready, in short turns: another thread may have taken what this one waits for.
+
+    Raises:
+        LinkTimeoutError: the deadline passed.
+    """
+    left = None if deadline is None else deadline - time.monotonic()
+    if left is not None and left <= 0:
+        raise LinkTimeoutError("nothing came in time")
+    poll = select.poll()
+    poll.register(descriptor, events)
+    poll.poll(1000 if left is None else min(1000, left * 1000))
+
+
+_links: weakref.WeakSet[SocketLink] = weakref.WeakSet()
+
+
+def _close_all_in_child() -> None:
+    for link in list(_links):
+        link.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_all_in_child)
