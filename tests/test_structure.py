@@ -30,7 +30,8 @@ BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)(_|$)")
 
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
-CLAUSE = re.compile(r"\*\*([SX]\d+)\.\*\*")
+CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
+CONTRACTS = ("SEMANTICS.md", "TRAINING.md")
 
 
 def named(path: Path) -> str:
@@ -137,8 +138,12 @@ def test_no_banned_idioms_in_tests(path: Path) -> None:
 # -- the contract
 
 
+def numbers_of_clauses() -> list[str]:
+    return [number for name in CONTRACTS for number in CLAUSE.findall((REPOSITORY / "docs" / name).read_text(encoding="utf-8"))]
+
+
 def clauses() -> set[str]:
-    return set(CLAUSE.findall((REPOSITORY / "docs" / "SEMANTICS.md").read_text(encoding="utf-8")))
+    return set(numbers_of_clauses())
 
 
 def citations() -> dict[str, list[str]]:
@@ -162,5 +167,5 @@ def test_every_citation_names_a_clause() -> None:
 
 
 def test_numbers_of_clauses_are_used_once() -> None:
-    found = CLAUSE.findall((REPOSITORY / "docs" / "SEMANTICS.md").read_text(encoding="utf-8"))
+    found = numbers_of_clauses()
     assert len(found) == len(set(found))

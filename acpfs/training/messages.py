@@ -100,6 +100,8 @@ class Hello:
     holders: Mapping[str, tuple[int, ...]]
     name: str = "step-{step}"
     """What the framework calls the checkpoint of a step: `iter_{step:07d}`."""
+    begun: int = 0
+    """Updates that were completed when protection began: a gasp of that step would have nothing new."""
     address: str = ""
     """Where other members reach it; empty where they need not."""
 
