@@ -1,0 +1,1 @@
+"""The process that decides when a rank dies. Standard library and trio only; never imports torch."""

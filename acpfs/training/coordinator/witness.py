@@ -1,0 +1,62 @@
+"""A directory as witness: of two sides of a split job, one may save.
+
+`claim-<generation>` in the job's directory belongs to the side whose name is inside. It is made by renaming a directory that has the name
+already: a rename onto a directory that is not empty fails, wherever it is carried out, so there is never a claim without an owner, and a
+side whose answer was lost finds its own name. (A bare `mkdir` would leave one.) It must be the backing directory, not the mount, whose
+answer would be this node's. Blocking; for a thread.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+_OWNER = re.compile(r"coordinator-(\d{1,9})\.term-(\d{1,18})(\.majority)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims."""
+
+    coordinator: int
+    term: int
+    majority: bool
+    """Whether more than half of the world obeys it."""
+
+    @property
+    def name(self) -> str:
+        """The file inside a claim."""
+        return f"coordinator-{self.coordinator}.term-{self.term}{'.majority' if self.majority else ''}"
+
+
+def claim(directory: Path, generation: int, claimant: Claimant) -> bool:
+    """Whether this claimant may save this generation.
+
+    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more.
+
+    Raises:
+        OSError: the directory does not answer as a directory should.
+    """
+    owner = _claim(directory, generation, claimant)
+    return owner == claimant or (owner.majority and claimant.majority and claimant.term > owner.term)
+
+
+def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:
+    """Whose it is, after trying to make it ours."""
+    wanted, made = directory / f"claim-{generation}", directory / f".claim-{generation}.{claimant.name}"
+    if not wanted.exists():
+        made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (made / claimant.name).touch(mode=0o600)
+        try:
+            made.rename(wanted)
+        except OSError:
+            if not wanted.exists():  # not because somebody was faster
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    for entry in sorted(wanted.iterdir()):
+        if match := _OWNER.fullmatch(entry.name):
+            return Claimant(int(match[1]), int(match[2]), match[3] is not None)
+    raise FileNotFoundError(f"{wanted} has no owner")
