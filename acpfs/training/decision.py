@@ -111,8 +111,11 @@ def layout_of(hellos: Mapping[int, Hello]) -> Layout:
     return Layout(first.world, first.gate, first.name, first.begun, holders, {rank: hello.node for rank, hello in hellos.items()})
 
 
-def meeting(layout: Layout, reports: Mapping[int, Stopped]) -> Meeting | NoCover:
-    """Where the ranks that reported can meet, such that a cover is left. Those who are lost have no report here."""
+def meeting(layout: Layout, reports: Mapping[int, Stopped], unable: frozenset[int] = frozenset()) -> Meeting | NoCover:
+    """Where the ranks that reported can meet, such that a cover is left. Those who are lost have no report here.
+
+    `unable`: ranks that could not write; they meet, and are in no cover.
+    """
     if not reports:
         return NoCover(tuple(sorted(layout.holders)))
     torn = frozenset((rank, shard) for rank, report in reports.items() for shard in _torn(layout, rank, report))
@@ -120,7 +123,7 @@ def meeting(layout: Layout, reports: Mapping[int, Stopped]) -> Meeting | NoCover
     first: NoCover | None = None
     for step in (newest, newest - 1):
         found = _meeting_at(layout, reports, step, torn)
-        chosen = cover(layout, found.there | found.coming, torn)
+        chosen = cover(layout, (found.there | found.coming) - unable, torn)
         if not isinstance(chosen, NoCover):
             return found
         first = first or chosen

@@ -48,7 +48,7 @@ class TroubleKind(Enum):
     MEMORY = "memory"
     """Device memory is lost; `damaged` names the shards, or none: all of this rank's."""
     ERROR = "error"
-    """An exception that ends this rank: the rank is lost."""
+    """An exception that would have ended this rank. It is parked as the others are, and its state is as whole as its marks say."""
     SAVE = "save"
     """This rank could not settle, write or publish; another may."""
 

@@ -1,0 +1,40 @@
+"""How long the coordinator waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All in seconds, but for the counts."""
+
+    settle_down_s: float = 0.2
+    """After the first sign of a fault, for other signs of the same one: a node's ranks die together. 0 on one node."""
+    beat_s: float = 2.0
+    """Between two beats of a member."""
+    silent_beats: int = 3
+    """After so many that did not come a member is lost: its node is gone, or only the network to it."""
+    stuck_s: float = 20.0
+    """From STOP until a rank that has not parked counts as lost."""
+    settle_s: float = 60.0
+    """From SETTLE, which is one local update and digests."""
+    save_s: float = 900.0
+    """From SAVE; a storage that is written straight may be slow."""
+    publish_s: float = 60.0
+    """From PUBLISH, a few renames."""
+    leave_s: float = 10.0
+    """From LEAVE until the coordinator ends, whoever is left."""
+    claim_s: float = 2.0
+    """For the witness: the backing directory may hang, and then a majority goes on without it."""
+    active_s: float = 2.0
+    """Without a word from the active coordinator before a standby asks for votes."""
+    rank_failures_max: int = 2
+    """A rank that could not write so often is in no further cover."""
+    failures_max: int = 6
+    """After so many failed saves of one job nobody tries again."""
+
+    @property
+    def silent_s(self) -> float:
+        """How long a member may be silent."""
+        return self.beat_s * self.silent_beats

@@ -1,0 +1,515 @@
+"""The active coordinator's state machine, without I/O: what happened goes in, commands come out.
+
+    RUNNING ──fault──► STOPPING ──all parked──► SETTLING ──all at S──► SAVING ──all written──► PUBLISHING ──► LEAVING
+                          ▲                         │                    │                        │
+                          └────────── another fault, a save that failed, a new active coordinator ┘
+
+Every STOP begins a generation; what members say about an older one is dropped. A standby keeps the same record of who registered and who
+is gone, and begins with it when it takes over: whoever was stopped says so by the generation of its beat. Time is given, never asked for:
+`wake_at` says when `tick` has something to do. Ranks are those whose connection said HELLO: the server vouches for who speaks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from acpfs.training.coordinator.limits import Limits
+from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover, differing, layout_of, meeting, outvoted
+from acpfs.training.messages import (
+    Beat,
+    ExitStatus,
+    FromCoordinator,
+    FromMember,
+    Goodbye,
+    Hello,
+    Leave,
+    Manifest,
+    Protected,
+    Publish,
+    Published,
+    Refused,
+    Save,
+    Saved,
+    Settle,
+    Settled,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+    checkpoint_name,
+)
+
+
+class State(Enum):
+    """Where the job is."""
+
+    STANDBY = "standby"
+    """Another coordinator commands."""
+    REGISTERING = "registering"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    SETTLING = "settling"
+    SAVING = "saving"
+    PUBLISHING = "publishing"
+    LEAVING = "leaving"
+
+
+_RUN = 0
+"""The generation that runs. There is no other yet: nobody resumes."""
+_FAULTY = frozenset({State.STOPPING, State.LEAVING, State.STANDBY})
+TRANSITIONS: Mapping[State, frozenset[State]] = {
+    State.STANDBY: frozenset({State.REGISTERING, State.RUNNING}),
+    State.REGISTERING: frozenset({State.RUNNING, State.LEAVING, State.STANDBY}),
+    State.RUNNING: _FAULTY,
+    State.STOPPING: _FAULTY | {State.SETTLING},
+    State.SETTLING: _FAULTY | {State.SAVING},
+    State.SAVING: _FAULTY | {State.PUBLISHING},
+    State.PUBLISHING: _FAULTY,
+    State.LEAVING: frozenset({State.STANDBY}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To these ranks, under the machine's generation and term."""
+
+    ranks: tuple[int, ...]
+    message: FromCoordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A line for the log."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A line for `faults.jsonl`."""
+
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AskWitness:
+    """Claim this generation of the job; answer with `claimed`."""
+
+    generation: int
+    majority: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Nobody is left to speak to."""
+
+
+Command = Send | Tell | Record | AskWitness | Finish
+
+
+@dataclass
+class _Round:
+    """What one generation's dialogue has brought so far."""
+
+    stopped: dict[int, Stopped]
+    settled: dict[int, Settled]
+    saved: dict[int, Saved]
+    meeting: Meeting | None = None
+    claim: bool | None = True
+    """Whether this side may save; None: not known yet."""
+    save: Save | None = None
+    manifest: Manifest | None = None
+
+    @property
+    def asked(self) -> frozenset[int]:
+        """Who has to settle."""
+        return self.meeting.there | self.meeting.coming if self.meeting else frozenset()
+
+
+class Phases:
+    """One per coordinator."""
+
+    def __init__(self, job: str, limits: Limits, *, witness: bool = True) -> None:
+        """`witness`: whether there is a directory that can be asked when a side has no majority."""
+        self._job, self._limits, self._witness = job, limits, witness
+        self.state = State.STANDBY
+        self.generation = 0
+        self.term = 0
+        self.layout: Layout | None = None
+        self.lost: dict[int, str] = {}
+        """Rank → why."""
+        self.marks: dict[int, Beat] = {}
+        self.wake_at = math.inf
+        self._hellos: dict[int, Hello] = {}
+        self._left: set[int] = set()
+        self._heard: dict[int, float] = {}
+        self._looked_at = -math.inf
+        self._deadline = math.inf
+        self._stop_at: float | None = None
+        self._failures: Counter[int] = Counter()
+        self._round = _Round({}, {}, {})
+        self._commands: list[Command] = []
+        self._began: tuple[float, str] | None = None
+        self._status = ""
+        self._handlers: dict[type[FromMember], Callable[[int, Any, float], None]] = {
+            Hello: self._hello,
+            Trouble: self._trouble,
+            Stopped: self._stopped,
+            Settled: self._settled,
+            Saved: self._saved,
+            Published: self._published,
+            Goodbye: self._goodbye,
+        }
+
+    # -- what happens
+
+    def arrived(self, rank: int, generation: int, message: FromMember, now: float) -> list[Command]:
+        """A member said something."""
+        self._look(now)
+        self._heard[rank] = now
+        if isinstance(message, Beat):
+            self.marks[rank] = message
+        if rank in self.lost:
+            self._send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
+        elif isinstance(message, Hello | Goodbye):
+            self._handlers[type(message)](rank, message, now)
+        elif self.state is State.STANDBY or rank not in self._hellos:
+            pass
+        elif generation > self.generation:
+            self.generation = generation  # the coordinator before this one had begun to stop the job
+            self._fault(f"rank {rank} was stopped already", now)
+        elif isinstance(message, Trouble) or generation == self.generation:
+            handler = self._handlers.get(type(message))
+            if handler is not None:
+                handler(rank, message, now)
+        return self._done(now)
+
+    def lose(self, rank: int, why: str, now: float) -> list[Command]:
+        """A rank is gone: its process ends, or its connection did."""
+        self._look(now)
+        self._lose([rank], why, now)
+        return self._done(now)
+
+    def claimed(self, ours: bool | None, now: float) -> list[Command]:
+        """The witness's answer; None: there was none."""
+        self._look(now)
+        if self.state is State.SETTLING and self._round.claim is None:
+            self._round.claim = self._has_majority if ours is None else ours
+            self._save_if_settled(now)
+        return self._done(now)
+
+    def take_over(self, term: int, now: float, generation: int = 0) -> list[Command]:
+        """This coordinator is active from here on. `generation`: the newest that its voters know."""
+        self.term, self.generation = term, max(generation, self.generation)
+        self._heard = dict.fromkeys(self._live, now)
+        self._go(State.REGISTERING)
+        self._register(now)
+        if generation:
+            self._fault("the job was stopped already", now)
+        elif self.lost:
+            self._fault("a rank was lost meanwhile", now)
+        return self._done(now)
+
+    def deposed(self, now: float) -> list[Command]:
+        """Another coordinator has a higher term."""
+        if self.state is not State.STANDBY:
+            self._go(State.STANDBY)
+        self._stop_at = None
+        return self._done(now)
+
+    def tick(self, now: float) -> list[Command]:
+        """Time has passed."""
+        if self.state is State.STANDBY:
+            return self._done(now)
+        self._look(now)
+        silent = [rank for rank in self._live if now - self._heard.get(rank, now) > self._limits.silent_s]
+        if silent and self.state is not State.LEAVING:
+            self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
+        if self._stop_at is not None and now >= self._stop_at:
+            self._stop(now)
+        elif now >= self._deadline:
+            self._late(now)
+        return self._done(now)
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job; 0 before anybody has registered."""
+        return next(iter(self._hellos.values())).world if self._hellos else 0
+
+    @property
+    def hellos(self) -> Mapping[int, Hello]:
+        """Who registered."""
+        return self._hellos
+
+    @property
+    def status(self) -> str:
+        """How it ended, in words."""
+        return self._status
+
+    def _look(self, now: float) -> None:
+        """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
+        if now - self._looked_at > 2 * self._limits.beat_s:
+            self._heard = dict.fromkeys(self._heard, now)
+        self._looked_at = now
+
+    # -- registration
+
+    def _hello(self, rank: int, hello: Hello, now: float) -> None:
+        if self.state is State.LEAVING:
+            self._send([rank], Leave(ExitStatus.NOT_SAVED, "the job ends"))
+        elif rank in self._hellos and self._hellos[rank] != hello:
+            self._send([rank], Refused(f"rank {rank} is another process"))
+        elif rank not in self._hellos:
+            self._hellos[rank] = hello
+            if self.state in (State.STANDBY, State.REGISTERING):
+                self._register(now)
+        elif self.state is State.RUNNING:
+            self._send([rank], Protected())
+
+    def _register(self, now: float) -> None:
+        if len(self._hellos) < max(self.world, 1):
+            return
+        try:
+            self.layout = layout_of(self._hellos)
+        except LayoutError as error:
+            if self.state is State.REGISTERING:
+                self._tell("no protection", why=str(error))
+                self._send(self._live, Refused(str(error)))
+                self._left.update(self._hellos)  # training goes on or not as its program decides
+                self._leave(ExitStatus.NOT_SAVED, f"no protection: {error}", now)
+            return
+        if self.state is State.REGISTERING:
+            self._go(State.RUNNING)
+            self._send(self._live, Protected())
+            self._tell("all ranks are registered", world=self.world, shards=len(self.layout.holders))
+
+    def _goodbye(self, rank: int, _: Goodbye, now: float) -> None:
+        self._left.add(rank)
+        if self.state in (State.REGISTERING, State.RUNNING) and not self._live:
+            self._leave(ExitStatus.SAVED, "all ranks have left in order", now)
+        elif self.state is State.STOPPING and self._stop_at is None:
+            self._meet_if_all_parked(now)
+        elif self.state in (State.SETTLING, State.SAVING, State.PUBLISHING):
+            self._fault(f"rank {rank} left", now)
+
+    # -- a fault
+
+    def _lose(self, ranks: Iterable[int], why: str, now: float) -> None:
+        new = [rank for rank in ranks if rank not in self.lost and rank not in self._left]
+        if not new:
+            return
+        if self.state is State.LEAVING:
+            self._left.update(new)
+            return
+        self.lost.update(dict.fromkeys(new, why))
+        if self.state is State.STANDBY:
+            return
+        self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
+        save = self._round.save
+        if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not set(new) & set(save.savers):
+            return  # the cover is whole, and those who write do not need them
+        self._fault(why, now)
+
+    def _fault(self, why: str, now: float) -> None:
+        if self.state is State.REGISTERING:
+            self._leave(ExitStatus.NOT_SAVED, f"before all ranks had registered: {why}", now)
+        elif self.state not in (State.LEAVING, State.STANDBY):
+            if self._began is None:
+                self._began = (now, why)
+            if self._stop_at is None:
+                self._stop_at = now + self._limits.settle_down_s
+            self._go(State.STOPPING)
+            if now >= self._stop_at:
+                self._stop(now)
+
+    def _stop(self, now: float) -> None:
+        self._stop_at = None
+        self.generation += 1
+        self._round = _Round({}, {}, {})
+        self._deadline = now + self._limits.stuck_s
+        self._send(self._live, Stop(tuple(sorted(self.lost))))
+        self._meet_if_all_parked(now)
+
+    def _trouble(self, rank: int, trouble: Trouble, now: float) -> None:
+        self._tell("a rank is in trouble", rank=rank, kind=trouble.kind.value, text=trouble.text)
+        if trouble.kind is not TroubleKind.SAVE:
+            if self.state is State.RUNNING:
+                self._fault(f"rank {rank}: {trouble.text}", now)
+        elif self.state in (State.SETTLING, State.SAVING, State.PUBLISHING):
+            self._failed([rank], trouble.text, now)
+
+    def _failed(self, ranks: Iterable[int], why: str, now: float) -> None:
+        """Ranks could not settle, write or publish."""
+        self._failures.update(ranks)
+        if self._failures.total() >= self._limits.failures_max:
+            self._leave(ExitStatus.NOT_SAVED, f"nobody could save: {why}", now)
+        else:
+            self._fault(f"a rank could not save: {why}", now)
+
+    def _late(self, now: float) -> None:
+        """The deadline of the state has passed."""
+        self._deadline = math.inf
+        if self.state is State.STOPPING:
+            stuck = [rank for rank in self._live if rank not in self._round.stopped]
+            self._send(stuck, Leave(ExitStatus.TAKEN_FOR_LOST, f"not parked after {self._limits.stuck_s:g} s"))
+            self._lose(stuck, f"not parked after {self._limits.stuck_s:g} s", now)
+        elif self.state is State.SETTLING:
+            self._lose(self._round.asked - self._round.settled.keys(), f"not settled after {self._limits.settle_s:g} s", now)
+        elif self.state is State.SAVING and self._round.save is not None:
+            self._failed(set(self._round.save.savers) - self._round.saved.keys(), f"not written after {self._limits.save_s:g} s", now)
+        elif self.state is State.PUBLISHING and self._round.save is not None:
+            self._failed(self._round.save.savers[:1], f"not published after {self._limits.publish_s:g} s", now)
+        elif self.state is State.LEAVING:
+            self._commands.append(Finish())
+
+    # -- stop, settle, save, publish, leave
+
+    def _stopped(self, rank: int, stopped: Stopped, now: float) -> None:
+        if self.state is State.STOPPING and self._stop_at is None:
+            self._round.stopped[rank] = stopped
+            self._meet_if_all_parked(now)
+
+    def _meet_if_all_parked(self, now: float) -> None:
+        reports, layout = {rank: self._round.stopped.get(rank) for rank in self._live}, self.layout
+        parked = {rank: report for rank, report in reports.items() if report is not None}
+        if layout is None or len(parked) < len(reports):
+            return
+        published = [stopped.published for stopped in parked.values() if stopped.published is not None]
+        if published:
+            self._leave(ExitStatus.SAVED, "the gasp is published", now, checkpoint_name(layout.name, max(published)))
+            return
+        found = meeting(layout, parked, self._unable)
+        if isinstance(found, NoCover):
+            self._leave(ExitStatus.NOT_SAVED, f"no survivor can write {_first(found.missing)}", now)
+        elif found.step <= layout.begun:
+            self._leave(ExitStatus.NOT_SAVED, "no update was done since protection began: nothing is lost", now)
+        else:
+            self._settle(found, layout, now)
+
+    def _settle(self, found: Meeting, layout: Layout, now: float) -> None:
+        self._round.meeting = found
+        self._go(State.SETTLING, now + self._limits.settle_s)
+        self._tell("survivors meet", step=found.step, there=len(found.there), coming=tuple(sorted(found.coming)), behind=len(found.behind))
+        self._send(sorted(self._round.asked), Settle(found.step, found.gate))
+        if self.lost and len(set(layout.nodes.values())) > 1:
+            if self._witness:
+                self._round.claim = None
+                self._commands.append(AskWitness(_RUN, self._has_majority))
+            else:
+                self._round.claim = self._has_majority
+
+    def _settled(self, rank: int, settled: Settled, now: float) -> None:
+        if self.state is State.SETTLING and rank in self._round.asked:
+            self._round.settled[rank] = settled
+            self._save_if_settled(now)
+
+    def _save_if_settled(self, now: float) -> None:
+        found, layout = self._round.meeting, self.layout
+        if found is None or layout is None or self._round.claim is None or self._round.asked - self._round.settled.keys():
+            return
+        if not self._round.claim:
+            self._leave(ExitStatus.OTHER_SIDE, "the job is split, and this side may not save", now)
+            return
+        different = differing(layout, {rank: settled.digests for rank, settled in self._round.settled.items()})
+        if different:
+            self._tell("copies of a shard differ", shards=different)
+        able = {rank for rank, settled in self._round.settled.items() if settled.done == found.step} - self._unable
+        chosen = cover(layout, able, found.torn | outvoted(different))
+        if isinstance(chosen, NoCover):
+            self._leave(ExitStatus.NOT_SAVED, f"no survivor can write {_first(chosen.missing)} of step {found.step}", now)
+            return
+        name, savers, lost = checkpoint_name(layout.name, found.step), tuple(sorted(set(chosen.values()))), tuple(sorted(self.lost))
+        self._round.save = Save(found.step, chosen, savers, f"{name}.gasp-{self.generation}.tmp", name, lost)
+        nodes = tuple(sorted({layout.nodes[rank] for rank in savers}))
+        digests = {shard: digest for shard, rank in chosen.items() if (digest := self._round.settled[rank].digests.get(shard)) is not None}
+        self._round.manifest = Manifest(self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different)
+        self._go(State.SAVING, now + self._limits.save_s)
+        self._send(self._live, self._round.save)
+
+    def _saved(self, rank: int, saved: Saved, now: float) -> None:
+        save, manifest = self._round.save, self._round.manifest
+        if self.state is not State.SAVING or save is None or manifest is None or rank not in save.savers:
+            return
+        self._round.saved[rank] = saved
+        if self._round.saved.keys() >= set(save.savers):
+            files = tuple(sorted((file for one in self._round.saved.values() for file in one.files), key=lambda file: file.path))
+            full = replace(manifest, files=files, lost=tuple(sorted(self.lost)))
+            self._go(State.PUBLISHING, now + self._limits.publish_s)
+            self._send(save.savers[:1], Publish(full, save.directory, save.name))
+
+    def _published(self, rank: int, published: Published, now: float) -> None:
+        if self.state is State.PUBLISHING and self._round.save is not None and rank == self._round.save.savers[0]:
+            self._leave(ExitStatus.SAVED, f"the gasp of step {self._round.save.step} is published", now, published.path)
+
+    def _leave(self, status: ExitStatus, text: str, now: float, gasp: str = "") -> None:
+        if self._began is not None:
+            self._record(status, text, now, gasp)
+        self._status = text
+        self._stop_at = None
+        self._go(State.LEAVING, now + self._limits.leave_s)
+        self._tell("the job ends", status=status.name, text=text, gasp=gasp)
+        self._send(self._live, Leave(status, text, gasp))
+
+    # -- what all of it uses
+
+    def _record(self, status: ExitStatus, text: str, now: float, gasp: str) -> None:
+        began, why = self._began or (now, "")
+        marks = {rank: _marks(self.marks.get(rank)) for rank in sorted(self.lost)}
+        fields = {"generation": self.generation, "term": self.term, "world": self.world, "lost": self.lost, "marks": marks, "why": why}
+        step = self._round.meeting.step if self._round.meeting else None
+        self._commands.append(
+            Record({**fields, "step": step, "status": status.name, "text": text, "gasp": gasp, "took_s": round(now - began, 3)})
+        )
+
+    @property
+    def _live(self) -> list[int]:
+        return [rank for rank in sorted(self._hellos) if rank not in self.lost and rank not in self._left]
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Registered, neither lost nor gone in order."""
+        return tuple(self._live)
+
+    @property
+    def _has_majority(self) -> bool:
+        return 2 * len(self._live) > self.world
+
+    @property
+    def _unable(self) -> frozenset[int]:
+        return frozenset(rank for rank, count in self._failures.items() if count >= self._limits.rank_failures_max)
+
+    def _go(self, state: State, deadline: float = math.inf) -> None:
+        if state is not self.state:
+            assert state in TRANSITIONS[self.state], f"{self.state} → {state}"
+            self._tell("state", before=self.state.value, now=state.value)
+        self.state, self._deadline = state, deadline
+
+    def _send(self, ranks: Iterable[int], message: FromCoordinator) -> None:
+        if to := tuple(ranks):
+            self._commands.append(Send(to, message))
+
+    def _tell(self, event: str, **fields: object) -> None:
+        self._commands.append(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
+
+    def _done(self, now: float) -> list[Command]:
+        """The commands of one event, and when to look again."""
+        if self.state is State.LEAVING and not self._live and not any(isinstance(command, Finish) for command in self._commands):
+            self._commands.append(Finish())
+        beats = math.inf if self.state is State.STANDBY or not self._live else now + self._limits.beat_s / 2
+        self.wake_at = min(self._deadline, beats, math.inf if self._stop_at is None else self._stop_at)
+        commands, self._commands = self._commands, []
+        return commands
+
+
+def _marks(beat: Beat | None) -> str:
+    return "" if beat is None else f"{beat.phase.value} done={beat.done} ready={beat.ready}"
+
+
+def _first(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
