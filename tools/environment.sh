@@ -63,7 +63,7 @@ need_system() {
         install_packages python3 python3-venv python3-dev
         PYTHON_BASE=$(find_python) || fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
     fi
-    need_programs fuse3:fusermount3 pkg-config:pkg-config gcc:gcc
+    need_programs fuse3:fusermount3 pkg-config:pkg-config gcc:gcc openssl:openssl
     local header missing=()
     pkg-config --exists fuse3 2>/dev/null || missing+=(libfuse3-dev)
     printf '#include <stdlib.h>\n' | gcc -E -x c - >/dev/null 2>&1 || missing+=(libc6-dev)
