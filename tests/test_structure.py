@@ -82,6 +82,40 @@ def test_the_bottom_imports_only_the_bottom() -> None:
     assert wrong == []
 
 
+def test_torch_is_imported_only_where_it_is_the_subject() -> None:
+    wrong = []
+    for path in SOURCES:
+        below = path.relative_to(PACKAGE).parts
+        if below[0] != "training" or below[1] not in ("torch", "frameworks"):
+            wrong += [
+                f"{named(path)}:{line} imports {name}"
+                for name, line, late in _modules(path)
+                if _is_torch(name) or (not late and _needs_torch(name))
+            ]
+    assert wrong == []
+
+
+def _is_torch(name: str) -> bool:
+    return name.split(".", maxsplit=1)[0] in ("torch", "torch_npu", "transformers", "accelerate", "lightning", "megatron", "mindspore")
+
+
+def _needs_torch(name: str) -> bool:
+    return name.startswith(("acpfs.training.torch", "acpfs.training.frameworks"))
+
+
+def _modules(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """(module, line, whether inside a function) of every import."""
+    tree = tree_of(path)
+    late = {node for function in functions(path) for node in ast.walk(function)}
+    inside = {node.lineno for node in late if isinstance(node, ast.Import | ast.ImportFrom)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, node.lineno, node.lineno in inside
+            yield from ((f"{node.module}.{alias.name}", node.lineno, node.lineno in inside) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno, node.lineno in inside) for alias in node.names)
+
+
 @pytest.mark.parametrize("path", SOURCES + TESTS, ids=named)
 def test_files_and_functions_are_small(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").count("\n")

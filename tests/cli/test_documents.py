@@ -59,8 +59,8 @@ def test_every_json_field_is_described(record: type) -> None:
     assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
 
 
-OPTIONAL = {"matplotlib"}
-"""The extra `plot`: imported where a picture is asked for, and one line where it is not there."""
+OPTIONAL = {"torch", "matplotlib"}
+"""Extras: `plot` is imported where a picture is asked for, and one line where it is not there; `torch` in ranks only (acpfs.training)."""
 
 
 def dependencies() -> set[str]:

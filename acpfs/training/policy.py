@@ -1,0 +1,88 @@
+"""Settings of a protected rank: one record; each field has an environment variable, `ACPFS_TRAIN_` and its name in capitals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from acpfs.errors import ConfigError
+from acpfs.training.messages import checkpoint_name
+
+PREFIX = "ACPFS_TRAIN_"
+_YES_NO = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+COORDINATORS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What can be set. Units are part of the names."""
+
+    name: str = "step-{step}"
+    """What a gasp is called: the name that the script's own loader looks for."""
+    tracker: str = "latest"
+    """File beside it that names the newest checkpoint; empty: none is written."""
+    tls: bool = True
+    """Between members and coordinators. Off is for a network that nobody else is on."""
+    coordinator_python: str = ""
+    """Interpreter for the coordinator where this one has no acpfs with its dependencies; empty: this one."""
+    coordinators: int = COORDINATORS_MAX
+    """Nodes that have one; the first commands, the others stand by."""
+    beat_s: float = 2.0
+    """A member says so often where it is."""
+    protected_s: float = 60.0
+    """So long `protect` waits until all ranks have registered."""
+    interrupt_after_s: float = 0.5
+    """After STOP, a main thread that has not come by itself gets `Interrupted`."""
+    interrupt_every_s: float = 0.5
+    """And again so often."""
+    command_s: float = 30.0
+    """A main thread that is parked gives up where no coordinator says anything for so long."""
+    files_s: float = 20.0
+    """So long PUBLISH waits for files that another node wrote."""
+    buffers_bytes_max: int = 64 << 20
+    """Persistent buffers above this are not part of the host state; `protect` refuses a model that has more."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, float) and not 0 < value < 86_400:
+                raise ConfigError(f"{field.name} = {value}: seconds, more than 0 and less than a day")
+        if not 1 <= self.coordinators <= COORDINATORS_MAX:
+            raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
+        if "/" in self.tracker:
+            raise ConfigError(f"tracker = {self.tracker!r}: a file name, without a directory")
+        try:
+            checkpoint_name(self.name, 0)
+        except ValueError as error:
+            raise ConfigError(f"name = {self.name!r}: {error}") from error
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, **given: object) -> Policy:
+        """What the environment says, and before it what is given.
+
+        Raises:
+            ConfigError: a value that makes no sense, or a variable that nobody knows.
+        """
+        known = {PREFIX + field.name.upper(): field for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for variable, text in environment.items():
+            if not variable.startswith(PREFIX):
+                continue
+            if variable not in known:
+                raise ConfigError(f"{variable}: there is no such setting; known are {', '.join(known)}")
+            values[known[variable].name] = _parsed(variable, text, known[variable].default)
+        if unknown := given.keys() - {field.name for field in fields(cls)}:
+            raise ConfigError(f"there is no setting {min(unknown)}")
+        return replace(cls(), **(values | given))
+
+
+def _parsed(variable: str, text: str, default: object) -> object:
+    """A value of the default's type."""
+    try:
+        if isinstance(default, bool):
+            return _YES_NO[text.lower()]
+        return type(default)(text)  # type: ignore[call-arg]  # str, int and float take a text
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"{variable} = {text!r}: not a {type(default).__name__}") from error

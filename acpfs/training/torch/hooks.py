@@ -1,0 +1,115 @@
+"""Sees updates through the optimizers' own hooks, and does one alone when a fault has kept it from being done with the others.
+
+With several optimizers the first begins an update, and the last ends it. The end mark belongs behind the *local* update: of a
+`ZeroRedundancyOptimizer` the inner optimizer is watched, since what its `step` does afterwards is sending parameters round, which fails
+when a rank dies while the update is done. Main thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from acpfs.errors import ConfigError
+from acpfs.training.marks import Marks
+from acpfs.training.torch.gate import Gate
+
+
+def local_optimizer(optimizer: Any) -> Any:
+    """What updates this rank's own parameters.
+
+    Raises:
+        ConfigError: an optimizer whose update cannot be told from its communication.
+    """
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise ConfigError("ZeroRedundancyOptimizer(overlap_with_ddp=True) updates during the reduction: there is no gate between the two")
+    inner = getattr(optimizer, "optim", None)
+    return inner if inner is not None and hasattr(optimizer, "consolidate_state_dict") else optimizer
+
+
+class UpdateHooks:
+    """The hooks of one rank's optimizers."""
+
+    def __init__(self, optimizers: Sequence[Any], marks: Marks, gate: Gate, at_ready: Callable[[int], None]) -> None:
+        """`at_ready`: called with an update's number when its gradients are complete, before the mark says so."""
+        self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
+        self._marks, self._gate, self._at_ready = marks, gate, at_ready
+        self._stepped: set[int] = set()
+        self._handles: list[Any] = []
+        self._alone = False
+        self.update: Callable[[], None] = self._step_all
+        """What does an update that is ready and was not begun; somebody who marks updates by hand gives another."""
+
+    def install(self) -> None:
+        for optimizer in self._optimizers:
+            if not hasattr(optimizer, "register_step_pre_hook"):
+                raise ConfigError(f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, and give update=")
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        # the wrapper around `step` hands on the optimizer itself as the first argument
+        if any(callable(argument) for argument in args[1:]) or kwargs.get("closure") is not None:
+            raise ConfigError("step(closure) computes gradients inside the update: acpfs.training cannot protect that")
+        if self._alone or self._marks.updating:
+            if id(optimizer) in self._stepped:
+                raise ConfigError(
+                    "an optimizer made two steps in one update: call begin_update and end_update around what belongs together"
+                )
+            return
+        self.begin()
+
+    def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self._stepped.add(id(optimizer))
+        if len(self._stepped) == len(self._optimizers) and not self._alone:
+            self.end()
+
+    def begin(self) -> None:
+        """Gradients are complete; returns when the update may begin.
+
+        Raises:
+            RuntimeError: the gate failed; the mark stays at `ready`.
+        """
+        self._at_ready(self._marks.now.done + 1)
+        step = self._marks.ready()
+        self._gate.wait(step)
+        self._stepped.clear()
+        self._marks.begin()
+
+    def end(self) -> None:
+        """The local update is complete."""
+        self._marks.end()
+
+    def finish_alone(self) -> None:
+        """Do the update that is ready, without gate and without anybody else. For SETTLE.
+
+        Raises:
+            Exception: whatever the update raises; the mark then stays at `updating`: torn.
+        """
+        self._marks.begin(settling=True)
+        self._alone = True
+        try:
+            self._stepped.clear()
+            self.update()
+        finally:
+            self._alone = False
+        self._marks.end()
+
+    def _step_all(self) -> None:
+        for optimizer in self._optimizers:
+            optimizer.step()
+
+
+def refuse_several_with_scaler(optimizers: Sequence[Any], scaler: Any) -> None:
+    """A scaler skips each optimizer by itself: nobody could say which one is an update's last.
+
+    Raises:
+        ConfigError: there are several, and a scaler.
+    """
+    if scaler is not None and len(optimizers) > 1:
+        raise ConfigError("a loss scaler may skip one of several optimizers: call begin_update and end_update, and give update=")

@@ -1,0 +1,177 @@
+"""Updates are seen through optimizers' hooks, behind a gate, and one that was not begun is done alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from acpfs.errors import ConfigError
+from acpfs.training import messages
+from acpfs.training.interrupt import Interrupted
+from acpfs.training.marks import Mark, Marks
+from acpfs.training.messages import Phase
+from acpfs.training.torch.gate import ExplicitGate, NoGate
+from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
+from tests.training.ranks.forked import Ranks, join_group
+
+
+class Broken:
+    """A gate that a rank is missing from."""
+
+    kind = messages.Gate.EXPLICIT
+    result = None
+
+    def wait(self, step: int) -> None:
+        raise RuntimeError("connection closed by peer")
+
+
+def parameter(value: float = 1.0) -> Any:
+    made = torch.nn.Parameter(torch.full((3,), value))
+    made.grad = torch.ones(3)
+    return made
+
+
+def hooked(optimizers: list[Any], gate: Any = None) -> tuple[UpdateHooks, Marks, list[int]]:
+    marks, ready = Marks(), list[int]()
+    hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append)
+    hooks.install()
+    return hooks, marks, ready
+
+
+@pytest.mark.clause("T40")
+def test_steps_move_the_marks() -> None:
+    optimizer = torch.optim.Adam([parameter()])
+    hooks, marks, ready = hooked([optimizer])
+    seen = []
+    optimizer.register_step_post_hook(lambda *_: seen.append(marks.now))
+    for _ in range(3):
+        optimizer.step()
+    assert marks.now == Mark(3, 3, Phase.COMPUTING)
+    assert ready == [1, 2, 3]
+    hooks.remove()
+    optimizer.step()
+    assert marks.now.done == 3
+
+
+@pytest.mark.clause("T40")
+def test_the_first_of_several_begins_and_the_last_ends() -> None:
+    dense, expert = torch.optim.SGD([parameter()], lr=1), torch.optim.SGD([parameter()], lr=1)
+    _, marks, _ = hooked([dense, expert])
+    dense.step()
+    assert marks.now == Mark(0, 1, Phase.UPDATING)
+    expert.step()
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+    expert.step()
+    with pytest.raises(ConfigError, match="two steps"):
+        expert.step()
+
+
+@pytest.mark.clause("T40")
+def test_a_step_that_a_scaler_skips_moves_nothing() -> None:
+    broken = parameter()
+    optimizer = torch.optim.SGD([broken], lr=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    _, marks, _ = hooked([optimizer])
+    scaler.scale(broken.sum()).backward()
+    broken.grad = torch.full((3,), float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert marks.now == Mark(0, 0, Phase.COMPUTING)
+    broken.grad = torch.ones(3)
+    scaler.step(optimizer)
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+    with pytest.raises(ConfigError, match="scaler"):
+        refuse_several_with_scaler([optimizer, optimizer], scaler)
+
+
+def test_an_update_that_needs_a_closure_is_refused() -> None:
+    optimizer = torch.optim.LBFGS([parameter()])
+    _, marks, _ = hooked([optimizer])
+    with pytest.raises(ConfigError, match="closure"):
+        optimizer.step(lambda: torch.zeros(()))
+    assert marks.now == Mark(0, 0, Phase.COMPUTING)
+
+
+@pytest.mark.clause("T41")
+def test_an_update_whose_gate_failed_is_done_alone() -> None:
+    alone, together = parameter(), parameter()
+    optimizer, yardstick = torch.optim.Adam([alone]), torch.optim.Adam([together])
+    hooks, marks, _ = hooked([optimizer], Broken())
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    assert marks.now == Mark(0, 1, Phase.READY)
+    marks.hold()
+    hooks.finish_alone()
+    yardstick.step()
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+    assert torch.equal(alone, together)
+
+
+@pytest.mark.clause("T41")
+def test_an_update_that_fails_says_that_it_is_torn() -> None:
+    optimizer = torch.optim.SGD([parameter()], lr=1)
+    hooks, marks, _ = hooked([optimizer], Broken())
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+
+    def fail() -> None:
+        raise MemoryError
+
+    hooks.update = fail
+    with pytest.raises(MemoryError):
+        hooks.finish_alone()
+    assert marks.updating
+
+
+@pytest.mark.clause("T41")
+def test_no_step_after_a_hold() -> None:
+    value = parameter()
+    optimizer = torch.optim.SGD([value], lr=1)
+    _, marks, _ = hooked([optimizer])
+    marks.hold()
+    with pytest.raises(Interrupted):
+        optimizer.step()
+    assert marks.now == Mark(0, 1, Phase.READY)
+    assert torch.equal(value, torch.ones(3))
+
+
+def _zero(rank: int, store: Path) -> None:
+    """The end mark stands when parameters are sent round."""
+    group = join_group(rank, 2, store)
+    optimizer = ZeroRedundancyOptimizer([parameter(), parameter()], torch.optim.Adam, lr=0.1)
+    _, marks, _ = hooked([optimizer], ExplicitGate(dist.new_group()))
+    seen, sync = [], optimizer._sync_params
+
+    def watched() -> None:
+        seen.append(marks.now)
+        sync()
+
+    optimizer._sync_params = watched
+    optimizer.step()
+    assert seen == [Mark(1, 1, Phase.COMPUTING)]
+    dist.barrier(group)
+
+
+@pytest.mark.clause("T40")
+def test_the_end_mark_is_behind_the_local_update(tmp_path: Path) -> None:
+    with Ranks(2, tmp_path, lambda rank: _zero(rank, tmp_path / "store")) as ranks:
+        assert ranks.statuses() == [0, 0]
+
+
+def _disagree(rank: int, store: Path) -> None:
+    join_group(rank, 2, store)
+    gate = ExplicitGate(dist.new_group())
+    gate.wait(1)
+    with pytest.raises(RuntimeError, match="same update"):
+        gate.wait(2 + rank)
+
+
+@pytest.mark.clause("T42")
+def test_a_gate_notices_ranks_that_do_different_updates(tmp_path: Path) -> None:
+    with Ranks(2, tmp_path, lambda rank: _disagree(rank, tmp_path / "store")) as ranks:
+        assert ranks.statuses() == [0, 0]

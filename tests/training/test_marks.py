@@ -1,0 +1,127 @@
+"""Marks, and the exception that gets a main thread out: one of the two sees the other, whatever the order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.marks import Mark, Marks
+from acpfs.training.messages import Phase
+
+
+def test_marks_go_through_an_update() -> None:
+    marks = Marks(begun=7)
+    assert marks.now == Mark(7, 7, Phase.COMPUTING)
+    assert marks.ready() == 8
+    assert marks.now == Mark(7, 8, Phase.READY)
+    marks.begin()
+    assert marks.updating
+    assert marks.now == Mark(7, 8, Phase.UPDATING)
+    marks.end()
+    assert marks.now == Mark(8, 8, Phase.COMPUTING)
+
+
+def test_ready_is_said_again_where_the_gate_had_failed() -> None:
+    marks = Marks()
+    assert marks.ready() == marks.ready() == 1
+
+
+def test_no_update_begins_after_a_hold() -> None:
+    marks = Marks()
+    marks.ready()
+    marks.hold()
+    with pytest.raises(Interrupted):
+        marks.begin()
+    assert marks.now == Mark(0, 1, Phase.READY)
+    marks.begin(settling=True)
+    marks.end()
+    assert marks.now == Mark(1, 1, Phase.COMPUTING)
+
+
+def test_an_update_that_was_under_way_ends() -> None:
+    marks = Marks()
+    marks.ready()
+    marks.begin()
+    marks.hold()
+    assert marks.updating
+    marks.end()
+    assert marks.now.done == 1
+
+
+class Loop:
+    """A thread that does something again and again until `Interrupted` gets it out; then it disarms."""
+
+    def __init__(self, step: Callable[[], None], swallowed: int = 0) -> None:
+        self._step, self._swallowed = step, swallowed
+        self.caught = 0
+        self.begun, self.out = threading.Event(), threading.Event()
+        self.interrupter: Interrupter | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+        self.begun.wait()
+
+    def _run(self) -> None:
+        while self.caught <= self._swallowed:
+            try:
+                while True:
+                    self.begun.set()
+                    self._step()
+            except Interrupted:
+                self.caught += 1
+        assert self.interrupter is not None
+        self.interrupter.disarm()
+        self.out.set()
+
+
+def ticking(loop: Loop, updating: Callable[[], bool]) -> Interrupter:
+    assert loop.thread.ident is not None
+    loop.interrupter = Interrupter(loop.thread.ident, updating, 0.001, 0.001)
+    return loop.interrupter
+
+
+@pytest.mark.parametrize("swallowed", [0, 1, 5])
+def test_a_thread_gets_out_even_if_it_swallows_some(swallowed: int) -> None:
+    loop = Loop(lambda: None, swallowed)
+    interrupter = ticking(loop, lambda: False)
+    interrupter.arm()
+    while not loop.out.wait(0.001):
+        interrupter.tick()
+    loop.thread.join()
+    assert loop.caught == swallowed + 1
+    assert not interrupter.tick()  # disarmed
+
+
+def test_it_is_not_armed_by_itself() -> None:
+    interrupter = Interrupter(threading.get_ident(), lambda: False, 0.0, 0.0)
+    assert not interrupter.tick()
+
+
+def test_an_update_is_never_interrupted() -> None:
+    updating = True
+    interrupter = Interrupter(threading.get_ident(), lambda: updating, 0.0, 3600.0)
+    interrupter.arm()
+    assert not interrupter.tick()
+    updating = False
+    with pytest.raises(Interrupted):
+        _tick_until_it_comes(interrupter)
+    interrupter.disarm()
+
+
+def _tick_until_it_comes(interrupter: Interrupter) -> None:
+    for _ in range(1000):
+        interrupter.tick()
+
+
+def test_disarm_swallows_what_is_on_its_way() -> None:
+    interrupter = Interrupter(threading.get_ident(), lambda: False, 0.0, 0.0)
+    for _ in range(100):
+        interrupter.arm()
+        try:
+            interrupter.tick()
+            interrupter.disarm()
+        except Interrupted:  # it came before disarm was called
+            interrupter.disarm()
+        sum(range(1000))  # nothing comes here

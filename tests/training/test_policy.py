@@ -1,0 +1,37 @@
+"""Settings: from the environment, from the caller, and refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from acpfs.errors import ConfigError
+from acpfs.training.policy import Policy
+
+
+def test_the_environment_and_then_the_caller() -> None:
+    environment = {"ACPFS_TRAIN_BEAT_S": "0.5", "ACPFS_TRAIN_TLS": "off", "ACPFS_TRAIN_NAME": "iter_{step:07d}", "HOME": "/"}
+    policy = Policy.from_environment(environment, beat_s=1.5)
+    assert (policy.beat_s, policy.tls, policy.name) == (1.5, False, "iter_{step:07d}")
+    assert policy.tracker == Policy().tracker
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "said"),
+    [
+        ("ACPFS_TRAIN_BEAT_S", "soon", "BEAT_S"),
+        ("ACPFS_TRAIN_BEAT_S", "0", "beat_s"),
+        ("ACPFS_TRAIN_TLS", "perhaps", "TLS"),
+        ("ACPFS_TRAIN_BEATS", "1", "no such setting"),
+        ("ACPFS_TRAIN_NAME", "step", "step"),
+        ("ACPFS_TRAIN_TRACKER", "a/b", "tracker"),
+        ("ACPFS_TRAIN_COORDINATORS", "4", "coordinators"),
+    ],
+)
+def test_what_makes_no_sense_is_named(variable: str, text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Policy.from_environment({variable: text})
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="beats"):
+        Policy.from_environment({}, beats=1)

@@ -1,0 +1,44 @@
+"""The tests below `ranks` need torch: they run in the interpreter that has it, one process for all, from which ranks are forked."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from tests.frameworks.conftest import interpreter
+
+REPOSITORY = Path(__file__).parents[2]
+RANKS = Path(__file__).parent / "ranks"
+LIBRARIES = Path(xxhash.__file__).parents[1]
+TIMEOUT_S = 300
+
+
+def run_ranks(tmp_path: Path, marker: str) -> None:
+    python = interpreter("ACPFS_TORCH_PYTHON", "torch")
+    words = [
+        "-q",
+        "-W",
+        "ignore",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--basetemp",
+        str(tmp_path / "ranks"),
+        "-m",
+        marker,
+        str(RANKS),
+    ]
+    command = [python, "-m", "tests.training.ranks", str(LIBRARIES), *words]
+    done = subprocess.run(command, cwd=REPOSITORY, timeout=TIMEOUT_S, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.frameworks
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+def test_with_torch(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "not long")
