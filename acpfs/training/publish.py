@@ -1,0 +1,63 @@
+"""A gasp gets its name: files compared with what was reported, `gasp.json`, rename, tracker last. May be repeated by anybody. No torch.
+
+After a kill at any point there is either no such name, or a whole checkpoint behind it; the next attempt goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from acpfs.logger import get_logger
+from acpfs.training.manifest import GaspError, differences, read_manifest, write_manifest
+from acpfs.training.messages import Publish
+
+log = get_logger(__name__)
+LOOK_AGAIN_S = 0.05
+
+
+def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) -> Path:
+    """Do it; the checkpoint's path. `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
+
+    Raises:
+        GaspError: the files are not those that were reported.
+        OSError: the directory cannot be written.
+    """
+    written, final = save_directory / order.directory, save_directory / order.name
+    if not _is_there(final, order):
+        _wait_for_files(written, order, files_s)
+        write_manifest(written, order.manifest)
+        _make_way(final, order.manifest.generation)
+        written.rename(final)
+    if tracker:
+        temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
+        temporary.write_text(order.name + "\n", encoding="utf-8")
+        temporary.replace(save_directory / tracker)
+    return final
+
+
+def _is_there(final: Path, order: Publish) -> bool:
+    """Whether an earlier attempt did the rename."""
+    found = read_manifest(final)
+    return found is not None and (found.job, found.generation, found.step) == (
+        order.manifest.job,
+        order.manifest.generation,
+        order.manifest.step,
+    )
+
+
+def _wait_for_files(written: Path, order: Publish, files_s: float) -> None:
+    """What other nodes wrote becomes visible here when it is in the storage."""
+    deadline = time.monotonic() + (files_s if len(order.manifest.nodes) > 1 else 0.0)
+    while wrong := differences(written, order.manifest.files):
+        if time.monotonic() >= deadline:
+            raise GaspError(f"{written}: {'; '.join(wrong)}")
+        time.sleep(LOOK_AGAIN_S)
+
+
+def _make_way(final: Path, generation: int) -> None:
+    """A checkpoint that has the name already, perhaps half of one, is kept under another."""
+    if final.exists():
+        aside = final.with_name(f"{final.name}.before-gasp-{generation}")
+        log.warning("a checkpoint had the gasp's name; it is kept beside it", name=final.name, kept=aside.name)
+        final.rename(aside)

@@ -1,0 +1,68 @@
+"""Process groups of a protected rank: making some, ending all, and the group of those who save. gloo only, until another was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from acpfs.errors import ConfigError
+from acpfs.training.torch.sockets import GroupSockets, connections
+
+SAVERS_TIMEOUT_S = 60.0
+
+
+class Groups:
+    """Of one rank. `abort` may be called from any thread; the rest belongs to the main thread, of all ranks alike."""
+
+    def __init__(self) -> None:
+        """Begin.
+
+        Raises:
+            ConfigError: a backend whose collectives nobody has tried to leave.
+        """
+        if not dist.is_initialized():
+            raise ConfigError("protect comes after torch.distributed.init_process_group")
+        if (backend := dist.get_backend()) != "gloo":
+            raise ConfigError(
+                f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
+            )
+        self._sockets = GroupSockets()
+
+    def learn(self) -> None:
+        """Know the connections of all groups that there are; a collective."""
+        mine = connections()
+        self._sockets.note_shared(mine, [ends for theirs in self.gathered(list(mine.values())) for ends in theirs])
+
+    def gathered(self, value: Any) -> list[Any]:
+        """Everybody's value, by rank; a collective."""
+        found: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(found, value)
+        return found
+
+    def make(self) -> Any:
+        """A group of all ranks."""
+        with self._sockets.noting():
+            return dist.new_group(backend="gloo")
+
+    def watched(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """`make` with its connections noted: for whoever makes groups while a protection is on."""
+
+        def make_and_note(*args: Any, **kwargs: Any) -> Any:
+            with self._sockets.noting():
+                return make(*args, **kwargs)
+
+        return make_and_note
+
+    def abort(self) -> int:
+        """End all collectives; who waits in one gets an error. The number of connections that were ended."""
+        return self._sockets.shut_down()
+
+    def regroup(self, store: Any, rank: int, world: int) -> None:
+        """Leave all groups, and be `rank` of a new default group of `world`."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        with self._sockets.noting():
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SAVERS_TIMEOUT_S))

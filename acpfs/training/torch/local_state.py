@@ -1,0 +1,85 @@
+"""This rank's part of the training state, by shard: what a gasp writes, and digests to compare copies by.
+
+References to parameters are taken when protection begins: in the middle of a forward pass FSDP has other tensors in the module's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from acpfs.errors import ConfigError
+from acpfs.training.messages import Shard
+from acpfs.training.torch.hooks import local_optimizer
+from acpfs.training.torch.layout import Layout, named_parameters, plain_module, plain_name
+
+
+class LocalState:
+    """Parameters, persistent buffers and optimizer state of one rank."""
+
+    def __init__(self, model: Any, optimizers: Sequence[Any], layout: Layout) -> None:
+        self._parameters = named_parameters(model)
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._frozen = {
+            plain_name(name): value for name, value in plain_module(model).named_parameters() if plain_name(name) not in self._parameters
+        }
+        kept = plain_module(model).state_dict(keep_vars=True).keys()
+        self.buffers = {plain_name(name): value for name, value in plain_module(model).named_buffers() if name in kept}
+        self._optimizers, self._names, self._layout = optimizers, names, layout
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                if any(id(parameter) not in names for parameter in group["params"]):
+                    raise ConfigError("an optimizer has a parameter that is not one of the model's")
+
+    def shard(self, shard: Shard) -> dict[str, dict[str, Any]]:
+        """Parameter's name → the parameter itself under "", and its optimizer state."""
+        return {name: {"": self._parameters[name].detach(), **self._moments(name)} for name in self._layout.parameters[shard]}
+
+    def _moments(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for optimizer in self._optimizers:
+            found |= local_optimizer(optimizer).state.get(self._parameters[name], {})
+        return found
+
+    def digest(self, shard: Shard) -> str:
+        """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal digests."""
+        digest = xxhash.xxh3_128()
+        for name, values in sorted(self.shard(shard).items()):
+            for key, value in sorted(values.items()):
+                digest.update(f"{name}\0{key}\0".encode())
+                for piece in _bytes_of(value):
+                    digest.update(piece)
+        return digest.hexdigest()
+
+    def checkpoint(self, shards: Iterable[Shard]) -> dict[str, Any]:
+        """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as these shards have it."""
+        model: dict[str, Any] = dict(self._frozen) | self.buffers
+        state: dict[str, Any] = {}
+        for shard in shards:
+            for name, values in self.shard(shard).items():
+                model[name] = values.pop("")
+                state[name] = values
+        return {"model": model, "optim": {"state": state, "param_groups": self._groups()}}
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [
+            {**group, "params": [self._names[id(parameter)] for parameter in group["params"]]}
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+        ]
+
+
+def _bytes_of(value: Any) -> Iterator[Any]:
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().to("cpu").contiguous().reshape(-1)
+        yield f"{value.dtype}{tuple(value.shape)}".encode()
+        if plain.numel():
+            yield memoryview(plain.view(torch.uint8).numpy())
+    else:
+        yield repr(value).encode()

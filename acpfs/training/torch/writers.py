@@ -1,0 +1,77 @@
+"""Who writes a gasp, and how: torch distributed checkpoint by the cover, or the script's own `save=` by one rank. Main thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import checkpoint
+
+from acpfs.errors import ConfigError
+from acpfs.training.host_state import HostState
+from acpfs.training.manifest import files_in, saved_file
+from acpfs.training.messages import SavedFile, Shard
+from acpfs.training.torch.layout import Layout
+from acpfs.training.torch.local_state import LocalState
+
+HOST_STATE = "host_state"
+"""Directory with one file per saver."""
+
+
+class Writer(Protocol):
+    """Called by every saver, in the group of savers."""
+
+    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+        """Write what this rank stands for; what it wrote, closed."""
+
+
+class DistributedWriter:
+    """`torch.distributed.checkpoint`: loads with `dcp.load` into what `get_state_dict(model, optimizer)` makes."""
+
+    def __init__(self, state: LocalState, host: HostState, rank: int) -> None:
+        """`rank`: this rank's number in the job."""
+        self._state, self._host, self._rank = state, host, rank
+
+    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+        (directory / HOST_STATE).mkdir(parents=True, exist_ok=True)
+        checkpoint.save(self._state.checkpoint(shards), checkpoint_id=directory)
+        own = directory / HOST_STATE / f"rank-{self._rank}.pt"
+        torch.save({"step": step, **_loadable(self._host.now())}, own)
+        member = dist.get_rank()
+        written = sorted(directory.glob(f"__{member}_*")) + ([directory / ".metadata"] if member == 0 else [])
+        return tuple(saved_file(directory, path) for path in (*written, own))
+
+
+def _loadable(value: Any) -> Any:
+    """Such that `torch.load(weights_only=True)` takes it: numpy's state has an array."""
+    if isinstance(value, Mapping):
+        return {key: _loadable(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_loadable(item) for item in value) if type(value) in (tuple, list) else [_loadable(item) for item in value]
+    return value.tolist() if type(value).__module__ == "numpy" else value
+
+
+class SingleWriter:
+    """The script's own format: one rank that has everything, alone in a group, so that `if rank == 0` in it holds."""
+
+    def __init__(self, save: Callable[[int, Path], None], layout: Layout) -> None:
+        """`save(step, directory)`: writes the live objects, which are at the end of that step.
+
+        Raises:
+            ConfigError: no rank has everything.
+        """
+        if any(len(ranks) < dist.get_world_size() for ranks in layout.holders.values()):
+            raise ConfigError(
+                "save= is called in one rank, and here none has the whole state: leave it out, and get a distributed checkpoint"
+            )
+        self._save = save
+
+    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+        if not shards:
+            return ()
+        directory.mkdir(parents=True, exist_ok=True)
+        self._save(step, directory)
+        return tuple(saved_file(directory, directory / name) for name in sorted(files_in(directory)))

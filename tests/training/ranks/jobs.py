@@ -1,0 +1,80 @@
+"""Small trainings whose every number is known: layouts with copies, and their state at each step without a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from acpfs.training.torch.replicated_zero import ReplicatedZero
+
+WIDTH, BATCH = 16, 4
+
+
+@dataclass
+class Job:
+    """What a script has."""
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+
+    def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
+        """Forward, backward, update `number`; random numbers of each rank take part. `at`: called at points by name."""
+        torch.manual_seed(1000 * number + dist.get_rank())
+        batch = torch.randn(BATCH, WIDTH)
+        at("forward")
+        loss = (self.model(batch) - batch).square().mean()
+        at("backward")
+        self.optimizer.zero_grad()
+        loss.backward()
+        at("reduce")
+        self.optimizer.step()
+        at("sent_round")
+        self.scheduler.step()
+
+
+def network() -> Any:
+    """With random numbers and averages in its forward pass."""
+    torch.manual_seed(7)
+    layers = (
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.Dropout(0.2),
+        torch.nn.Tanh(),
+        torch.nn.Linear(WIDTH, WIDTH),
+        torch.nn.Linear(WIDTH, WIDTH),
+    )
+    return torch.nn.Sequential(*layers)
+
+
+def ddp() -> Job:
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Job(model, optimizer, decay(optimizer))
+
+
+def zero() -> Job:
+    model = DistributedDataParallel(network())
+    optimizer = ReplicatedZero(model.parameters(), torch.optim.Adam, replicas=2, lr=0.01)
+    return Job(model, optimizer, decay(optimizer))
+
+
+def hsdp() -> Job:
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Job(model, optimizer, decay(optimizer))
+
+
+def decay(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+
+
+JOBS: dict[str, Callable[[], Job]] = {"ddp": ddp, "zero": zero, "hsdp": hsdp}

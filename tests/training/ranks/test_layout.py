@@ -1,0 +1,79 @@
+"""Who holds what, and digests of copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from acpfs.errors import ConfigError
+from acpfs.training.messages import Gate
+from acpfs.training.torch.layout import layout_of
+from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.replicated_zero import ReplicatedZero
+from acpfs.training.torch.writers import SingleWriter
+from tests.training.ranks.forked import Ranks, join_group
+from tests.training.ranks.jobs import JOBS, network
+
+WORLD, STEPS = 4, 3
+HOLDERS: dict[str, list[set[tuple[int, ...]]]] = {
+    "ddp": [{(0, 1, 2, 3)}] * 4,
+    "zero": [{(0, 2)}, {(1, 3)}] * 2,
+    "hsdp": [{(0, 2)}, {(1, 3)}] * 2,
+}
+
+
+def _gathered(value: Any) -> list[Any]:
+    found: list[Any] = [None] * WORLD
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _layout(rank: int, kind: str, directory: Path) -> None:
+    join_group(rank, WORLD, directory / "store")
+    job = JOBS[kind]()
+    layout = layout_of(job.model, [job.optimizer])
+    assert set(layout.holders.values()) == HOLDERS[kind][rank]
+    assert layout.copies == (4 if kind == "ddp" else 2)
+    assert layout.gate is (Gate.NONE if kind == "ddp" else Gate.EXPLICIT)
+    for number in range(1, STEPS + 1):
+        job.step(number)
+    state = LocalState(job.model, [job.optimizer], layout)
+    before = {shard: state.digest(shard) for shard in layout.holders}
+    for other in _gathered(before):
+        assert all(before.get(shard, digest) == digest for shard, digest in other.items())
+    with torch.no_grad():
+        next(iter(state.shard(min(layout.holders)).values()))[""].mul_(1.0000001)
+    assert state.digest(min(layout.holders)) != before[min(layout.holders)]
+
+
+@pytest.mark.clause("T43")
+@pytest.mark.parametrize("kind", JOBS)
+def test_holders_of_a_shard_have_equal_copies(tmp_path: Path, kind: str) -> None:
+    with Ranks(WORLD, tmp_path, lambda rank: _layout(rank, kind, tmp_path)) as ranks:
+        assert ranks.statuses() == [0] * WORLD
+
+
+def _closed(rank: int, directory: Path) -> None:
+    join_group(rank, 2, directory / "store")
+    with pytest.raises(ConfigError, match="plain tensor"):
+        layout_of(network(), [])
+    with pytest.raises(ConfigError, match="do not divide"):
+        ReplicatedZero(network().parameters(), torch.optim.Adam, replicas=3)
+    model = torch.nn.parallel.DistributedDataParallel(network())
+    optimizer = ReplicatedZero(model.parameters(), torch.optim.Adam, replicas=1)
+    layout = layout_of(model, [optimizer])
+    assert layout.copies == 1
+    with pytest.raises(ConfigError, match="none has the whole state"):
+        SingleWriter(lambda step, path: None, layout)
+    with pytest.raises(ConfigError, match="not one of the model"):
+        LocalState(model, [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])], layout)
+
+
+@pytest.mark.clause("T43")
+def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    with Ranks(2, tmp_path, lambda rank: _closed(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0, 0]

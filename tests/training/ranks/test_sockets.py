@@ -1,0 +1,75 @@
+"""A main thread that waits in a collective with a stopped peer is out when its groups' connections are shut down; others stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from acpfs.training.torch.groups import Groups
+from acpfs.training.torch.sockets import GroupSockets
+from tests.training.ranks.forked import Ranks, join_group
+
+
+def _waiting(rank: int, directory: Path, *, learned: bool) -> None:
+    """Rank 0 stops; the others wait for it in an all-reduce, until a thread shuts their connections down."""
+    join_group(rank, 3, directory / "store")
+    groups = Groups()
+    group = dist.group.WORLD
+    if learned:
+        groups.learn()
+    else:
+        group = groups.make()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
+    listening = socket.create_server(("127.0.0.1", 0))
+    own = socket.create_connection(listening.getsockname())
+    other, _ = listening.accept()
+    begun = threading.Event()
+
+    def out() -> None:
+        begun.wait()
+        assert groups.abort() >= 2
+
+    aborting = threading.Thread(target=out)
+    aborting.start()
+    begun.set()
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1), group=group)
+    aborting.join()
+    own.sendall(b"still there")
+    assert other.recv(100) == b"still there"
+
+
+@pytest.mark.clause("T44")
+@pytest.mark.parametrize("learned", [True, False])
+def test_out_of_a_collective(tmp_path: Path, learned: bool) -> None:
+    with Ranks(3, tmp_path, lambda rank: _waiting(rank, tmp_path, learned=learned)) as ranks:
+        assert ranks.status(1) == 0
+        assert ranks.status(2) == 0
+
+
+def test_a_number_that_is_another_sockets_now_is_left_alone() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    sockets = GroupSockets()
+    with sockets.noting():
+        noted = socket.create_connection(listening.getsockname())
+        gone, _ = listening.accept()
+    number = noted.fileno()
+    noted.close()
+    gone.close()
+    later = socket.create_connection(listening.getsockname())
+    other, _ = listening.accept()
+    assert number in (later.fileno(), other.fileno())
+    assert sockets.shut_down() == 0
+    later.sendall(b"x")
+    assert other.recv(1) == b"x"
+    for each in (later, other, listening):
+        each.close()

@@ -1,0 +1,87 @@
+"""A gasp gets its name: whole or not at all, whoever is killed, however often it is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from acpfs.training.manifest import GaspError, read_manifest, saved_file, verify
+from acpfs.training.messages import Manifest, Publish
+from acpfs.training.publish import publish
+
+FILES = {"__0_0.distcp": b"weights", ".metadata": b"where", "host_state/rank-0.pt": b"random"}
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> Publish:
+    written = tmp_path / "step-7.gasp-2.tmp"
+    (written / "host_state").mkdir(parents=True)
+    for name, data in FILES.items():
+        (written / name).write_bytes(data)
+    files = tuple(saved_file(written, written / name) for name in FILES)
+    return Publish(Manifest("job", 2, 7, (1,), {"ranks-0-1": 0}, files, {"ranks-0-1": "00"}, ("node",)), written.name, "step-7")
+
+
+@pytest.mark.clause("T45")
+def test_it_has_its_name_its_manifest_and_the_tracker(tmp_path: Path, order: Publish) -> None:
+    for _ in range(2):  # the second time nothing is left to do
+        assert publish(tmp_path, order, "latest", 1.0) == tmp_path / "step-7"
+        assert verify(tmp_path / "step-7") == order.manifest
+        assert (tmp_path / "latest").read_text() == "step-7\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-7"]
+
+
+@pytest.mark.clause("T45")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: (path / ".metadata").unlink(), ".metadata is missing"),
+        (lambda path: (path / "__9_0.distcp").write_bytes(b""), "reported by nobody"),
+        (lambda path: (path / ".metadata").write_bytes(b""), "0 bytes instead of 5"),
+    ],
+)
+def test_other_files_than_reported_get_no_name(tmp_path: Path, order: Publish, change: Callable[[Path], None], said: str) -> None:
+    change(tmp_path / order.directory)
+    with pytest.raises(GaspError, match=said):
+        publish(tmp_path, order, "latest", 1.0)
+    assert not (tmp_path / "step-7").exists()
+    assert not (tmp_path / "latest").exists()
+
+
+@pytest.mark.clause("T45")
+def test_killed_between_rename_and_tracker(tmp_path: Path, order: Publish) -> None:
+    publish(tmp_path, order, "", 1.0)
+    assert not (tmp_path / "latest").exists()
+    publish(tmp_path, order, "latest", 1.0)
+    assert (tmp_path / "latest").read_text() == "step-7\n"
+
+
+@pytest.mark.clause("T45")
+def test_what_had_the_name_is_kept(tmp_path: Path, order: Publish) -> None:
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "step-7" / "half").touch()
+    publish(tmp_path, order, "latest", 1.0)
+    assert verify(tmp_path / "step-7") == order.manifest
+    assert (tmp_path / "step-7.before-gasp-2" / "half").exists()
+    # a later generation's gasp of the same step is another one
+    again = replace(order, manifest=replace(order.manifest, generation=3))
+    (tmp_path / "step-7").rename(tmp_path / order.directory)
+    publish(tmp_path, again, "latest", 1.0)
+    found = read_manifest(tmp_path / "step-7")
+    assert found is not None
+    assert found.generation == 3
+
+
+def test_verify_reads_every_byte(tmp_path: Path, order: Publish) -> None:
+    publish(tmp_path, order, "", 1.0)
+    (tmp_path / "step-7" / ".metadata").write_bytes(b"wherf")
+    with pytest.raises(GaspError, match="checksum"):
+        verify(tmp_path / "step-7")
+    (tmp_path / "step-7" / "gasp.json").write_bytes(b"{}")
+    with pytest.raises(GaspError):
+        verify(tmp_path / "step-7")
+    with pytest.raises(GaspError, match="has no"):
+        verify(tmp_path)
