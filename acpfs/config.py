@@ -30,6 +30,8 @@ else:
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?$", re.IGNORECASE)
 _NUMA = r"(default|local|interleave|(interleave|bind):\d+(-\d+)?(,\d+(-\d+)?)*|prefer:\d+)"
 RAM_BYTES_MIN = 1 << 20
+RESERVE_PERCENT_MAX = 75
+"""Of the budget: with more kept for urgent files, little would be left for all others."""
 AUTO = "auto"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
@@ -78,6 +80,13 @@ def _parse_share(value: object) -> int | str:
     if not 0 <= float(text[:-1]) <= 100:
         raise ValueError("a share of the budget must lie between 0% and 100%")
     return text
+
+
+def _parse_reserve(value: object) -> int | str:
+    share = _parse_share(value)
+    if isinstance(share, str) and float(share[:-1]) > RESERVE_PERCENT_MAX:
+        raise ValueError(f"at most {RESERVE_PERCENT_MAX}% of the budget can be kept for urgent files")
+    return share
 
 
 def _parse_patterns(value: object) -> tuple[str, ...]:
@@ -147,6 +156,7 @@ class Check(NamedTuple):
 Size = Annotated[int, Check(parse_size)]
 RamSize = Annotated[int | str, Check(_parse_ram)]
 PrefaultSize = Annotated[int | str, Check(_parse_prefault)]
+Reserve = Annotated[int | str, Check(_parse_reserve)]
 Share = Annotated[int | str, Check(_parse_share)]
 Patterns = Annotated[tuple[str, ...], Check(_parse_patterns)]
 CheckpointPatterns = Annotated[tuple[str, ...], Check(pipe(_parse_patterns, _known_shapes))]
@@ -296,6 +306,8 @@ class Settings:
 
     auto: a quarter of the budget on a virtual machine, of memory that nobody uses; none elsewhere.
     """
+    reserve: Reserve = 0
+    """The last part of the budget, only for files below paths that were declared urgent: bytes, or percent of the budget; 0: none."""
     transport: Transport = Transport.AUTO
     """How the kernel is spoken to: native (its own session on /dev/fuse), libfuse, or auto: the fastest that works here."""
     fsync: FsyncMode = FsyncMode.ORDERED
@@ -421,7 +433,7 @@ def descriptions() -> dict[str, str]:
     return found
 
 
-CHANGEABLE = ("bandwidth", "streams", "log_level", "ram", "when_full", "keep_checkpoints", "spill_budget", "wait_for_peers_s")
+CHANGEABLE = ("bandwidth", "streams", "log_level", "ram", "when_full", "keep_checkpoints", "spill_budget", "wait_for_peers_s", "reserve")
 """What `acpfs-ctl set` may change while the mount is in use."""
 
 

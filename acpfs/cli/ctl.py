@@ -30,12 +30,13 @@ VERBS = {
     "preload": ("acpfs.cli.verbs.preload", "Bring files or checkpoints to RAM before they are read."),
     "pin": ("acpfs.cli.verbs.pin", "Keep what lies at and below paths in RAM, now and later."),
     "unpin": ("acpfs.cli.verbs.unpin", "Take pins off."),
+    "urgent": ("acpfs.cli.verbs.urgent", "Give files below a directory the reserve of RAM, for an hour at most."),
     "evict": ("acpfs.cli.verbs.evict", "Let what is clean leave RAM now."),
     "nodes": ("acpfs.cli.verbs.nodes", "The mounts that share the backing directory; `nodes forget NODE` goes on without one."),
     "config": ("acpfs.cli.verbs.config", "Effective settings."),
     "set": (
         "acpfs.cli.verbs.set",
-        "Change bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget or wait_for_peers.",
+        "Change bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget, wait_for_peers or reserve.",
     ),
     "metrics": ("acpfs.cli.verbs.metrics", "Prometheus metrics as text."),
 }

@@ -10,6 +10,7 @@ which is not ours to judge: `NotMountedError`.
 """
 
 from acpfs.client.persistence import flush, status, wait_for_nodes, wait_persisted, wait_verified
+from acpfs.client.urgency import declare_urgent, withdraw_urgent
 from acpfs.client.watching import SafeCheckpoint, SafeFile, Watching, checkpoints, on_persisted, persisted_checkpoints
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "SafeFile",
     "Watching",
     "checkpoints",
+    "declare_urgent",
     "flush",
     "on_persisted",
     "persisted_checkpoints",
@@ -24,4 +26,5 @@ __all__ = [
     "wait_for_nodes",
     "wait_persisted",
     "wait_verified",
+    "withdraw_urgent",
 ]

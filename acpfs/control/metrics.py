@@ -145,6 +145,7 @@ def _gauges(status: Status) -> dict[str, tuple[str, float]]:
         | _cluster_gauges(status)
         | {
             "ram_budget_bytes": ("most bytes that the RAM tier may take", ram.budget_bytes),
+            "ram_urgent_bytes": ("last part of the budget, only for urgent files", ram.urgent_bytes),
             "ram_used_bytes": ("bytes in the RAM tier", ram.used_bytes),
             "ram_dirty_bytes": ("bytes in the RAM tier that the backing directory has not got", ram.dirty_bytes),
             "ram_clean_bytes": ("bytes in the RAM tier that may leave", ram.clean_bytes),

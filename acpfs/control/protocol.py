@@ -52,6 +52,8 @@ class Request:
 
     verb: str
     args: Json = field(default_factory=dict)
+    uid: int = -1
+    """Who asks, as the kernel vouches for it; -1: nobody has been asked."""
 
     def text(self, key: str) -> str:
         value = self.args.get(key)

@@ -53,6 +53,8 @@ class RamReport:
     """Among the clean ones: of checkpoints that stay as long as there is room without them."""
     pinned_bytes: int = 0
     """Among the used ones: of files at and below pinned paths."""
+    urgent_bytes: int = 0
+    """The last part of the budget, which only files below urgent paths get."""
     leaving_bytes: int = 0
     """Among the dirty ones: of files that were deleted or replaced, and that a stream still reads."""
     peak_bytes: int = 0
@@ -152,6 +154,17 @@ class HeldFile:
     reason: str
     since: float
     resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class UrgentReport:
+    """A path whose files take from what is kept for urgent files."""
+
+    path: str
+    left_s: float
+    """For how much longer."""
+    uid: int
+    """Who declared it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +327,8 @@ class Status:
 
     pins: list[str] = field(default_factory=list)
     """Paths whose files do not leave RAM."""
+    urgent: list[UrgentReport] = field(default_factory=list)
+    """Paths that are urgent now."""
     spill: SpillReport | None = None
     """None: the mount has no spill directory."""
     guarded: list[GuardedReport] = field(default_factory=list)

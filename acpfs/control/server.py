@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import trio
@@ -132,7 +133,7 @@ class ControlServer:
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_hangup, stream, nursery.cancel_scope)
-            answer = await self._handle(request, stream, nursery.cancel_scope)
+            answer = await self._handle(replace(request, uid=_uid(stream.socket)), stream, nursery.cancel_scope)
             await _answer(stream, answer)
             nursery.cancel_scope.cancel()
 
@@ -156,10 +157,19 @@ class ControlServer:
 
     def _rights(self, connection: trio.socket.SocketType) -> tuple[bool, bool]:
         """(the mount's owner or root, member of the control group), as the kernel vouches for it."""
-        _pid, uid, gid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+        _pid, uid, gid = _credentials(connection)
         if uid in (0, os.getuid()):
             return True, False
         return False, self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+
+
+def _credentials(connection: trio.socket.SocketType) -> tuple[int, int, int]:
+    pid, uid, gid = _PEERCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size))
+    return pid, uid, gid
+
+
+def _uid(connection: trio.socket.SocketType) -> int:
+    return _credentials(connection)[1]
 
 
 def _peer_groups(connection: trio.socket.SocketType) -> tuple[int, ...]:

@@ -180,6 +180,14 @@ class Subject(Protocol):
         """Take pins off at and below a path; how many."""
         ...
 
+    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
+        """Give files at and below a directory the reserve of RAM, for so long (0: not any more); False: it was not urgent.
+
+        Raises:
+            AcpfsError: there is no such directory, it is not that user's, or this cannot be (`RefusedError`).
+        """
+        ...
+
     def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
         """Let clean contents at and below a path leave RAM: (files, bytes that came free, what stayed and why)."""
         ...

@@ -193,6 +193,17 @@ async def unpin(subject: Subject, request: Request, _tell: Report) -> Json:
     return {"pins": sum(subject.unpin(path) for path in _paths(request))}
 
 
+async def urgent(subject: Subject, request: Request, _tell: Report) -> Json:
+    """Who asks is what the kernel said of the connection, never what the request says."""
+    path, off = _one_path(request), request.flag("off")
+    seconds = request.seconds("for_s")
+    if off == (seconds is not None):
+        raise BadRequestError(f"{request.verb}: say for how long, or off")
+    if seconds == 0:
+        raise BadRequestError(f"{request.verb}: for no time at all")
+    return {"changed": await subject.urgent(path, seconds or 0.0, request.uid)}
+
+
 async def evict(subject: Subject, request: Request, tell: Report) -> Json:
     """Each file that stayed is an item."""
     files = freed = 0
@@ -310,6 +321,7 @@ HANDLERS: dict[str, Handler] = {
     "preload": preload,
     "pin": pin,
     "unpin": unpin,
+    "urgent": urgent,
     "evict": evict,
     "set": change,
     "doctor": doctor,

@@ -9,6 +9,7 @@ Who is not admitted takes the daemon's lane, which can wait for room and overflo
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.earlier_saves import EarlierSaves
@@ -41,6 +42,7 @@ class Admission:
         likely: LikelySizes,
         plenty: Plenty,
         earlier: EarlierSaves,
+        is_urgent: Callable[[Node], bool],
         unknown_bytes: int | None = None,
     ) -> None:
         """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` and `plenty` decide."""
@@ -52,6 +54,7 @@ class Admission:
         self._likely = likely
         self._plenty = plenty
         self._earlier = earlier
+        self._is_urgent = is_urgent
         self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
         self._unknown: dict[Ino, bool] = {}
@@ -69,12 +72,13 @@ class Admission:
         if expected is None:
             return self._refuse_unknown(handle, path)
         wanted = int(expected * MARGIN) + MARGIN_BYTES
-        if wanted > self._tier.budget_bytes:
+        urgent = self._is_urgent(node)
+        if wanted > self._tier.most_bytes(urgent=urgent):
             return "larger than RAM"
-        missing = wanted - (self._tier.free_bytes() - self.outstanding())
+        missing = wanted - (self._tier.free_bytes(urgent=urgent) - self.outstanding())
         if missing > 0:
             self._contents.retention.make_room(missing)
-        if wanted > self._tier.free_bytes() - self.outstanding() or self._tier.waiting():
+        if wanted > self._tier.free_bytes(urgent=urgent) - self.outstanding() or self._tier.waiting(urgent=urgent):
             return "RAM is short"
         refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)
         if not refusal:

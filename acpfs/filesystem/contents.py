@@ -428,7 +428,7 @@ class Contents:
         content = node.content
         if content is not None and content.in_ram:
             node.blocks = self._tier.settle_fd(content.tier_id, self.opened(content)).st_blocks
-            if self._tier.free_bytes() < 0:
+            if self._tier.free_bytes(urgent=True) < 0:
                 self._tier.room_changed()
 
     def _modified(self, node: Node, content: Content) -> None:

@@ -61,6 +61,7 @@ from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
+from acpfs.filesystem.urgent import UrgentFiles
 from acpfs.filesystem.versions import Versions
 from acpfs.filesystem.warming import Warming, WarmStatistics
 from acpfs.ram.control_groups import limits_of_caller
@@ -147,8 +148,8 @@ class FileSystem:
         self.missing = Missing(self._table, log, tier)
         self.earlier_calls = EarlierCalls()
         self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
-        versions = Versions(tier, log)
-        self._room = room = Room(tier, settings.when_full, awaits_drain=versions.await_drain)
+        versions, self.urgent = Versions(tier, log), UrgentFiles(state, self._table, tier, settings.reserve)
+        self._room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
         shapes = Checkpoints(settings.checkpoint_patterns)
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
         self._contents = self._make_contents(copies, versions)
@@ -164,7 +165,7 @@ class FileSystem:
         self._payers = Payers(state, self._table, self._contents.retention, limits)
         plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
         parts = (self._table, self._contents, tier, self.expectations, self._payers, LikelySizes(shapes), plenty, earlier)
-        admission = Admission(*parts, unknown_bytes)
+        admission = Admission(*parts, self.urgent.covers, unknown_bytes)
         self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path)
         rest = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
@@ -495,6 +496,7 @@ class FileSystem:
 
     def look_after_waiting(self) -> None:
         """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""
+        self.urgent.look()
         self._room.look_again()
         self._payers.look()
         self._state.commit()

@@ -38,7 +38,7 @@ ASK_AGAIN_S = 5.0
 """A lock that was not had for so long is asked for again: whoever was to take it may have died. One write(2) takes a second at most."""
 GAP_ROOM_BYTES = 64 << 20
 """No gap between slices when the tmpfs has less than this: one write slips through in it, and must not find it full."""
-MARGIN_BYTES_MAX, GRANT_BYTES_MAX = 64 << 20, 256 << 20
+MARGIN_BYTES_MAX, GRANT_BYTES_MAX, GRANT_BYTES_MIN = 64 << 20, 256 << 20, 2 << 20
 
 
 RELIEVING = "nothing else can make room: what it has written so far is moved to the backing directory"
@@ -159,7 +159,7 @@ class Hold:
         for node in self._writers.values():
             if node.ino not in self._held and self._is_short_for(node):
                 self._begin(node)
-        in_turn = sorted(self._held.values(), key=lambda held: self._tier.turn(_applicant(held.node)))
+        in_turn = sorted(self._held.values(), key=self._turn)
         for held in in_turn:
             self._tend(held)
         for held in reversed(in_turn):  # who has had most gives way first, and what that frees goes to who has had least
@@ -178,7 +178,7 @@ class Hold:
         """What the kernel has written counts for the writer's turns; what was reserved for it did already."""
         taken = node.blocks * BLOCK_BYTES
         grown, self._counted[node.ino] = taken - self._counted[node.ino], taken
-        self._tier.had(_applicant(node), grown - self._use_grant(node, taken))
+        self._tier.had(self._applicant(node), grown - self._use_grant(node, taken))
 
     def _use_grant(self, node: Node, taken: int) -> int:
         """What was reserved for the writer has become bytes of its file; returns how many."""
@@ -197,24 +197,37 @@ class Hold:
         """Room at which writers are held: what they write until they are comes out of the slack."""
         return min(MARGIN_BYTES_MAX, self._tier.budget_bytes // 16)
 
+    def _applicant(self, node: Node) -> Applicant:
+        return self._room.applicant(node, Purpose.RELEASE)
+
+    def _turn(self, held: Held) -> tuple[bool, float]:
+        applicant = self._applicant(held.node)
+        return not applicant.urgent, self._tier.turn(applicant)
+
     def _ahead(self) -> int:
         """The same, beside what is promised. A reach counts as promised already: then it is what is written between two looks."""
         return self._plenty.look_bytes() if self._admission.unstopped() else self._margin()
 
-    def _grant(self) -> int:
-        """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again."""
-        return min(GRANT_BYTES_MAX, self._tier.budget_bytes // 8)
+    def _grant(self, node: Node) -> int:
+        """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again.
 
-    def _unpromised(self) -> int:
+        A writer of an urgent file gets the last of the reserve, too, though that is less.
+        """
+        most = min(GRANT_BYTES_MAX, self._tier.budget_bytes // 8)
+        free = self._tier.free_bytes(urgent=True)
+        return free if GRANT_BYTES_MIN <= free < most and self._room.is_urgent(node) else most
+
+    def _unpromised(self, *, urgent: bool = False) -> int:
         """Room that nobody was promised."""
-        return self._tier.free_bytes() - self._admission.outstanding()
+        return self._tier.free_bytes(urgent=urgent) - self._admission.outstanding()
 
     def _is_short_for(self, node: Node) -> bool:
         if node.ino in self._grants:
             return False
+        urgent = self._room.is_urgent(node)
         if self._admission.outstanding_of(node):
-            return self._tier.free_bytes() < self._margin()
-        return self._unpromised() < self._ahead() or self._tier.waiting() > 0
+            return self._tier.free_bytes(urgent=urgent) < self._margin()
+        return self._unpromised(urgent=urgent) < self._ahead() or self._tier.waiting(urgent=urgent) > 0
 
     def _interval(self) -> float:
         distance = self._unpromised() - self._ahead()
@@ -280,17 +293,18 @@ class Hold:
     def _granted(self, held: Held) -> int:
         """How much room the held writer has got: it is reserved."""
         if held.room is not None:
-            if not held.room.done():
+            if not held.room.done() and (self._grant(held.node) >= held.asked_bytes or not held.room.cancel()):
                 return 0
             room, held.room = held.room, None
-            if room.exception() is None:
+            if not room.cancelled() and room.exception() is None:
                 return held.asked_bytes
-        grant = self._grant()
-        has_room = not (held.relieving or self._is_promised_to_others()) and self._tier.reserve_nowait(grant, _applicant(held.node))
-        return grant if has_room else 0
+        grant = self._grant(held.node)
+        may = not (held.relieving or self._is_promised_to_others(held.node))
+        return grant if may and self._tier.reserve_nowait(grant, self._applicant(held.node)) else 0
 
-    def _is_promised_to_others(self) -> bool:
-        return self._unpromised() < self._grant() <= self._tier.free_bytes()
+    def _is_promised_to_others(self, node: Node) -> bool:
+        """What others were promised they have to write outside of the reserve, unless they are urgent, too: those share it."""
+        return not self._room.is_urgent(node) and self._unpromised() < self._grant(node) <= self._tier.free_bytes()
 
     def _wait_or_give_way(self, held: Held) -> None:
         """What may be done for a held writer that has got no room is begun here."""
@@ -300,9 +314,9 @@ class Hold:
         is_outgrown = held.node.content is not None and held.node.content.outgrown is not None
         if (is_outgrown or not waiting_helps) and held.until is not None and self.relieve(held):
             return
-        if waiting_helps and not self._is_promised_to_others():
-            held.asked_bytes = self._grant()
-            held.room = self._tier.reserve(held.asked_bytes, _applicant(held.node))
+        if waiting_helps and not self._is_promised_to_others(held.node):
+            held.asked_bytes = self._grant(held.node)
+            held.room = self._tier.reserve(held.asked_bytes, self._applicant(held.node))
             held.room.add_done_callback(lambda _room: self.look_soon())
 
     def _may_open(self, held: Held) -> bool:
@@ -341,17 +355,13 @@ class Hold:
                 self._path(h.node.ino),
                 h.node.writer_pid,
                 Purpose.RELEASE.value,
-                self._grant(),
+                self._grant(h.node),
                 wall - (now - h.since),
                 RELIEVING if h.relieving else self._room.reason(),
             )
             for h in self._held.values()
             if h.room is None
         )
-
-
-def _applicant(node: Node) -> Applicant:
-    return Applicant(node.ino, Purpose.RELEASE, node.writer_pid)
 
 
 def _settle(held: Held, *, again: bool) -> None:

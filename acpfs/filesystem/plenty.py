@@ -65,6 +65,6 @@ class Plenty:
     def watch_memory(self) -> None:
         """Withhold the part of the budget that the machine has not got now."""
         before = self._tier.withheld_bytes
-        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes() + before)
+        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes(urgent=True) + before)
         if self._tier.withheld_bytes < before:
             self._tier.room_changed()

@@ -23,9 +23,11 @@ from acpfs.types import Ino
 class Room:
     """Bytes of the budget for calls that write."""
 
-    def __init__(self, tier: Tier, when_full: WhenFull, awaits_drain: Callable[[], bool]) -> None:
-        """`awaits_drain`: whether anything is left that makes room by itself, sooner or later."""
-        self._tier = tier
+    def __init__(
+        self, tier: Tier, when_full: WhenFull, awaits_drain: Callable[[], bool], is_urgent: Callable[[Node], bool] = lambda _node: False
+    ) -> None:
+        """`awaits_drain`: whether anything is left that makes room by itself, sooner or later. `is_urgent`: of `UrgentFiles`."""
+        self._tier, self.is_urgent = tier, is_urgent
         self.when_full = when_full
         self._awaits_drain = awaits_drain
         self.relief: Callable[[], bool] = lambda: False
@@ -39,7 +41,7 @@ class Room:
         Raises:
             OSError: ENOSPC when that is the policy.
         """
-        applicant = Applicant(node.ino, purpose, node.writer_pid)
+        applicant = self.applicant(node, purpose)
         if self._tier.reserve_nowait(size, applicant):
             return True
         if self.waiting_helps() and await self._wait(self._tier.reserve(size, applicant), size):
@@ -47,6 +49,10 @@ class Room:
         if self.when_full is WhenFull.ERROR:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return False
+
+    def applicant(self, node: Node, purpose: Purpose) -> Applicant:
+        """Somebody who writes to a file, as the queue knows it."""
+        return Applicant(node.ino, purpose, node.writer_pid, self.is_urgent(node))
 
     async def _wait(self, room: Future[None], size: int) -> bool:
         """Whether there is room at last."""
@@ -82,6 +88,8 @@ class Room:
             return "the machine is short of memory"
         if tier.used_bytes > tier.budget_bytes:
             return "RAM holds more than its budget, which was lowered"
+        if tier.urgent_bytes and tier.free_bytes(urgent=True) > 0:
+            return "RAM is full but for the reserve, which is for urgent files"
         return "RAM is full"
 
     def statistics(self, path: Callable[[Ino], bytes]) -> tuple[WaitingWriter, ...]:

@@ -166,7 +166,7 @@ class Spilling:
     def _short_bytes(self) -> int:
         """How much more is to leave RAM than is on its way already."""
         free_bytes = self._tier.free_bytes()
-        short = self._tier.budget_bytes // SHORT_SHARE - free_bytes
+        short = self._tier.most_bytes() // SHORT_SHARE - free_bytes
         if short <= 0 and not self._tier.waiting():
             return 0
         short = max(short, 1)

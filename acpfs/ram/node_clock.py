@@ -42,7 +42,8 @@ def wall_clock() -> float:
     return time.time() + float(Path(wanted).read_text(encoding="ascii") if "/" in wanted else wanted)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Of the running kernel; "" where it does not say."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
@@ -57,7 +58,7 @@ class NodeClock:
         state: StateDatabase,
         wall: Callable[[], float] = wall_clock,
         running: Callable[[], float] = since_boot,
-        boot_id: Callable[[], str] = _boot_id,
+        boot_id: Callable[[], str] = boot_id,
     ) -> None:
         """Go on where the last worker of this boot was. `wall`, `running`, `boot_id`: replaced by tests."""
         self._state, self._wall, self._running = state, wall, running

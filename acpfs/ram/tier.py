@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from acpfs.config import RESERVE_PERCENT_MAX, share_of
 from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
-from acpfs.types import TierId
+from acpfs.types import Ino, TierId
 
 COPY_CHUNK_BYTES = 64 << 20
 BLOCK_BYTES = 512
@@ -53,6 +54,9 @@ class Tier:
         self.reserved_bytes = 0
         self.withheld_bytes = 0
         """Part of the budget that must not be used now, because the machine has not got it."""
+        self.urgent_bytes = 0
+        """The last part of the budget, which only urgent files get."""
+        self._urgent_wanted: int | str = 0
         self._data = directory / "data"
         self._data.mkdir(mode=0o700, exist_ok=True)
         self._dir_fd = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -197,9 +201,25 @@ class Tier:
         """Bytes of RAM that a tier file takes, as last settled."""
         return self._allocated.get(tier_id, 0)
 
-    def free_bytes(self) -> int:
-        """What the budget still holds."""
-        return self.budget_bytes - self.used_bytes - self.reserved_bytes - self.withheld_bytes
+    def free_bytes(self, *, urgent: bool = False) -> int:
+        """What the budget still holds; for all but urgent files without what is kept for those, so that it may be less than nothing."""
+        free = self.budget_bytes - self.used_bytes - self.reserved_bytes - self.withheld_bytes
+        return free if urgent else free - self.urgent_bytes
+
+    def most_bytes(self, *, urgent: bool = False) -> int:
+        """What the budget has when nothing is in RAM."""
+        return self.budget_bytes if urgent else self.budget_bytes - self.urgent_bytes
+
+    def keep_for_urgent(self, wanted: int | str) -> None:
+        """The last part of the budget, bytes or percent, is for urgent files from now on. What others have of it, they keep."""
+        self._urgent_wanted = wanted
+        self.urgent_bytes = min(share_of(wanted, self.budget_bytes), self.budget_bytes * RESERVE_PERCENT_MAX // 100)
+        self._wake()
+
+    def tell_urgent(self, is_urgent: Callable[[Ino], bool]) -> None:
+        """Which files are urgent has changed: serve who waits by that."""
+        self._turns.tell_urgent(is_urgent)
+        self._wake()
 
     def space_left_bytes(self) -> int:
         """What the tmpfs itself still takes: budget and slack, or less where others use it too."""
@@ -213,9 +233,10 @@ class Tier:
 
     def reserve_nowait(self, size: int, applicant: Applicant = NOBODY) -> bool:
         """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""
-        if self.free_bytes() < size:
-            self.make_room(size - self.free_bytes())
-        if self.free_bytes() < size or self._turns:
+        urgent = applicant.urgent
+        if self.free_bytes(urgent=urgent) < size:
+            self.make_room(size - self.free_bytes(urgent=urgent))
+        if self.free_bytes(urgent=urgent) < size or (self._turns and self._turns.before(urgent=urgent)):
             return False
         self.reserved_bytes += size
         self.had(applicant, size)
@@ -264,12 +285,13 @@ class Tier:
     def change_budget(self, budget_bytes: int) -> None:
         """Another budget from now on: what may leave does at once where it is smaller, and who waits is served where it is larger."""
         self.budget_bytes = budget_bytes
+        self.keep_for_urgent(self._urgent_wanted)
         self.room_changed()
 
     def room_changed(self) -> None:
         """Something may have become evictable, or the budget has changed: look again whether it holds, and whether waiting writers fit."""
-        if self.free_bytes() < 0:
-            self.make_room(-self.free_bytes())  # nobody asks for room now, and yet there is to be some
+        if self.free_bytes(urgent=True) < 0:
+            self.make_room(-self.free_bytes(urgent=True))  # nobody asks for room now, and yet there is to be some
         self._wake()
 
     def fail_waiting(self, number: int) -> None:
@@ -278,9 +300,9 @@ class Tier:
             if one.room.set_running_or_notify_cancel():
                 one.room.set_exception(OSError(number, os.strerror(number)))
 
-    def waiting(self) -> int:
-        """How many wait for room."""
-        return len(self._turns)
+    def waiting(self, *, urgent: bool = False) -> int:
+        """How many wait for room; with `urgent` only those who go before somebody who is."""
+        return self._turns.before(urgent=urgent)
 
     def queue(self) -> Sequence[Waiting]:
         """Who waits for room, in the order in which they are served."""
@@ -288,11 +310,11 @@ class Tier:
 
     def _wake(self) -> None:
         while (first := self._turns.first()) is not None:
-            if self.free_bytes() < first.size:
-                self.make_room(first.size - self.free_bytes())
+            if self.free_bytes(urgent=first.urgent) < first.size:
+                self.make_room(first.size - self.free_bytes(urgent=first.urgent))
             if self._turns.first() is not first:
                 continue  # what left made room, and was woken for, on the way
-            if self.free_bytes() < first.size:
+            if self.free_bytes(urgent=first.urgent) < first.size:
                 return
             self._turns.serve(first)
             if first.room.set_running_or_notify_cancel():

@@ -38,6 +38,8 @@ class Applicant:
     ino: Ino
     purpose: Purpose
     pid: int = 0
+    urgent: bool = False
+    """May take what is kept for urgent files, and goes before all who may not."""
 
 
 NOBODY = Applicant(NO_INO, Purpose.WRITE)
@@ -50,7 +52,9 @@ class Waiting:
     size: int
     applicant: Applicant
     turn: float
-    """Who has the smallest one is next."""
+    """Who has the smallest one is next, of those that are urgent first."""
+    urgent: bool
+    """At first the applicant's; a file may become urgent while its writer waits, or cease to be."""
     since: float = field(default_factory=time.time)
     """Wall clock, seconds."""
     room: Future[None] = field(default_factory=Future)
@@ -83,7 +87,7 @@ class Turns:
 
     def __iter__(self) -> Iterator[Waiting]:
         """In the order of turns."""
-        return iter(sorted((one for one in self._waiting if not one.room.cancelled()), key=lambda one: one.turn))
+        return iter(sorted((one for one in self._waiting if not one.room.cancelled()), key=_place))
 
     def had(self, applicant: Applicant, size: int, lead_bytes_max: int) -> None:
         """Bytes were given without waiting, or taken unseen. `lead_bytes_max`: a larger lead is not made up for."""
@@ -96,7 +100,7 @@ class Turns:
 
     def add(self, applicant: Applicant, size: int, lead_bytes_max: int) -> Waiting:
         """Somebody has to wait."""
-        waiting = Waiting(size, applicant, self._take_turn(applicant, size, lead_bytes_max))
+        waiting = Waiting(size, applicant, self._take_turn(applicant, size, lead_bytes_max), applicant.urgent)
         self._waiting.append(waiting)
         return waiting
 
@@ -104,7 +108,16 @@ class Turns:
         """Whose turn it is."""
         if any(one.room.cancelled() for one in self._waiting):
             self._waiting = [one for one in self._waiting if not one.room.cancelled()]
-        return min(self._waiting, key=lambda one: one.turn, default=None)
+        return min(self._waiting, key=_place, default=None)
+
+    def before(self, *, urgent: bool) -> int:
+        """How many wait that go before somebody who comes now."""
+        return sum(one.urgent and not one.room.cancelled() for one in self._waiting) if urgent else len(self._waiting)
+
+    def tell_urgent(self, is_urgent: Callable[[Ino], bool]) -> None:
+        """Which files are urgent now."""
+        for one in self._waiting:
+            one.urgent = is_urgent(one.applicant.ino)
 
     def serve(self, waiting: Waiting) -> None:
         """It gets its room. Only those who wait share the clock now: not everybody who came, had a little and ended since."""
@@ -128,6 +141,10 @@ class Turns:
         self._purge_at = now + PURGE_S
         waiting = {_writer(one.applicant) for one in self._waiting}
         self._had = {w: had for w, had in self._had.items() if had[1] > now - LIVE_S or w in waiting}
+
+
+def _place(one: Waiting) -> tuple[bool, float]:
+    return not one.urgent, one.turn
 
 
 def _writer(applicant: Applicant) -> int:

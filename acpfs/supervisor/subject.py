@@ -10,7 +10,6 @@ import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ import trio
 import xxhash
 
 from acpfs import __version__
-from acpfs.config import CHANGEABLE, WhenFull, field_named, validated
+from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
 from acpfs.control.protocol import Json
 from acpfs.control.reports import (
@@ -38,12 +37,13 @@ from acpfs.control.reports import (
     SpillReport,
     Status,
     StayedFile,
+    UrgentReport,
     Verdict,
     WorkerReport,
 )
 from acpfs.control.subject import PreloadJob
 from acpfs.control.verbs import GUARDED
-from acpfs.errors import AcpfsError, ConfigError
+from acpfs.errors import AcpfsError, ConfigError, DeadlineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
@@ -51,8 +51,7 @@ from acpfs.filesystem.spilling import Unmirrored
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram import place as places
-from acpfs.ram.memory import budget_bytes, read_memory
-from acpfs.supervisor import logs, waiting_reports
+from acpfs.supervisor import waiting_reports
 from acpfs.supervisor.assembly import Parts
 from acpfs.supervisor.checkpoint_view import CheckpointView
 from acpfs.supervisor.examination import examine
@@ -60,13 +59,13 @@ from acpfs.supervisor.link import Link
 from acpfs.supervisor.node_reports import cluster_counters, cluster_report, node_reports
 from acpfs.supervisor.preloads import Preloads
 from acpfs.supervisor.remaining import is_below_any, remaining
+from acpfs.supervisor.setting_changes import CHANGES, answered
 from acpfs.types import Seq
 from acpfs.writeback import records
 from acpfs.writeback.spill import SpillStatistics
 
 PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
 STATUS_QUEUE_ENTRIES_MAX = 100
-SPILL_ANSWERS_S = 10.0
 PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
 ENGINE_COUNTERS = (
@@ -131,7 +130,7 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
-            cluster = cluster_report(parts, parts.fs.changes.display_path)
+            cluster, urgent = cluster_report(parts, parts.fs.changes.display_path), parts.fs.urgent.declared()
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
             calls = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of)
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
@@ -162,6 +161,7 @@ class WorkerSubject:
             counters=counters,
             warnings=[*parts.warnings(), *([PINNED_FULL] if fs.is_pinned_full else []), *map(_orphan, engine.guard.orphans)],
             pins=[os.fsdecode(path) for path in fs.pins],
+            urgent=[UrgentReport(os.fsdecode(one.path), left_s, one.uid) for one, left_s in urgent],
             on_failure="native" if self._life.beneath else "stop",
             bypassed_since=bypassed[0] if bypassed else None,
             bypass_reason=bypassed[1] if bypassed else None,
@@ -364,6 +364,24 @@ class WorkerSubject:
             self._parts.state.commit()
         return removed
 
+    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
+        fs, node = self._parts.fs, None
+        try:
+            with trio.move_on_after(PROBLEM_LOOK_S) as looked:
+                node = await fs.steps.drive(fs.paths.find(path))
+        except OSError as error:
+            raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
+        if node is None or looked.cancelled_caught:
+            raise DeadlineError(f"the backing directory does not say whether there is {os.fsdecode(path)}")
+        if not node.is_dir:
+            raise RefusedError(f"{os.fsdecode(path)} is no directory (a symlink to one is none): name the directory itself")
+        if uid not in (0, node.uid):
+            raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
+        with fs.lock:
+            changed = fs.urgent.declare(path, seconds, uid) if seconds else fs.urgent.withdraw(path)
+            self._parts.state.commit()
+        return changed
+
     def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
         with self._parts.fs.lock:
             done = self._parts.fs.keeping.evict(path)
@@ -382,9 +400,9 @@ class WorkerSubject:
         if field not in CHANGEABLE:
             raise ConfigError(f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}")
         wanted = getattr(validated({**self._parts.settings.as_json(given_only=True), field: value}), field)
-        asked = _CHANGES[field](self._parts, wanted)
+        asked = CHANGES[field](self._parts, wanted)
         if asked is not None:
-            await _answered(asked)
+            await answered(asked)
         setattr(self._parts.settings, field, wanted)
         self._life.link.change(self._parts.settings.as_json(given_only=True))
         return {"key": field, "value": wanted}
@@ -514,6 +532,7 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
         prefault=parts.prefault.why,
         retained_bytes=fs.content.retained_bytes,
         pinned_bytes=fs.pinned_bytes,
+        urgent_bytes=parts.tier.urgent_bytes,
         leaving_bytes=fs.tier.leaving_bytes,
         peak_bytes=fs.tier.peak_bytes,
         tmpfs_used_bytes=places.taken_bytes(parts.place) if own else 0,
@@ -542,53 +561,3 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
 
 def _below(entry: records.QueueEntry, path: bytes) -> bool:
     return not path or is_below_any(os.fsencode(entry.name), (path,))
-
-
-def _change_ram(parts: Parts, wanted: int | str) -> None:
-    budget = budget_bytes(wanted, read_memory())
-    with parts.fs.lock:
-        parts.tier.look_full()
-        places.resize(parts.place, max(budget, parts.tier.budget_bytes))
-        parts.tier.change_budget(budget)
-        parts.state.commit()  # tier files end with it
-        places.resize(parts.place, budget)  # after what may leave has left
-
-
-def _change_keep(parts: Parts, wanted: int) -> None:
-    with parts.fs.lock:
-        parts.fs.keeping.keep(wanted)
-        parts.state.commit()
-
-
-def _change_when_full(parts: Parts, wanted: WhenFull) -> None:
-    with parts.fs.lock:
-        parts.fs.change_when_full(wanted)
-
-
-def _change_spill_budget(parts: Parts, wanted: int | str) -> Future[None]:
-    spill = parts.fs.spill
-    if spill is None or parts.settings.spill is None:
-        raise ConfigError("spill_budget cannot be changed: this mount has no spill directory")
-    return spill.calls.submit("budget", spill.set_budget, wanted)
-
-
-async def _answered(asked: Future[None]) -> None:
-    """What a change had to ask the spill disk, which may hang."""
-    with trio.move_on_after(SPILL_ANSWERS_S):
-        await settled(asked)
-    if not asked.done():
-        raise AcpfsError("the spill directory does not answer: ask again when it does")
-    if error := asked.exception():
-        raise AcpfsError(f"the spill directory refuses: {error}") from error
-
-
-_CHANGES: dict[str, Callable[[Parts, Any], Future[None] | None]] = {
-    "bandwidth": lambda parts, wanted: parts.engine.set_bandwidth(wanted),
-    "streams": lambda parts, wanted: parts.engine.set_streams(wanted),
-    "log_level": lambda _parts, wanted: logs.set_level(wanted),
-    "ram": _change_ram,
-    "keep_checkpoints": _change_keep,
-    "when_full": _change_when_full,
-    "spill_budget": _change_spill_budget,
-    "wait_for_peers_s": lambda _parts, _wanted: None,
-}

@@ -168,7 +168,7 @@ class Engine:
 
         What is clean does not count: in use RAM is full of it, and it leaves for whoever writes.
         """
-        budget_bytes = self._tier.budget_bytes - self._tier.withheld_bytes
+        budget_bytes = self._tier.most_bytes() - self._tier.withheld_bytes
         is_short = self._ops.dirty_bytes * SHORT_SHARE > budget_bytes * (SHORT_SHARE - 1)
         return self._ops.is_awaited() or self._tier.waiting() > 0 or is_short
 

@@ -69,6 +69,7 @@ class DoubleSubject:
         self.absent: set[bytes] = set()
         self.stuck = False
         self.gone = ""
+        self.declared: list[tuple[bytes, float, int]] = []
 
     async def nodes(self) -> list[NodeReport]:
         return self.node_rows
@@ -203,6 +204,10 @@ class DoubleSubject:
 
     def unpin(self, path: bytes) -> int:
         return 0
+
+    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
+        self.declared.append((path, seconds, uid))
+        return seconds > 0
 
     def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
         return 0, 0, []

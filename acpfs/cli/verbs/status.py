@@ -111,6 +111,7 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
     used, budget = show.size(ram["used_bytes"]), show.size(ram["budget_bytes"])
     ready = f"; {show.size(ram['prefaulted_bytes'])} more made ready ({ram['prefault']})" if ram["prefaulted_bytes"] else ""
     parts = ", ".join(f"{show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("dirty", "clean", "reserved"))
+    parts += f", {show.size(ram['urgent_bytes'])} kept for urgent files" if ram.get("urgent_bytes") else ""
     parts += "".join(f", {show.size(ram[f'{kind}_bytes'])} {kind}" for kind in ("retained", "pinned") if ram[f"{kind}_bytes"])
     where = f"{show.printable(status['mount'])} over {show.printable(status['backing'])}"
     return [
@@ -121,10 +122,18 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ),
         ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
+        *_urgent_facts(status),
         *_spill_fact(status),
         *_cluster_fact(status),
         ("backing", f"{health['state']}: {health['calls_out']} calls out, the oldest for {oldest}"),
         ("events", ", ".join(f"{name} {count}" for name, count in status["counters"].items() if count) or "none"),
+    ]
+
+
+def _urgent_facts(status: show.Json) -> list[tuple[str, str]]:
+    return [
+        ("urgent", f"{show.printable(one['path'] or 'the mount')}, for another {show.duration(one['left_s'])}")
+        for one in status.get("urgent", ())
     ]
 
 

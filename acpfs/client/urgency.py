@@ -1,0 +1,38 @@
+"""What must not wait when RAM is full: the reserve, for files below a directory, from inside a training process.
+
+Paths are matched by name and never looked at here, so that a call cannot hang on the mount itself.
+"""
+
+from __future__ import annotations
+
+import os
+
+from acpfs.control import client, registry
+
+StrPath = str | os.PathLike[str]
+URGENT_S_MAX = 3600.0
+
+
+def declare_urgent(directory: StrPath, seconds: float = URGENT_S_MAX) -> None:
+    """Let files at and below a directory take the part of RAM that the setting `reserve` keeps, for so long (one hour at most).
+
+    For the directory's owner and root. Without a reserve such files only go before others that wait.
+
+    Raises:
+        acpfs.errors.NotMountedError: the path lies in no acpfs mount: then nothing there waits for RAM, and there is nothing to declare.
+        acpfs.errors.RefusedError: it is no directory, for too long, or too many paths are urgent.
+        acpfs.errors.AcpfsError: there is no such directory, or it is somebody else's.
+    """
+    record, below = registry.locate(os.fspath(directory))
+    client.request(record, "urgent", {"paths": [below], "for_s": float(seconds)})
+
+
+def withdraw_urgent(directory: StrPath) -> bool:
+    """It is not urgent any more; False: it was not.
+
+    Raises:
+        acpfs.errors.NotMountedError: the path lies in no acpfs mount.
+        acpfs.errors.AcpfsError: as `declare_urgent`.
+    """
+    record, below = registry.locate(os.fspath(directory))
+    return bool(client.request(record, "urgent", {"paths": [below], "off": True})["changed"])
