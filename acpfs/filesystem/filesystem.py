@@ -563,6 +563,11 @@ class FileSystem:
                 else:
                     self._view.nameless.give_back(ino, fd)
 
+    @property
+    def open_writers(self) -> int:
+        """Descriptors that are open for writing."""
+        return self._contents.writers
+
     def before_writers(self, call: Callable[[], None]) -> None:
         """Have `call` called whenever a file is about to be opened for writing, under the lock; it must not wait."""
         self._contents.on_writer = call

@@ -4,7 +4,9 @@ What a save then gets is memory that the host has backed, that is in one piece (
 The pages lie in a file of their own, not in the tier: they count neither as used nor against the budget of a writer. Together with what
 is used they never exceed the budget for longer than one look. They come free a little ahead of what is written and no faster, because free
 memory does not stay ready: page cache takes it, and a virtual machine gives it back to its host within seconds, so that the second file of
-a save would find nothing. A thread of its own, since allocating takes time and must be interruptible; it takes no lock of the file system.
+a save would find nothing. For the same reason memory is made ready again as soon as a save is over: what it left of its lead, and what an
+older checkpoint gives up when it leaves, is still warm then, and costs a twentieth of memory that is cold.
+A thread of its own, since allocating takes time and must be interruptible; it takes no lock of the file system.
 `give_back` may be called from any thread and does not wait.
 """
 
@@ -19,7 +21,9 @@ from acpfs.ram.memory import headroom_bytes
 from acpfs.ram.shortage import available_bytes
 
 STEP_BYTES = 32 << 20
-"""About 5 ms of writing: how long giving back may have to wait. Written and not fallocated: that takes pages, but does not touch them."""
+"""Written and not fallocated: that takes pages, but does not touch them. 5 ms of warm memory, 150 of cold."""
+PIECE_BYTES = 4 << 20
+"""So much of a step goes on when somebody is about to write: 20 ms of cold memory."""
 REST = 1.0
 """Rest between two steps, in times of what the step took: half of one processor, and never two steps in a row."""
 LOOK_S = 1.0
@@ -27,8 +31,12 @@ LEAD_BYTES = 256 << 20
 """So much more than was written has come free at each look during a save; writers take it in the meantime, 160 MB at 8 GB/s."""
 FOLLOW_S = 0.02
 """Between two looks during a save."""
-QUIET_S = 10.0
-"""No file was opened for writing and RAM has not grown by a step for so long: the save is over. A log that stays open is no save."""
+SOON_S = 0.1
+"""The same where there is nothing to follow, and a save may be over soon: what it did not use stays warm for a second or two."""
+CLOSED_S = 0.3
+"""No file is open for writing any more, none was opened and RAM has not grown by a step for so long: the save is over."""
+QUIET_S = 2.0
+"""The same where one stays open: a log is no save."""
 QUIET_S_MAX = 3600.0
 WORTH_BYTES = 64 << 20
 """Where less than this was written since the memory was given back, it was not for a save: next time the wait is twice as long."""
@@ -46,6 +54,11 @@ def takeable_bytes() -> int:
     return available_bytes() if room is None else min(available_bytes(), room)
 
 
+def with_lead(save_bytes: int) -> int:
+    """What has to be ready for a save of that size, with what comes free ahead of it; nothing for none."""
+    return save_bytes + LEAD_BYTES if save_bytes else 0
+
+
 class Prefault:
     """Keeps up to `wanted()` bytes ready while nobody writes."""
 
@@ -59,13 +72,14 @@ class Prefault:
         machine_bytes: int,
         clock: Callable[[], float] = time.monotonic,
         why: str = "set",
+        writers: Callable[[], int] = lambda: 0,
     ) -> None:
         """`make_file`: a file without a name that may take so many bytes. `budget`, `used`: the RAM tier's bytes, also those unseen.
 
-        `available`: bytes that this process may still take. `why`: so much is wanted, for people.
+        `available`: bytes that this process may still take. `why`: so much is wanted, for people. `writers`: descriptors open for writing.
         """
         self._make_file, self._wanted, self._budget, self._used = make_file, wanted, budget, used
-        self._available, self._clock = available, clock
+        self._available, self._clock, self._writers = available, clock, writers
         self.why = why
         self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
         self._changed = threading.Condition()
@@ -76,7 +90,9 @@ class Prefault:
         self._ready_before = self._used_before = self._taken = 0
         """When it began, and how much it has taken since."""
         self._thread: threading.Thread | None = None
-        self._active_at, self._quiet_s = -QUIET_S, QUIET_S
+        self._active_at = -QUIET_S
+        self._for_nothing = 0
+        """How often in a row memory was given back, and no save came."""
         self._used_seen = 0
         self.ready_bytes = 0
         """Allocated and not given back yet."""
@@ -123,18 +139,21 @@ class Prefault:
         if self.ready_bytes > target:
             self._shrink(target)
         elif self.ready_bytes < target:
-            return self._grow()
-        return FOLLOW_S if self._following and self.ready_bytes else LOOK_S
+            return self._grow(target)
+        if self._following:
+            return FOLLOW_S if self.ready_bytes else SOON_S
+        return SOON_S if self._clock() - self._active_at < QUIET_S else LOOK_S
 
     def _target(self) -> int:
         """How much may be ready now."""
         used = self._used()
-        if used > self._used_seen + STEP_BYTES:
+        grown = used > self._used_seen + STEP_BYTES
+        if grown:
             self._active_at = self._clock()
         if abs(used - self._used_seen) > STEP_BYTES:
             self._used_seen = used
-        self._follow(used)
-        if not self.ready_bytes and self._clock() - self._active_at < self._quiet_s:
+        self._follow(used, grown=grown)
+        if not self.ready_bytes and not self._is_quiet():
             return 0
         spare = self._available() - self._floor_bytes
         most = min(self._wanted(), self._budget() - used, self.ready_bytes + spare)
@@ -142,19 +161,24 @@ class Prefault:
             most = min(most, self.ready_bytes, self._ready_before - self._taken - LEAD_BYTES)
         return max(0, most)
 
-    def _follow(self, used: int) -> None:
-        """Whether a save is under way, and how far it is."""
+    def _follow(self, used: int, *, grown: bool) -> None:
+        """Whether a save is under way, and how far it is. One that waits long between open and write shows by what it writes."""
         with self._changed:
             asked, self._asked = self._asked, False
-        if asked:
+        if asked or (grown and self.ready_bytes and not self._following):
             self._following, self._active_at = True, self._clock()
             self._ready_before, self._used_before, self._taken = self.ready_bytes, used, 0
         if self._following:
             self._taken = max(self._taken, used - self._used_before)
-            if self._clock() - self._active_at >= self._quiet_s:
+            if self._is_quiet():
                 self._following = False
-                self._quiet_s = min(QUIET_S_MAX, self._quiet_s * 2) if self._taken < WORTH_BYTES else QUIET_S
-                self._active_at = self._clock() - self._quiet_s  # that is for the next time
+                self._for_nothing = self._for_nothing + 1 if self._taken < WORTH_BYTES else 0
+                self._active_at = self._clock() - QUIET_S_MAX  # a longer wait is for the next time
+
+    def _is_quiet(self) -> bool:
+        """Whether no save is under way."""
+        wait_s = QUIET_S if self._writers() else CLOSED_S
+        return self._clock() - self._active_at >= min(QUIET_S_MAX, wait_s * 2.0 ** min(self._for_nothing, 30))
 
     def _shrink(self, target: int) -> None:
         if self._fd < 0:
@@ -167,18 +191,22 @@ class Prefault:
             os.ftruncate(self._fd, self._file_bytes)  # for huge pages, when it grows again
         self.ready_bytes = target
 
-    def _grow(self) -> float:
+    def _grow(self, target: int) -> float:
+        """A step, or less where somebody is about to write."""
         began = self._clock()
         if self._fd < 0 and not self._begin():
             return LONG_REST_S
-        try:
-            written = os.pwritev(self._fd, [_ZEROS] * (STEP_BYTES // len(_ZEROS)), self.ready_bytes)
-        except OSError:  # memory is shorter than it looked
-            written = 0
-        if written < STEP_BYTES:
-            self._shrink(self.ready_bytes)
-            return LONG_REST_S
-        self.ready_bytes += STEP_BYTES
+        end = min(target, self.ready_bytes + STEP_BYTES)
+        while self.ready_bytes < end and not (self._asked or self._closed):
+            size = min(PIECE_BYTES, end - self.ready_bytes)
+            try:
+                written = os.pwritev(self._fd, [_ZEROS[: size - at] for at in range(0, size, len(_ZEROS))], self.ready_bytes)
+            except OSError:  # memory is shorter than it looked
+                written = 0
+            if written < size:
+                self._shrink(self.ready_bytes)
+                return LONG_REST_S
+            self.ready_bytes += size
         return REST * (self._clock() - began)
 
     def _begin(self) -> bool:

@@ -13,10 +13,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from acpfs.config import share_of
 from acpfs.processes import PROC
 
 SHARE = "25%"
 """Of the budget."""
+SHARE_MAX = "50%"
+"""Where the largest save that is known needs more."""
 PRESSURE_MAX = 1.0
 """Percent of the last ten seconds in which somebody waited for memory (`some avg10`); above, everything is given back."""
 CALM_S = 60.0
@@ -34,6 +37,13 @@ class Choice:
     wanted: int | str
     """Bytes, or a share of the budget."""
     reason: str
+    wanted_max: int | str = 0
+    """As much where saves are known to need it."""
+
+    def bytes(self, budget_bytes: int, save_bytes: int) -> int:
+        """Of a budget; `save_bytes`: what the largest save that is known takes, and what comes free ahead of it."""
+        least, most = share_of(self.wanted, budget_bytes), share_of(self.wanted_max, budget_bytes)
+        return max(least, min(most, save_bytes))
 
 
 def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> Choice:
@@ -42,7 +52,7 @@ def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> Choi
         return Choice(0, "the daemon's control group has a limit")
     if not is_virtual(proc, sys):
         return Choice(0, "this is no virtual machine")
-    return Choice(SHARE, "this is a virtual machine")
+    return Choice(SHARE, "this is a virtual machine", SHARE_MAX)
 
 
 def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:

@@ -11,7 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,7 +28,7 @@ from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.rivals import Rival
-from acpfs.config import AUTO, Settings, share_of
+from acpfs.config import AUTO, Settings
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.filesystem import FileSystem
@@ -39,7 +39,7 @@ from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory, unfit
 from acpfs.ram.place import Place
-from acpfs.ram.prefault import Prefault, takeable_bytes
+from acpfs.ram.prefault import Prefault, takeable_bytes, with_lead
 from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
@@ -148,8 +148,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
         undo.callback((kept := _kept(place, link)).close)
-        prefault = _prefault(settings, place, tier)
-        fs = FileSystem(
+        prefault = _prefault(settings, place, tier, lambda: fs)
+        fs: FileSystem = FileSystem(
             settings,
             state,
             tier,
@@ -275,19 +275,20 @@ def _open_state(settings: Settings, directory: BackingDirectory, identity: Ident
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 
 
-def _prefault(settings: Settings, place: Place, tier: Tier) -> Prefault:
+def _prefault(settings: Settings, place: Place, tier: Tier, file_system: Callable[[], FileSystem]) -> Prefault:
     memory, asked = read_memory(), settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
     choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.Choice(asked, "set")
     return Prefault(
         partial(places.spare_tmpfs, place),
-        wanted=lambda: share_of(choice.wanted, tier.budget_bytes) if place.own_tmpfs else 0,
+        wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(file_system().expectations.largest_save())) if place.own_tmpfs else 0,
         budget=lambda: tier.budget_bytes,
         used=partial(places.taken_bytes, place),
         available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
         machine_bytes=memory.usable_bytes,
         why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
+        writers=lambda: file_system().open_writers,
     )
 
 

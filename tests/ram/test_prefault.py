@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from acpfs.ram import prefault as prefault_module
-from acpfs.ram.prefault import FLOOR_BYTES, QUIET_S, STEP_BYTES, WORTH_BYTES, Prefault
+from acpfs.ram.prefault import CLOSED_S, FLOOR_BYTES, PIECE_BYTES, QUIET_S, STEP_BYTES, WORTH_BYTES, Prefault
 
 STEPS = 4
 WANTED = STEPS * STEP_BYTES
@@ -21,6 +21,8 @@ class Machine:
     def __init__(self) -> None:
         self.wanted, self.budget, self.used, self.other_bytes, self.now = WANTED, 100 * STEP_BYTES, 0, 0, 0.0
         self.total = FLOOR_BYTES + 50 * STEP_BYTES
+        self.writers = 1
+        """A log stays open."""
         self.files: list[int] = []
         self.refuse = False
         self.prefault = Prefault(
@@ -31,6 +33,7 @@ class Machine:
             lambda: self.total - self.other_bytes - self.allocated(),
             self.total,
             lambda: self.now,
+            writers=lambda: self.writers,
         )
 
     def make(self, _size: int) -> int | None:
@@ -111,6 +114,64 @@ def test_what_is_left_ready_during_a_save_goes_when_others_need_it(machine: Mach
     assert machine.look() == 0
 
 
+@pytest.mark.clause("S271")
+def test_after_the_last_close_it_is_made_ready_again_at_once(machine: Machine) -> None:
+    machine.look()
+    machine.prefault.give_back()
+    machine.used += 2 * WORTH_BYTES
+    assert machine.look() == 0
+    machine.writers = 0
+    assert machine.look() == 0, "the next file of the save may follow"
+    machine.now += CLOSED_S
+    assert machine.look() == WANTED
+
+
+@pytest.mark.clause("S271")
+def test_what_leaves_ram_is_made_ready_while_it_is_warm(machine: Machine) -> None:
+    machine.writers = 0
+    machine.used = machine.budget
+    assert machine.look() == 0
+    machine.now += CLOSED_S
+    machine.used -= 2 * STEP_BYTES
+    assert machine.look() == 2 * STEP_BYTES
+
+
+def test_while_a_save_may_be_over_soon_it_is_looked_often(machine: Machine) -> None:
+    machine.look()
+    machine.prefault.give_back()
+    machine.used += 2 * WORTH_BYTES
+    machine.look()
+    assert machine.prefault.look() == prefault_module.SOON_S
+    machine.now += QUIET_S
+    assert machine.look() == WANTED
+    machine.now += QUIET_S
+    assert machine.prefault.look() == prefault_module.LOOK_S
+
+
+def test_who_waits_long_between_open_and_write_is_followed_too(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
+    machine.look()
+    machine.now += 100 * QUIET_S
+    machine.used += STEP_BYTES + 1
+    assert machine.look() == WANTED - STEP_BYTES
+    machine.used += STEP_BYTES
+    assert machine.look() == WANTED - 2 * STEP_BYTES
+
+
+def test_a_step_under_way_ends_when_somebody_is_about_to_write(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.pwritev
+
+    def opened(fd: int, pieces: list[memoryview], at: int) -> int:
+        if at == STEP_BYTES + PIECE_BYTES:
+            machine.prefault.give_back()
+        return write(fd, pieces, at)
+
+    monkeypatch.setattr(os, "pwritev", opened)
+    assert machine.look(1) == STEP_BYTES
+    assert machine.look(1) == STEP_BYTES + 2 * PIECE_BYTES
+    assert machine.look(1) == 0, "all of it is given back: it is less than comes free ahead"
+
+
 def test_what_the_kernel_writes_unseen_is_no_quiet_time(machine: Machine) -> None:
     machine.look()
     machine.prefault.give_back()
@@ -122,7 +183,7 @@ def test_what_the_kernel_writes_unseen_is_no_quiet_time(machine: Machine) -> Non
 
 def test_where_it_was_given_back_for_nothing_the_next_time_comes_later(machine: Machine) -> None:
     machine.look()
-    for quiet_s in (QUIET_S, 2 * QUIET_S):
+    for quiet_s in (QUIET_S, 2 * QUIET_S, 4 * QUIET_S):
         machine.prefault.give_back()
         assert machine.look() == 0
         machine.now += quiet_s - 1
@@ -134,6 +195,8 @@ def test_where_it_was_given_back_for_nothing_the_next_time_comes_later(machine: 
 def test_used_and_ready_together_stay_within_the_budget(machine: Machine) -> None:
     machine.look()
     machine.used = machine.budget - 2 * STEP_BYTES + 1
+    assert machine.look() == 0, "who writes so much needs it"
+    machine.now += QUIET_S
     assert machine.look() == STEP_BYTES
     machine.used = machine.budget
     assert machine.look() == 0
@@ -171,8 +234,8 @@ def test_the_thread_gives_back_at_once_and_ends(machine: Machine, monkeypatch: p
     grown = threading.Event()
     grow = Prefault._grow
 
-    def tell(self: Prefault) -> float:
-        rest_s = grow(self)
+    def tell(self: Prefault, target: int) -> float:
+        rest_s = grow(self, target)
         if self.ready_bytes == WANTED:
             grown.set()
         return rest_s

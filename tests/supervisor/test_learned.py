@@ -63,6 +63,20 @@ def test_the_newest_are_kept_and_a_name_is_any_bytes(tmp_path: Path, monkeypatch
     state.close()
 
 
+@pytest.mark.clause("S271")
+def test_how_large_a_save_is_is_the_sum_of_its_files(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state.sqlite")
+    sizes = Expectations(state)
+    assert sizes.largest_save() == 0
+    sizes.learn(b"data", 4 * MIB)
+    assert sizes.largest_save() == 4 * MIB
+    for name, size in (("step-1/model.pt", 3), ("step-1/rank-0/optimizer.pt", 5), ("step-2/model.pt", 4), ("run-7/step-1/model.pt", 2)):
+        sizes.learn(name.encode(), size * MIB)
+    sizes.learn(b"step-3/huge", expectations.UNBOUNDED_BYTES)
+    assert sizes.largest_save() == 9 * MIB
+    state.close()
+
+
 def test_where_nothing_can_be_kept_the_mount_ends_as_ever(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     (tmp_path / "remembered").write_bytes(b"")
