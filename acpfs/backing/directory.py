@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+_COUNTED_TOGETHER = 32
+"""So many looks at names are counted at once: each count also says that the call goes on."""
 _NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 _UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, 255)
 """Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
@@ -106,6 +108,25 @@ class BackingDirectory(OwnFiles):
                 return lower_stat(os.fstat(self._root_fd))
         with self._entries.parent(path) as (dir_fd, name):
             return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        found: list[LowerStat | None] = []
+        try:
+            with self._entries.directory(directory) as dir_fd:
+                for name in names:
+                    if not len(found) % _COUNTED_TOGETHER:
+                        self._count("lstat", min(_COUNTED_TOGETHER, len(names) - len(found)))
+                    found.append(self._lstat_in(directory, dir_fd, name))
+        except (FileNotFoundError, NotADirectoryError):
+            return [None] * len(names)
+        return found
+
+    def _lstat_in(self, directory: LowerPath, dir_fd: int, name: bytes) -> LowerStat | None:
+        try:
+            self._entries.check_name(directory, name)
+            return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         self._count("listdir")

@@ -17,6 +17,8 @@ from acpfs.backing.areas import OWN, Areas, make_private, staged_in
 from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
 
+_SPECIAL = frozenset((b"", b".", b"..", OWN))
+
 
 class Entries:
     """All entries, by path."""
@@ -106,6 +108,24 @@ class Entries:
         fd = self.opener.open_directory(path[:-1])
         try:
             yield fd, path[-1]
+        finally:
+            os.close(fd)
+
+    def check_name(self, directory: LowerPath, name: bytes) -> None:
+        """As for the path of a name, where the directory's has been looked at."""
+        if name in _SPECIAL or b"/" in name or b"\0" in name:
+            self._check((*directory, name))
+
+    @contextlib.contextmanager
+    def directory(self, path: LowerPath) -> Iterator[int]:
+        """Descriptor of a directory, to reach several of its entries by name, each past `check_name`."""
+        self._check(path)
+        if not path:
+            yield self.root_fd
+            return
+        fd = self.opener.open_directory(path)
+        try:
+            yield fd
         finally:
             os.close(fd)
 

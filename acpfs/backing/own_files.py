@@ -33,13 +33,13 @@ class OwnFiles:
         self._calls: Counter[str] = Counter()
         self._calls_lock = threading.Lock()
 
-    def _count(self, label: str) -> None:
+    def _count(self, label: str, times: int = 1) -> None:
         """Also tells the health check that a long call of many steps goes on."""
         call = current_call()
         if call is not None:
             call.progress()
         with self._calls_lock:
-            self._calls[label] += 1
+            self._calls[label] += times
 
     # -- staging areas
 

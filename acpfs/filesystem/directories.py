@@ -7,6 +7,7 @@ entry is reported twice or skipped, whatever is made and removed meanwhile; entr
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerEntry
@@ -20,6 +21,8 @@ from acpfs.types import HandleId, Ino
 
 ENTRIES_PER_CALL = 256
 """More than fit into the kernel's buffer would be looked up in vain."""
+Fitting = Callable[[Sequence[bytes]], int]
+"""How many of these names there is room for."""
 FIRST_NAME_OFFSET = 2
 """Offsets 0 and 1 are `.` and `..`."""
 
@@ -92,9 +95,9 @@ class Directories:
         return opened.node
 
     async def readdir(
-        self, number: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, count: int = ENTRIES_PER_CALL
+        self, number: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, fitting: Fitting = len
     ) -> list[DirEntry]:
-        """At most `count` entries from `offset` on; [] at the end. As `FileSystem.readdir`."""
+        """At most `ENTRIES_PER_CALL` entries from `offset` on; [] at the end. As `FileSystem.readdir`."""
         opened = self._handles.get(number)
         if opened is None:
             raise fail(errno.EBADF)
@@ -103,6 +106,8 @@ class Directories:
             self._kept.write_listing(number, opened.names)
         entries = self._dots(opened.node, offset)
         position = max(offset, FIRST_NAME_OFFSET)
+        following = opened.names[position - FIRST_NAME_OFFSET : position - FIRST_NAME_OFFSET + ENTRIES_PER_CALL - len(entries)]
+        count = max(1, fitting([*(dot.name for dot in entries), *following]))
         while len(entries) < count and position - FIRST_NAME_OFFSET < len(opened.names):
             start = position - FIRST_NAME_OFFSET
             chunk = opened.names[start : start + count - len(entries)]

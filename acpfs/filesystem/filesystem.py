@@ -28,7 +28,7 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.directories import Directories
+from acpfs.filesystem.directories import Directories, Fitting
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
@@ -443,12 +443,17 @@ class FileSystem:
         """Open a directory; `unique`: as `Caller.unique`."""
         return self._directories.opendir(ino, unique)
 
-    async def readdir(self, handle: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False) -> list[DirEntry]:
+    async def readdir(
+        self, handle: HandleId, offset: int, *, with_attributes: bool, without_fails: bool = False, fitting: Fitting = len
+    ) -> list[DirEntry]:
         """Entries from an offset on; with attributes each entry but `.` and `..` carries a kernel reference.
 
         Those whose attributes the backing directory does not tell soon have none; with `without_fails` they are waited for.
+        `fitting`: how many of the next names, the dots included, the answer has room for.
         """
-        return await self._directories.readdir(handle, offset, with_attributes=with_attributes, without_fails=without_fails)
+        return await self._directories.readdir(
+            handle, offset, with_attributes=with_attributes, without_fails=without_fails, fitting=fitting
+        )
 
     async def releasedir(self, handle: HandleId) -> None:
         """Close a directory."""

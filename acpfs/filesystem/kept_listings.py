@@ -23,6 +23,7 @@ DDL = """
 CREATE TABLE IF NOT EXISTS listed_directory (ino INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS listed (parent INTEGER, name BLOB, ino INTEGER, mode INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
+_INSERT = "INSERT OR REPLACE INTO listed VALUES (?, ?, ?, ?)"
 
 
 class KeptListings:
@@ -57,10 +58,14 @@ class KeptListings:
             self._state.change("INSERT OR REPLACE INTO listed_directory VALUES (?)", (directory,))
             self._bytes += ROW_BYTES
         self._names[directory] = self._names.pop(directory, set())
-        for name in self._names[directory] - listing.keys():
+        names = self._names[directory]
+        for name in names - listing.keys():
             self.name(directory, name, None)
-        for name, found in listing.items():
-            self.name(directory, name, found)
+        new = listing.keys() - names
+        if new:  # one call for all: a first listing has many
+            self._state.change_many(_INSERT, [(directory, *listing[name]) for name in sorted(new)])
+            self._bytes += sum(map(_bytes, new))
+            names |= new
         while self._bytes > BYTES_MAX:
             self.drop(next(iter(self._names)))
         return None
@@ -77,9 +82,14 @@ class KeptListings:
             return
         names.add(name)
         self._bytes += _bytes(name)
-        self._state.change("INSERT OR REPLACE INTO listed VALUES (?, ?, ?, ?)", (directory, name, entry.ino, entry.mode))
+        self._state.change(_INSERT, (directory, name, entry.ino, entry.mode))
         if self._bytes > BYTES_MAX:
             self.drop(next(iter(self._names)))
+
+    def agrees(self, directory: Ino, name: bytes) -> bool:
+        """Whether there is nothing to keep of a name that is there."""
+        names = self._names.get(directory)
+        return names is None or name in names
 
     def drop(self, directory: Ino) -> None:
         """Nothing is kept of it any more."""

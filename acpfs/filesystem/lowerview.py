@@ -28,6 +28,7 @@ from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.bursts import Bursts
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.first_sight import FirstSight
 from acpfs.filesystem.known_names import Child
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
@@ -93,7 +94,7 @@ class LowerView:
         self._bursts = Bursts(settings.attr_timeout_s)
         self.ahead = ListingsAhead(self._there, calls, tree, table, lock, partial(self._listed, ahead=True))
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
-        self._recognition = Recognition(self._there, tree, table, lock)
+        self._recognition, self._first_sight = Recognition(self._there, tree, table, lock), FirstSight(table, tree)
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
         self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
@@ -551,9 +552,10 @@ class LowerView:
         """Ask about names of a directory with one call; False when there is no answer (soon, where it is `known` what to go on with)."""
         while names and parent.ino in self._tree:
             epoch, asked_at = self._tree.epoch, time.monotonic()
-            paths = [self._tree.path_at(parent.ino, name) for name in names]
+            path = self._tree.path(parent.ino)
+            assert path is not None
             late = partial(self._fill, parent, names, parent.dir.notes, asked_at)
-            answers = await self._renew("lstat many", self._recognition.look_at_all, paths, known=known, late=late)
+            answers = await self._renew("lstat many", self._recognition.look_at_all, path, names, known=known, late=late)
             if answers is None:
                 return False
             if self._overtaken(epoch):
@@ -565,7 +567,10 @@ class LowerView:
         return True
 
     def _fill(self, parent: Node, names: Sequence[bytes], notes: int, asked_at: float, answers: Sequence[Seen]) -> None:
-        for name, seen in zip(names, answers, strict=True):
+        others = list(zip(names, answers, strict=True))
+        if parent.dir.notes == notes and self._table.get(parent.ino) is parent and parent.ino in self._tree:
+            others = self._first_sight.take(parent, names, answers)
+        for name, seen in others:
             self._learn_asked(parent, name, notes, asked_at, seen)
 
     # -- forgetting

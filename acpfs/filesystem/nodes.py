@@ -238,7 +238,7 @@ class NodeTable:
     def found(self, st: LowerStat) -> Node:
         """A node discovered on the backing directory."""
         wanted = Ino(st.ino)
-        if wanted in self._nodes or wanted <= ROOT or wanted >= UPPER_INO_FIRST:
+        if not self.is_free(st.ino):
             self._last_upper += 1
             wanted = Ino(self._last_upper)
         node = Node(wanted, st.mode)
@@ -248,6 +248,26 @@ class NodeTable:
         if not node.is_dir:
             self._tree.leave_out(node.ino)
         self.bind_lower(node, st)
+        return node
+
+    def is_free(self, lower_ino: int) -> bool:
+        """Whether a node that is found on the backing directory can have its number there."""
+        return ROOT < lower_ino < UPPER_INO_FIRST and lower_ino not in self._nodes
+
+    def found_file(self, parent: Node, name: bytes, st: LowerStat, now: float) -> Node:
+        """`found` and `set_child` for something that is no directory, whose number is free, under its only name, which is not known.
+
+        Needs no row. The caller sees to its place on the backing directory.
+        """
+        node = Node(Ino(st.ino), st.mode, st.uid, st.gid, st.rdev, st.nlink, 0, st.size, st.blocks, st.atime_ns, st.mtime_ns, st.ctime_ns)
+        node.lower_ino, node.lower_device, node.identity = st.ino, st.device, (st.ino, st.size, st.mtime_ns, st.ctime_ns)
+        node.checked_at = now
+        node.names.append((parent.ino, name))
+        self._nodes[node.ino] = node
+        self._by_lower.setdefault(st.ino, []).append(node.ino)
+        parent.dir.children[name] = Child(node.ino, 0, now)
+        if not self._listings.agrees(parent.ino, name):
+            self._changed_names.setdefault((parent.ino, name), False)
         return node
 
     def found_root(self, st: LowerStat) -> Node:

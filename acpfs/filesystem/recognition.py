@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import stat
-from dataclasses import dataclass
+from collections.abc import Sequence
 from threading import RLock
+from typing import NamedTuple
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -20,8 +21,7 @@ from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.whereabouts import Whereabouts
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
+class Seen(NamedTuple):
     """What the backing directory says about a name."""
 
     st: LowerStat | None
@@ -41,7 +41,16 @@ class Recognition:
 
     def look(self, path: LowerPath) -> Seen:
         """What lies at a path; costs a second question where it has several names, and this one is new here."""
-        st = self._lstat(path)
+        return self._seen(path, self._lstat(path))
+
+    def look_at_all(self, directory: LowerPath, names: Sequence[bytes]) -> list[Seen]:
+        """`look` for names of one directory."""
+        found = self._lower.lstat_many(directory, names)
+        return [
+            Seen(st) if st is None or st.nlink < 2 else self._seen((*directory, name), st) for name, st in zip(names, found, strict=True)
+        ]
+
+    def _seen(self, path: LowerPath, st: LowerStat | None) -> Seen:
         if st is None or stat.S_ISDIR(st.mode) or st.nlink < 2:
             return Seen(st)
         for twin, other in self._elsewhere(st.ino, path):
@@ -49,10 +58,6 @@ class Recognition:
             if there is not None and there.identity() == st.identity():
                 return Seen(st, twin)
         return Seen(st)
-
-    def look_at_all(self, paths: list[LowerPath]) -> list[Seen]:
-        """`look` for each."""
-        return [self.look(path) for path in paths]
 
     def _lstat(self, path: LowerPath) -> LowerStat | None:
         try:

@@ -103,6 +103,13 @@ class LowerTree:
         if ino not in self._unrecorded:
             self._save(place, ino)
 
+    def add_unrecorded(self, ino: Ino, parent: Ino, name: bytes) -> None:
+        """`leave_out` and `add` for a node and a place of which nothing is known."""
+        self._unrecorded.add(ino)
+        place = (parent, name)
+        self._nodes[place] = ino
+        self._places[ino] = [place]
+
     def _save(self, place: Place, ino: Ino) -> None:
         self._state.change("INSERT OR REPLACE INTO place VALUES (?, ?, ?)", (*place, ino))
 

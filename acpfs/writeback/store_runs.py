@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
@@ -222,7 +222,7 @@ def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
     given_ns, granularity_ns = op.meta.mtime_ns, lower.features.time_granularity_ns
     if op.version is None or st.ino == op.version.staging_ino or given_ns is None or abs(st.mtime_ns - given_ns) < granularity_ns:
         return st  # with the time that it was given it is ours, on a file system that numbers files anew
-    return replace(st, ino=op.version.staging_ino, mtime_ns=given_ns)
+    return st._replace(ino=op.version.staging_ino, mtime_ns=given_ns)
 
 
 def _take_back(stores: Iterable[_Store]) -> None:

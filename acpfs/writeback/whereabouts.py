@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TypeVar
 
-from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
+from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat, lstat_each
 from acpfs.types import Ino
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
@@ -43,6 +43,17 @@ class Whereabouts:
 
     def lstat(self, path: LowerPath) -> LowerStat:
         return self._ask(self._lower.lstat, path)
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        if not self._is_in_doubt():
+            found = self._lower.lstat_many(directory, names)
+            if None not in found or not self._is_in_doubt():
+                return found
+        return lstat_each(self.lstat, directory, names)
+
+    def _is_in_doubt(self) -> bool:
+        with self._lock:
+            return bool(self._log.in_doubt())
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         return self._ask(self._lower.listdir, path)

@@ -15,7 +15,7 @@ import xxhash
 from acpfs.backing import probe as probe_module
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
-from acpfs.backing.lower import Features, Lower
+from acpfs.backing.lower import Features, Lower, lstat_each
 from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import probe
 from acpfs.backing.syscalls import Opener
@@ -318,3 +318,27 @@ def test_what_a_file_system_cannot_do_at_all_is_no_failure(
     features = probe(directory).features
     assert not any((features.hard_links, features.symlinks, features.chown, features.xattrs, features.rename_exchange))
     assert directory.space().blocks_available > 0
+
+
+def test_names_of_one_directory_are_looked_at_as_one_by_one(directory: BackingDirectory) -> None:
+    directory.mkdir((b"d",))
+    for parent in ((), (b"d",)):
+        put(directory, (*parent, b"file"), b"bytes")
+        directory.symlink(b"nowhere", (*parent, b"link"))
+        directory.mkdir((*parent, b"below"))
+        names = [b"file", b"missing", b"link", b".acpfs", b"below", b"x" * 200]
+        assert directory.lstat_many(parent, names) == lstat_each(directory.lstat, parent, names)
+        assert [st is not None for st in directory.lstat_many(parent, names)] == [True, False, True, False, True, False]
+        assert directory.lstat_many(parent, []) == []
+        for wrong in (b"..", b".", b"below/x", b""):
+            with pytest.raises(OSError, match="not a name"):
+                directory.lstat_many(parent, [b"file", wrong])
+    for gone in ((b"gone",), (b"file",), (b"d", b"gone", b"deeper")):
+        assert directory.lstat_many(gone, [b"a", b"b"]) == [None, None]
+
+
+@pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100])
+def test_looks_at_many_names_are_counted_one_by_one(directory: BackingDirectory, count: int) -> None:
+    before = directory.calls().get("lstat", 0)
+    directory.lstat_many((), [b"n%d" % number for number in range(count)])
+    assert directory.calls().get("lstat", 0) - before == count

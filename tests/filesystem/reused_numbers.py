@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat
+from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, lstat_each
 
 
 class ReusedNumbers(BackingDirectory):
@@ -46,11 +46,14 @@ class ReusedNumbers(BackingDirectory):
 
     def lstat(self, path: LowerPath) -> LowerStat:
         st = super().lstat(path)
-        return replace(st, ino=self._number(st.ino))
+        return st._replace(ino=self._number(st.ino))
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        return lstat_each(self.lstat, directory, names)
 
     def stat_fd(self, fd: int) -> LowerStat:
         st = super().stat_fd(fd)
-        return replace(st, ino=self._number(st.ino))
+        return st._replace(ino=self._number(st.ino))
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
-        return [replace(entry, ino=self._number(entry.ino)) for entry in super().listdir(path)]
+        return [entry._replace(ino=self._number(entry.ino)) for entry in super().listdir(path)]

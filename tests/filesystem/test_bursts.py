@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -126,9 +126,9 @@ def test_a_slow_backing_directory_is_asked_about_fewer_at_once(tmp_path: Path, m
         asked: list[int] = []
         look = w.fs._view._recognition.look_at_all
 
-        def counted(paths: list[LowerPath]) -> list[Seen]:
-            asked.append(len(paths))
-            return look(paths)
+        def counted(directory: LowerPath, names: Sequence[bytes]) -> list[Seen]:
+            asked.append(len(names))
+            return look(directory, names)
 
         monkeypatch.setattr(w.fs._view._recognition, "look_at_all", counted)
         for name in names(FILES):

@@ -7,14 +7,14 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import trio
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat, lstat_each
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import World, world
 
@@ -44,6 +44,9 @@ class SlowAnswer(BackingDirectory):
             self.asked.set()
             assert self.answered.wait(ANSWER_S)
         return st
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        return lstat_each(self.lstat, directory, names)
 
 
 def slow(w: World) -> SlowAnswer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat
+from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, lstat_each
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
@@ -28,6 +28,7 @@ SHORT: dict[str, Any] = {"patience_s": 0.05, "attr_timeout_s": 0.0, "backing_tim
 def hanging(w: World, *calls: str) -> Iterator[Callable[[], None]]:
     """These calls of the backing directory do not return; gives what lets them go on."""
     gate = threading.Event()
+    calls = (*calls, "lstat_many") if "lstat" in calls else calls
     originals = {name: getattr(w.lower, name) for name in calls}
 
     def held_up(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -185,6 +186,9 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
             def lstat(self, path: LowerPath) -> LowerStat:
                 hung.wait(30)
                 return super().lstat(path)
+
+            def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+                return lstat_each(self.lstat, directory, names)
 
             def listdir(self, path: LowerPath) -> list[LowerEntry]:
                 hung.wait(30)

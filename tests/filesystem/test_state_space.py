@@ -120,7 +120,7 @@ def test_a_reference_whose_record_finds_no_room_is_not_an_error(monkeypatch: pyt
     references = References(kept)
     with monkeypatch.context() as patched:
         patched.setattr(kept.references, "add", full)
-        references.given(5)
-    references.given(6)
+        references.given((5,))
+    references.given((6,))
     references.taken_back([(5, 1), (6, 1)])
     assert len(references) == 0

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from acpfs.backing import filling
 from acpfs.backing.attributes import lower_stat
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
 from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram.kept import Kept
@@ -38,6 +39,9 @@ class PlainLowerDouble:
         if path and path[-1] == self._hanging_name:
             threading.Event().wait()
         return lower_stat(os.lstat(self._path(path)))
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        return lstat_each(self.lstat, directory, names)
 
     def stat_fd(self, fd: int) -> LowerStat:
         return lower_stat(os.fstat(fd))

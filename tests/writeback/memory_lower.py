@@ -9,10 +9,10 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
 
 OWN = b".acpfs"
 STAGING: LowerPath = (OWN, b"staging", b"node")
@@ -148,6 +148,9 @@ class MemoryLower:
         self._call("lstat", path)
         with self._lock:
             return self._stat(self._find(path))
+
+    def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
+        return lstat_each(self.lstat, directory, names)
 
     def listdir(self, path: LowerPath) -> list[LowerEntry]:
         self._call("listdir", path)

@@ -8,6 +8,7 @@ from several threads: no state but what was negotiated.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
@@ -17,6 +18,7 @@ from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.lanes import Lanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
+from acpfs.transport.native.replies import with_room
 from acpfs.transport.native.request import Request, plain
 from acpfs.transport.native.wire import (
     BATCH_FORGET_IN,
@@ -261,7 +263,7 @@ class Calls:
 
     def readdirplus(self, request: Request) -> Call[list[DirEntry]]:
         handle, offset, request.argument, _, _, _, _ = READ_IN.unpack_from(request.body())
-        return self._fs.readdir(HandleId(handle), offset, with_attributes=True)
+        return self._fs.readdir(HandleId(handle), offset, with_attributes=True, fitting=partial(with_room, room=request.argument))
 
     def releasedir(self, request: Request) -> Call[None]:
         return self._fs.releasedir(HandleId(RELEASE_IN.unpack_from(request.body())[0]))

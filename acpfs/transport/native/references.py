@@ -29,15 +29,20 @@ class References:
     def __len__(self) -> int:
         return len(self._by_node)
 
-    def given(self, ino: int) -> None:
-        """An entry for the node goes to the kernel."""
+    def given(self, inos: Iterable[int]) -> None:
+        """An entry for each of the nodes goes to the kernel."""
+        slots, by_node = self._slots, self._by_node
         with self._lock:
-            slot = self._by_node.get(ino)
-            if slot is None:
-                with contextlib.suppress(OSError):  # no page is left: the next worker looks the name up again when it is asked
-                    self._by_node[ino] = self._slots.add(ino, 1)
-            else:
-                self._slots.set(slot, _COUNT, self._slots.get(slot, _COUNT) + 1)
+            for ino in inos:
+                slot = by_node.get(ino)
+                if slot is None:
+                    self._first(ino)
+                else:
+                    slots.set(slot, _COUNT, slots.get(slot, _COUNT) + 1)
+
+    def _first(self, ino: int) -> None:
+        with contextlib.suppress(OSError):  # no page is left: the next worker looks the name up again when it is asked
+            self._by_node[ino] = self._slots.add(ino, 1)
 
     def taken_back(self, counts: Iterable[tuple[int, int]]) -> None:
         """The kernel has given references back: (node, how many)."""

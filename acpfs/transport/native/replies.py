@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 
 from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
@@ -55,7 +56,7 @@ class Replies:
     # -- nodes and attributes
 
     def entry(self, _request: Request, a: Attributes) -> bytes:
-        self._given(a.ino)
+        self._given((a.ino,))
         return self._entry(a)
 
     def _entry(self, a: Attributes) -> bytes:
@@ -162,21 +163,34 @@ class Replies:
         plus = request.opcode == _READDIRPLUS
         parts: list[bytes] = []
         for entry in entries:
-            record = self._record(entry, plus=plus)
+            record = self._record_plus(entry) if plus else _record(entry)
             room -= len(record)
             if room < 0:
                 break
             parts.append(record)
-            if plus and entry.attributes is not None:
-                self._given(entry.ino)
-        if plus and len(parts) < len(entries):
-            self._undo.entries(entries[len(parts) :])
+        if plus:
+            self._given([entry.ino for entry in entries[: len(parts)] if entry.attributes is not None])
+            if len(parts) < len(entries):
+                self._undo.entries(entries[len(parts) :])
         return b"".join(parts)
 
-    def _record(self, entry: DirEntry, *, plus: bool) -> bytes:
-        name = entry.name
-        record = DIRENT.pack(entry.ino, entry.next_offset, len(name), entry.mode >> 12) + name
-        record += b"\0" * (-len(record) % RECORD_ALIGNMENT)
-        if not plus:
-            return record
-        return (self._entry(entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + record
+    def _record_plus(self, entry: DirEntry) -> bytes:
+        return (self._entry(entry.attributes) if entry.attributes is not None else bytes(ENTRY_OUT.size)) + _record(entry)
+
+
+def _record(entry: DirEntry) -> bytes:
+    name = entry.name
+    length = len(name)
+    return DIRENT.pack(entry.ino, entry.next_offset, length, entry.mode >> 12) + name + _PADDING[length % RECORD_ALIGNMENT]
+
+
+_PADDING = [b"\0" * (-length % RECORD_ALIGNMENT) for length in range(RECORD_ALIGNMENT)]
+
+
+def with_room(names: Sequence[bytes], room: int) -> int:
+    """How many names' records a READDIRPLUS of `room` bytes takes: who finds more for it has to give them back."""
+    for number, name in enumerate(names):
+        room -= ENTRY_OUT.size + DIRENT.size + len(name) + -len(name) % RECORD_ALIGNMENT
+        if room < 0:
+            return number
+    return len(names)
