@@ -17,7 +17,9 @@ LOOK_AGAIN_S = 0.05
 
 
 def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) -> Path:
-    """Do it; the checkpoint's path. `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
+    """Do it; the checkpoint's path.
+
+    `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
 
     Raises:
         GaspError: the files are not those that were reported.
