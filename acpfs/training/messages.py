@@ -228,7 +228,7 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """The coordinator commands in this term; told to members when it begins, and to coordinators every second."""
+    """The coordinator commands in this term; told every second. To whom it is silent for `active_s`, it is gone."""
 
     term: int
     coordinator: int

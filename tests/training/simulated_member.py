@@ -41,6 +41,7 @@ class SimulatedMember:
     done: int = 5
     phase: Phase = Phase.COMPUTING
     pid: int = 1
+    started: int = 1
     generation: int = 0
     protected: bool = False
     parked: bool = False
@@ -53,7 +54,7 @@ class SimulatedMember:
 
     def hello(self) -> Hello:
         held = {shard: ranks for shard, ranks in self.holders.items() if self.rank in ranks}
-        return Hello(self.rank, self.world, self.node, self.pid, 1, self.gate, held)
+        return Hello(self.rank, self.world, self.node, self.pid, self.started, self.gate, held)
 
     @property
     def ready(self) -> int:

@@ -175,6 +175,8 @@ class Phases:
         self._heard[rank] = now
         if isinstance(message, Beat):
             self.marks[rank] = message
+        if self.state is State.STANDBY and message == self._hellos.get(rank):
+            self.lost.pop(rank, None)  # only the connection to this standby was gone
         if rank in self.lost:
             self._send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
         elif isinstance(message, Hello | Goodbye):

@@ -1,0 +1,467 @@
+"""A coordinator's process: connections, clocks and files around the state machine and the election, which know of none of these.
+
+Everything runs in one trio program and one thread, but for the witness's directory, which may hang. Who is who: a connection is what its
+HELLO or WATCH said, and every later message on it must say the same. Whoever has not the job's certificate does not come so far.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import ssl
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from acpfs.logger import get_logger
+from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
+from acpfs.training.coordinator.election import Standing
+from acpfs.training.coordinator.exiting import POLL_S, Processes
+from acpfs.training.coordinator.faults_log import note_fault
+from acpfs.training.coordinator.limits import Limits
+from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, Tell
+from acpfs.training.coordinator.store import Store
+from acpfs.training.coordinator.witness import Claimant, claim
+from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
+from acpfs.training.messages import (
+    Active,
+    Exited,
+    Exiting,
+    FromMember,
+    Header,
+    Hello,
+    Message,
+    Refused,
+    Sent,
+    Stacks,
+    StoreAsk,
+    Vote,
+    Voted,
+    Watch,
+    Welcome,
+)
+from acpfs.training.records import MalformedError
+from acpfs.training.wire import LinkClosedError, TrioLink
+
+_log = get_logger(__name__)
+ACTIVE_EVERY_S = 1.0
+REDIAL_S = 0.5
+TURN_S = 0.5
+"""Between two standbys that could ask for votes."""
+BACKLOG = 4096
+UNUSED_S = 600.0
+"""A coordinator to which nobody ever comes ends."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a coordinator is started with."""
+
+    job: str
+    number: int
+    directory: Path
+    """The job's own, `.acpfs-job/ID` in the save directory."""
+    node: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    advertised: str = ""
+    """The host that others are to call; empty: `host`."""
+    peers: dict[int, str] = field(default_factory=dict)
+    first: bool = False
+    """Commands in the first term, without a vote. Exactly one of a job's coordinators, and only the first time that it is started."""
+    stands: bool = True
+    """Whether it may ever command; one that may not only tells of its node's ranks."""
+    tls: bool = True
+    witness: Path | None = None
+    """Where claims are made: the job's directory in the storage itself, not in the mount."""
+    limits: Limits = field(default_factory=Limits)
+
+
+class Coordinator:
+    """One per process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._phases = Phases(settings.job, settings.limits, witness=settings.witness is not None)
+        self._standing = Standing(settings.number)
+        self._members: dict[int, Connection] = {}
+        self._others: dict[int, Connection] = {}
+        """Coordinators and watchers; a watcher has a negative number of its own."""
+        self._addresses: dict[int, str] = dict(settings.peers)
+        self._dialled: set[int] = set()
+        self._processes = Processes()
+        self._store = Store()
+        self._store_generation = 0
+        self._stacks: dict[int, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._heard_active = self._began = self._last_member = trio.current_time()
+        self._active_is_gone = False
+        self._look_again = trio.Event()
+        self._nursery: trio.Nursery
+        self._credentials: Credentials | None = None
+        self.address = ""
+
+    async def run(self, announce: trio.MemorySendChannel[str] | None = None) -> None:
+        """Until the job ends. `announce` gets the address when members may come."""
+        settings = self._settings
+        self._credentials = make_credentials(settings.directory) if settings.tls else None
+        listeners = await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=BACKLOG)
+        port = listeners[0].socket.getsockname()[1]
+        self.address = f"{settings.advertised or settings.host}:{port}"
+        async with trio.open_nursery() as self._nursery:
+            if settings.first:
+                self._standing.begin()
+                self._do(self._phases.take_over(self._standing.term, trio.current_time()))
+            self._nursery.start_soon(partial(trio.serve_listeners, self._serve, listeners))
+            for task in (self._poll, self._tick, self._tell_active, self._elect, self._end_unused):
+                self._nursery.start_soon(task)
+            self._dial()
+            _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
+            if announce is not None:
+                await announce.send(self.address)
+        self._processes.close()
+
+    # -- connections
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        """Somebody connected."""
+        peer = "?"
+        try:
+            peer = str(stream.socket.getpeername())
+            stream.setsockopt(trio.socket.IPPROTO_TCP, trio.socket.TCP_NODELAY, 1)
+            link = TrioLink(await self._secured(stream, server=True))
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            self._refuse("tls", peer, str(error.__cause__ or error))
+            await trio.aclose_forcefully(stream)
+            return
+        connection = Connection(link)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.send_all)
+            try:
+                with trio.fail_after(FIRST_WORD_S):
+                    first = await connection.receive()
+                await self._admitted(connection, first, peer)
+            except (LinkClosedError, trio.TooSlowError) as error:
+                self._refuse("silent", peer, str(error))
+            except MalformedError as error:
+                self._refuse("malformed", peer, str(error))
+            connection.cut()
+
+    async def _secured(self, stream: trio.SocketStream, *, server: bool) -> trio.abc.Stream:
+        """TLS over it, if TLS is on.
+
+        Raises:
+            OSError, trio.BrokenResourceError, trio.TooSlowError: the peer has not the job's certificate.
+        """
+        if self._credentials is None:
+            return stream
+        context = self._credentials.context(server=server)
+        secured = trio.SSLStream(stream, context, server_side=server, https_compatible=True)
+        with trio.fail_after(HANDSHAKE_S):
+            await secured.do_handshake()
+        if not self._credentials.vouch_for(secured.getpeercert(True)):
+            raise ssl.SSLError("another certificate than the job's")
+        return secured
+
+    def _refuse(self, why: str, peer: str, text: str) -> None:
+        self._counts[f"refused_{why}"] += 1
+        _log.warning("refused", why=why, peer=peer, text=text[:200])
+
+    async def _admitted(self, connection: Connection, first: Sent, peer: str) -> None:
+        """Whoever has the certificate says who they are."""
+        if first.header.job != self._settings.job:
+            self._refuse("job", peer, first.header.job)
+            connection.post(self._sent(Refused(f"this is the coordinator of job {self._settings.job}")))
+        elif isinstance(first.message, Hello):
+            await self._member(connection, first.message, first)
+        elif isinstance(first.message, Watch):
+            await self._other(connection, first.message)
+        else:
+            self._refuse("stranger", peer, type(first.message).__name__)
+
+    async def _member(self, connection: Connection, hello: Hello, first: Sent) -> None:
+        rank = hello.rank
+        self._members[rank] = connection
+        if hello.node == self._settings.node:
+            self._processes.watch(rank, hello.pid, hello.started)
+        connection.post(self._sent(self._welcome()))
+        if self._standing.commands:
+            connection.post(self._sent(self._active()))
+        why = "its connection ended"
+        try:
+            sent: Sent | None = first
+            while sent is not None:
+                self._from_member(rank, sent)
+                sent = await connection.receive() if self._members.get(rank) is connection else None
+        except LinkClosedError as error:
+            why += "" if str(error) == "closed" else f": {error}"
+        except MalformedError as error:
+            why = f"it sent what is no message: {error}"
+            self._counts["malformed"] += 1
+        if self._members.get(rank) is connection:
+            del self._members[rank]
+            self._last_member = trio.current_time()
+            self._do(self._phases.lose(rank, why, self._last_member))
+
+    def _from_member(self, rank: int, sent: Sent) -> None:
+        now, message = trio.current_time(), sent.message
+        if sent.header.job != self._settings.job:
+            self._counts["other_job"] += 1
+        elif isinstance(message, Voted):
+            if self._standing.voted(rank, message.term, message.granted, sent.header.generation, self._phases.world):
+                self._take_over(now)
+        elif isinstance(message, StoreAsk):
+            late = sent.header.generation != self._phases.generation
+            self._answer([(rank, answer) for rank, answer in self._store.ask(rank, message, now)] if not late else [])
+        elif isinstance(message, Stacks):
+            self._stacks[rank] = message.text
+            _log.warning("stacks", rank=rank, text=message.text)
+        elif isinstance(message, FromMember):
+            self._hears(sent.header.term, None)
+            self._do(self._phases.arrived(rank, sent.header.generation, message, now))
+        else:
+            self._counts["no_member_says"] += 1
+
+    async def _other(self, connection: Connection, watch: Watch) -> None:
+        """A coordinator or watcher called."""
+        number = watch.coordinator if watch.coordinator is not None else -1 - len(self._others)
+        if watch.coordinator is not None and watch.address and self._addresses.get(number) != watch.address:
+            self._addresses[number] = watch.address
+            self._to_members(self._welcome())
+        connection.post(self._sent(self._welcome()))
+        await self._listen_to(connection, number)
+
+    async def _listen_to(self, connection: Connection, number: int) -> None:
+        self._others[number] = connection
+        if self._standing.commands:
+            connection.post(self._sent(self._active()))
+        try:
+            while True:
+                self._from_other(await connection.receive())
+        except (LinkClosedError, MalformedError) as error:
+            _log.info("a coordinator's connection ended", number=number, why=str(error))
+        finally:
+            if self._others.get(number) is connection:
+                del self._others[number]
+                self._active_is_gone = self._active_is_gone or number == self._standing.active
+
+    def _from_other(self, sent: Sent) -> None:
+        message, now = sent.message, trio.current_time()
+        if isinstance(message, Active):
+            self._hears(message.term, message.coordinator)
+        elif isinstance(message, Welcome):
+            self._addresses.update(message.coordinators)
+            self._dial()
+        elif isinstance(message, Exiting | Exited):
+            self._do(self._phases.lose(message.rank, "its process is exiting", now))
+
+    def _dial(self) -> None:
+        """Call those that are known and have not called."""
+        for number in self._addresses.keys() - self._dialled - {self._settings.number}:
+            if number in self._settings.peers or number < self._settings.number or not self._settings.stands:
+                self._dialled.add(number)
+                self._nursery.start_soon(self._keep_calling, number)
+
+    async def _keep_calling(self, number: int) -> None:
+        while True:
+            host, _, port = self._addresses[number].rpartition(":")
+            try:
+                stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+                connection = Connection(TrioLink(await self._secured(stream, server=False)))
+            except (OSError, ValueError, trio.BrokenResourceError, trio.TooSlowError):
+                await trio.sleep(REDIAL_S)
+                continue
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.send_all)
+                mine = self._settings.number if self._settings.stands else None
+                connection.post(self._sent(Watch(self._settings.node, mine, self.address)))
+                await self._listen_to(connection, number)
+                connection.cut()
+            await trio.sleep(REDIAL_S)
+
+    # -- who commands
+
+    def _hears(self, term: int, coordinator: int | None) -> None:
+        deposed = self._standing.hears(term, coordinator)
+        if coordinator is not None and self._standing.active == coordinator:
+            self._heard_active, self._active_is_gone = trio.current_time(), False
+        if deposed:
+            _log.warning("another coordinator commands", term=term, coordinator=coordinator)
+            self._do(self._phases.deposed(trio.current_time()))
+
+    def _take_over(self, now: float) -> None:
+        _log.warning("take-over", term=self._standing.term, votes=len(self._standing.votes), generation=self._standing.generation)
+        self._to_all(self._active(), term=self._standing.term)
+        self._do(self._phases.take_over(self._standing.term, now, self._standing.generation))
+
+    async def _elect(self) -> None:
+        """Ask for votes when nobody commands."""
+        while self._settings.stands:
+            await trio.sleep(0.1)
+            now = trio.current_time()
+            if self._standing.commands or not self._members:
+                self._heard_active = now
+                continue
+            turns = sum(number < self._settings.number for number in self._others if number >= 0 and number != self._standing.active)
+            patience = (0.1 if self._active_is_gone else self._settings.limits.active_s) + turns * TURN_S
+            if now - self._heard_active > patience:
+                term = self._standing.ask()
+                self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
+                _log.info("asks for votes", term=term)
+                self._to_members(Vote(term, self._settings.number))
+
+    async def _tell_active(self) -> None:
+        while True:
+            if self._standing.commands:
+                self._to_all(self._active())
+            await trio.sleep(ACTIVE_EVERY_S)
+
+    # -- clocks
+
+    async def _poll(self) -> None:
+        """Look at this node's ranks, and tell every coordinator."""
+        while True:
+            for rank in self._processes.exiting():
+                _log.info("a process is exiting", rank=rank)
+                for other in self._others.values():
+                    other.post(self._sent(Exiting(rank)))
+                self._do(self._phases.lose(rank, "its process is exiting", trio.current_time()))
+            await trio.sleep(POLL_S)
+
+    async def _tick(self) -> None:
+        while True:
+            wait_s = min(self._phases.wake_at - trio.current_time(), 1.0)
+            with trio.move_on_after(max(wait_s, 0)):
+                await self._look_again.wait()
+            self._look_again = trio.Event()
+            now = trio.current_time()
+            self._answer(self._store.late(now))
+            if now >= self._phases.wake_at:
+                self._do(self._phases.tick(now))
+
+    async def _end_unused(self) -> None:
+        """A standby ends behind the last member, and any coordinator that nobody needs."""
+        while True:
+            await trio.sleep(1)
+            now = trio.current_time()
+            patience = self._settings.limits.leave_s if self._phases.world else UNUSED_S
+            if not self._members and now - max(self._last_member, self._began) > patience:
+                _log.info("nobody is left")
+                self._nursery.cancel_scope.cancel()
+
+    # -- what the state machine wants
+
+    def _do(self, commands: Iterable[Command]) -> None:
+        if self._store_generation != self._phases.generation:
+            self._answer(self._store.end())
+            self._store, self._store_generation = Store(), self._phases.generation
+        for command in commands:
+            if isinstance(command, Send):
+                sent = self._sent(command.message)
+                for rank in command.ranks:
+                    if rank in self._members:
+                        self._members[rank].post(sent)
+            elif isinstance(command, Tell):
+                _log.info(command.event, **command.fields)
+            elif isinstance(command, Record):
+                self._note(command)
+            elif isinstance(command, AskWitness):
+                self._nursery.start_soon(self._ask_witness, command)
+            elif isinstance(command, Finish):
+                self._nursery.start_soon(self._finish)
+        self._look_again.set()
+
+    def _note(self, record: Record) -> None:
+        try:
+            note_fault(self._settings.directory, record.fields)
+        except OSError as error:
+            _log.error("the fault could not be noted", error=str(error))
+
+    async def _ask_witness(self, asked: AskWitness) -> None:
+        """None when the directory did not answer in time."""
+        ours: bool | None = None
+        claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
+        if self._settings.witness is not None:
+            with trio.move_on_after(self._settings.limits.claim_s):
+                try:
+                    ours = await trio.to_thread.run_sync(claim, self._settings.witness, asked.generation, claimant, abandon_on_cancel=True)
+                except OSError as error:
+                    _log.error("the witness fails", error=str(error))
+        _log.info("claim", ours=ours, majority=asked.majority)
+        self._do(self._phases.claimed(ours, trio.current_time()))
+
+    async def _finish(self) -> None:
+        for connection in (*self._members.values(), *self._others.values()):
+            connection.cut()
+        await trio.sleep(0.2)
+        self._nursery.cancel_scope.cancel()
+
+    def _answer(self, answers: Iterable[tuple[int, Any]]) -> None:
+        for rank, answer in answers:
+            if rank in self._members:
+                self._members[rank].post(self._sent(answer))
+
+    def _to_members(self, message: Message) -> None:
+        sent = self._sent(message)
+        for connection in self._members.values():
+            connection.post(sent)
+
+    def _to_all(self, message: Message, term: int | None = None) -> None:
+        sent = self._sent(message, term)
+        for connection in (*self._members.values(), *self._others.values()):
+            connection.post(sent)
+
+    def _sent(self, message: Message, term: int | None = None) -> Sent:
+        own = self._phases.term if term is None else term
+        return Sent(Header(self._settings.job, self._phases.generation, own, f"coordinator {self._settings.number}"), message)
+
+    def _welcome(self) -> Welcome:
+        known = {**self._addresses, **({self._settings.number: self.address} if self._settings.stands else {})}
+        return Welcome(self._settings.number, self._standing.commands, known)
+
+    def _active(self) -> Active:
+        return Active(self._standing.term, self._settings.number)
+
+    # -- status
+
+    def status(self) -> dict[str, Any]:
+        """What `acpfs-train status` shows."""
+        phases, now = self._phases, time.time()
+        ranks = [
+            {
+                "rank": rank,
+                "node": hello.node,
+                "lost": phases.lost.get(rank),
+                **_shown(phases.marks.get(rank)),
+                "stacks": self._stacks.get(rank),
+            }
+            for rank, hello in sorted(phases.hellos.items())
+        ]
+        return {
+            "at": round(now, 3),
+            "job": self._settings.job,
+            "coordinator": self._settings.number,
+            "active": self._standing.commands,
+            "term": self._standing.term,
+            "generation": phases.generation,
+            "state": phases.state.value,
+            "world": phases.world,
+            "connected": len(self._members),
+            "gate": phases.layout.gate.value if phases.layout else None,
+            "shards": len(phases.layout.holders) if phases.layout else None,
+            "tls": self._settings.tls,
+            "coordinators": {str(number): address for number, address in sorted(self._welcome().coordinators.items())},
+            "counts": dict(self._counts),
+            "text": phases.status,
+            "ranks": ranks,
+        }
+
+
+def _shown(beat: Any) -> dict[str, Any]:
+    return {} if beat is None else {"done": beat.done, "ready": beat.ready, "phase": beat.phase.value}

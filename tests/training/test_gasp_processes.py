@@ -1,0 +1,160 @@
+"""Real coordinators and members without torch: SIGKILL and SIGSTOP of either, in each phase of the dialogue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import ssl
+import struct
+from pathlib import Path
+
+import pytest
+
+from acpfs.training.credentials import make_credentials
+from acpfs.training.messages import ExitStatus
+from tests.training.gasp_job import GaspJob, until
+
+clause = pytest.mark.clause
+PAIRS = {"opt0": (0, 1), "opt1": (2, 3)}
+MARKS = {"0": (5, "ready"), "1": (5, "updating"), "2": (6, "computing"), "3": (5, "ready")}
+
+
+@clause("T16", "T18")
+def test_a_killed_member_leaves_a_published_gasp(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 4, PAIRS, marks=MARKS) as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        assert job.status()["state"] == "running"
+        job.kill(1)
+        assert [job.left(rank)["status"] for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
+        assert job.coordinators[0].wait(60) == 0
+        assert job.words(0) == ["Protected", "Stop", "Settle", "Save", "Publish", "Leave", "Left"]
+        assert job.words(2) == ["Protected", "Stop", "Settle", "Save", "Leave", "Left"]
+        (manifest,) = job.published()
+        assert (manifest["step"], manifest["lost"], manifest["cover"]) == (6, [1], {"opt0": 0, "opt1": 2})
+        (fault,) = job.faults()
+        assert (fault["status"], fault["step"], fault["gasp"]) == ("SAVED", 6, "step-6")
+        assert fault["lost"]["1"] in ("its process is exiting", "its connection ended")
+
+
+@clause("T20", "T21")
+@pytest.mark.parametrize(
+    "order", [pytest.param("Stop", marks=pytest.mark.long), "Settle", pytest.param("Save", marks=pytest.mark.long), "Publish"]
+)
+def test_the_active_coordinator_is_killed_in_each_phase_and_a_standby_goes_on(tmp_path: Path, order: str) -> None:
+    with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, coordinators=2, hold=order) as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        until(lambda: job.status(1)["connected"] == 4)
+        job.kill(3)
+        job.wait(order, *((0,) if order == "Publish" else (0, 1, 2)))
+        job.coordinators[0].kill()
+        (job.log / "release").touch()
+        assert {job.left(rank)["status"] for rank in (0, 1, 2)} == {ExitStatus.SAVED}
+        (manifest,) = job.published()
+        assert (manifest["step"], manifest["lost"]) == (6, [3])
+        assert {told["term"] for told in job.told(0) if told["what"] == "Leave"} != {1}
+        assert job.coordinators[1].wait(60) == 0
+
+
+@clause("T21")
+def test_an_active_coordinator_that_dies_alone_is_no_fault(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}, coordinators=2) as job:
+        job.wait("Protected", 0, 1)
+        until(lambda: job.status(1)["connected"] == 2)
+        job.coordinators[0].kill()
+        until(lambda: job.status(1)["active"] and job.status(1)["state"] == "running")
+        assert "Stop" not in job.words(0)
+        job.kill(0)
+        assert job.left(1)["status"] == ExitStatus.SAVED
+
+
+@pytest.mark.long
+@clause("T18", "T21")
+def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_on(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, coordinators=2) as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        until(lambda: job.status(1)["connected"] == 4)
+        job.coordinators[0].send_signal(signal.SIGSTOP)
+        until(lambda: job.status(1)["active"])
+        job.coordinators[0].send_signal(signal.SIGCONT)
+        until(lambda: not job.status(0)["active"])
+        assert job.status(0)["state"] == "standby"
+        job.kill(0)
+        assert [job.left(rank)["status"] for rank in (1, 2, 3)] == [ExitStatus.SAVED] * 3
+        assert job.published()[0]["lost"] == [0]
+
+
+@pytest.mark.long
+@clause("T18")
+def test_a_stopped_member_is_lost_and_told_so_when_it_goes_on(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 4, PAIRS, hold="Settle") as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        job.kill(3, signal.SIGSTOP)
+        job.wait("Settle", 0, 1, 2)
+        job.kill(3, signal.SIGCONT)
+        assert job.left(3)["status"] == ExitStatus.TAKEN_FOR_LOST
+        (job.log / "release").touch()
+        assert [job.left(rank)["status"] for rank in (0, 1, 2)] == [ExitStatus.SAVED] * 3
+
+
+@pytest.mark.long
+def test_a_standby_ends_behind_the_last_member(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}, coordinators=2) as job:
+        job.wait("Protected", 0, 1)
+        job.kill(1)
+        assert job.left(0)["status"] == ExitStatus.SAVED
+        for process in job.coordinators:
+            assert process.wait(60) == 0
+
+
+@clause("T22")
+def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}) as job:
+        job.wait("Protected", 0, 1)
+        host, _, port = job.announced[0]["address"].rpartition(":")
+        for _ in range(5):  # without TLS
+            with socket.create_connection((host, int(port)), 30) as plain:
+                plain.sendall(chance.randbytes(100))
+                plain.shutdown(socket.SHUT_WR)
+        other = make_credentials(tmp_path / "other").context(server=False)
+        other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+        good = make_credentials(job.job_directory).context(server=False)
+        for number, data in enumerate(nonsense(chance)):
+            whose = other if number < 3 else good
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection((host, int(port)), 30) as plain,
+                whose.wrap_socket(plain) as secured,
+            ):
+                secured.sendall(data)
+                while secured.recv(4096):  # until it is cut off
+                    pass
+        until(lambda: sum(job.status()["counts"].values()) >= 5 + len(nonsense(chance)), lambda: job.status()["counts"])
+        counts = job.status()["counts"]
+        assert counts["refused_tls"] >= 8
+        assert counts["refused_malformed"] >= 2
+        assert counts["refused_job"] == 1
+        assert job.status()["state"] == "running"
+
+
+def nonsense(chance: random.Random) -> list[bytes]:
+    """What no member would send."""
+
+    def framed(text: bytes) -> bytes:
+        return struct.pack(">I", len(text)) + text
+
+    hello = {"rank": 0, "world": 2, "node": "n", "pid": 1, "started": 1, "gate": "none", "holders": {"all": [0, 1]}}
+    header = {"job": "another", "generation": 0, "term": 0, "sender": "rank 0"}
+    return [
+        b"never arrives",
+        b"never arrives",
+        b"never arrives",
+        struct.pack(">I", 1 << 31),
+        framed(b"{}"),
+        framed(chance.randbytes(40)),
+        framed(json.dumps({"kind": "HELLO", **header, "body": hello}).encode()),
+        framed(json.dumps({"kind": "STOP", **header, "job": "job", "body": {"lost": []}}).encode()),
+    ]
