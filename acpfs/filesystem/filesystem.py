@@ -451,9 +451,8 @@ class FileSystem:
         Those whose attributes the backing directory does not tell soon have none; with `without_fails` they are waited for.
         `fitting`: how many of the next names, the dots included, the answer has room for.
         """
-        return await self._directories.readdir(
-            handle, offset, with_attributes=with_attributes, without_fails=without_fails, fitting=fitting
-        )
+        how = {"with_attributes": with_attributes, "without_fails": without_fails}
+        return await self._directories.readdir(handle, offset, **how, fitting=fitting)
 
     async def releasedir(self, handle: HandleId) -> None:
         """Close a directory."""
