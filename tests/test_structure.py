@@ -104,9 +104,10 @@ def _needs_torch(name: str) -> bool:
 
 
 def _modules(path: Path) -> Iterator[tuple[str, int, bool]]:
-    """(module, line, whether inside a function) of every import."""
+    """(module, line, whether it is not carried out when the module is imported) of every import."""
     tree = tree_of(path)
-    late = {node for function in functions(path) for node in ast.walk(function)}
+    for_types = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    late = {node for block in (*functions(path), *for_types) for node in ast.walk(block)}
     inside = {node.lineno for node in late if isinstance(node, ast.Import | ast.ImportFrom)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -59,7 +59,7 @@ class Policy:
             raise ConfigError(f"name = {self.name!r}: {error}") from error
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ, **given: object) -> Policy:
+    def from_environment(cls, environment: Mapping[str, str] | None = None, **given: object) -> Policy:
         """What the environment says, and before it what is given.
 
         Raises:
@@ -67,7 +67,7 @@ class Policy:
         """
         known = {PREFIX + field.name.upper(): field for field in fields(cls)}
         values: dict[str, Any] = {}
-        for variable, text in environment.items():
+        for variable, text in (os.environ if environment is None else environment).items():
             if not variable.startswith(PREFIX):
                 continue
             if variable not in known:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,8 @@ def run_ranks(tmp_path: Path, marker: str) -> None:
         str(RANKS),
     ]
     command = [python, "-m", "tests.training.ranks", str(LIBRARIES), *words]
-    done = subprocess.run(command, cwd=REPOSITORY, timeout=TIMEOUT_S, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
+    done = subprocess.run(command, cwd=REPOSITORY, timeout=TIMEOUT_S, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
 
 

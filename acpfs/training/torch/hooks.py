@@ -37,6 +37,8 @@ class UpdateHooks:
         self._stepped: set[int] = set()
         self._handles: list[Any] = []
         self._alone = False
+        self.at: Callable[[str], object] = str
+        """Called at points by name, for drills."""
         self.update: Callable[[], None] = self._step_all
         """What does an update that is ready and was not begun; somebody who marks updates by hand gives another."""
 
@@ -77,13 +79,17 @@ class UpdateHooks:
         """
         self._at_ready(self._marks.now.done + 1)
         step = self._marks.ready()
+        self.at("ready")
         self._gate.wait(step)
+        self.at("gated")
         self._stepped.clear()
         self._marks.begin()
+        self.at("updating")
 
     def end(self) -> None:
         """The local update is complete."""
         self._marks.end()
+        self.at("updated")
 
     def finish_alone(self) -> None:
         """Do the update that is ready, without gate and without anybody else. For SETTLE.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -78,3 +80,31 @@ def decay(optimizer: Any) -> Any:
 
 
 JOBS: dict[str, Callable[[], Job]] = {"ddp": ddp, "zero": zero, "hsdp": hsdp}
+
+
+def whole(job: Job) -> dict[str, Any]:
+    """Model and optimizer as torch's own functions put them together, on rank 0; a collective."""
+    if not hasattr(job.optimizer, "consolidate_state_dict"):
+        options = StateDictOptions(full_state_dict=True)
+        model, optim = get_state_dict(job.model, job.optimizer, options=options)
+        return copy.deepcopy({"model": model, "optim": optim})
+    job.optimizer.consolidate_state_dict(0)
+    if dist.get_rank() != 0:
+        return {}
+    names = [name for name, _ in job.model.module.named_parameters()]
+    packed = job.optimizer.state_dict()
+    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in packed["param_groups"]]
+    optim = {"state": {names[index]: state for index, state in packed["state"].items()}, "param_groups": groups}
+    return copy.deepcopy({"model": job.model.module.state_dict(), "optim": optim})
+
+
+def assert_same(found: Any, expected: Any, where: str = "") -> None:
+    """Bit for bit."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected, where

@@ -1,0 +1,309 @@
+"""What acpfs has inside a rank: one thread, a connection to each coordinator, and the last word that came over one.
+
+The thread works while the main thread sits in a collective. It tells where the marks are, and at STOP it holds them, ends all collectives
+and arms the interrupter; everything else of a fault is the main thread's (`park`). Commands do not queue: the newest replaces the one
+before, since a coordinator sends the next one only when this one is answered, or void. What the main thread has to say goes through the
+outbox, also from a signal handler: it takes no lock that the thread might hold.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+from acpfs.errors import RefusedError
+from acpfs.logger import get_logger
+from acpfs.training.coordinator.election import Ballot
+from acpfs.training.interrupt import Interrupter
+from acpfs.training.marks import Marks
+from acpfs.training.messages import (
+    Active,
+    Beat,
+    FromMember,
+    Goodbye,
+    Header,
+    Hello,
+    Leave,
+    Message,
+    Protected,
+    Publish,
+    Refused,
+    Save,
+    Sent,
+    Settle,
+    ShowStacks,
+    Stacks,
+    Stop,
+    StoreAnswer,
+    StoreAsk,
+    StoreVerb,
+    Vote,
+    Voted,
+    Welcome,
+)
+from acpfs.training.policy import Policy
+from acpfs.training.records import MalformedError
+from acpfs.training.stacks import all_stacks
+from acpfs.training.wire import LinkClosedError, LinkTimeoutError, SocketLink
+
+log = get_logger(__name__)
+TURN_S = 0.05
+"""How often the thread looks at what has no descriptor."""
+LEAVE_S = 20.0
+"""A main thread that has not left so long after LEAVE never will."""
+Command = Stop | Settle | Save | Publish | Leave
+
+
+class GenerationOverError(Exception):
+    """A newer command came: what is being done is void."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command, and which of all it is."""
+
+    number: int
+    generation: int
+    command: Command
+
+
+class Member:
+    """Of one rank. `start` and what follows it belong to the main thread, unless said otherwise."""
+
+    def __init__(self, job: str, hello: Hello, marks: Marks, abort: Callable[[], int], interrupter: Interrupter, policy: Policy) -> None:
+        """`abort`: ends all collectives of this process; called by the member's thread."""
+        self._job, self._hello, self._marks = job, hello, marks
+        self._abort, self._interrupter, self._policy = abort, interrupter, policy
+        self._links: dict[int, SocketLink] = {}
+        self._ballot = Ballot()
+        self._outbox: deque[FromMember] = deque()
+        self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
+        self._news, self._answered = threading.Event(), threading.Event()
+        self._answers: dict[int, StoreAnswer] = {}
+        self._requests = count(1)
+        self._numbers = count(1)
+        self._generation = 0
+        self._order: Order | None = None
+        self._protected: Protected | Refused | None = None
+        self._ended = False
+        self._beat_at = 0.0
+        self._leave_at: float | None = None
+        self.cut_off_since: float | None = None
+        """Since when no coordinator is connected."""
+        self.long_operation = False
+        self.clues: Callable[[], Mapping[str, int]] = dict
+        self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
+
+    # -- life
+
+    def start(self, links: Mapping[int, SocketLink], timeout_s: float) -> None:
+        """Register with these coordinators; returns when all ranks have.
+
+        Raises:
+            RefusedError: there is no protection; the message says why.
+        """
+        self._links = dict(links)
+        self._broadcast(self._hello)
+        self._thread.start()
+        deadline = time.monotonic() + timeout_s
+        while self._protected is None and time.monotonic() < deadline and self.cut_off_since is None:
+            self._news.wait(TURN_S)
+            self._news.clear()
+        if isinstance(self._protected, Refused):
+            raise RefusedError(f"no protection: {self._protected.reason}")
+        if self._protected is None and self._order is None:
+            raise RefusedError(
+                "no protection: " + ("the coordinator is gone" if self.cut_off_since else f"not all ranks came in {timeout_s:g} s")
+            )
+
+    def end(self) -> None:
+        """Leave in order; what was said before is sent. May be called twice."""
+        if self._thread.is_alive():
+            self.tell(Goodbye())
+            self._ended = True
+            self._wake()
+            self._thread.join()
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+    # -- the main thread's side
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a STOP has come, ever."""
+        return self._order is not None
+
+    def tell(self, message: FromMember) -> None:
+        """Say something to the active coordinator; also from a signal handler."""
+        self._outbox.append(message)
+        self._wake()
+
+    def order(self, after: int, timeout_s: float) -> Order | None:
+        """The newest command, if it is another than number `after`; waits for one."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._news.clear()
+            if self._order is not None and self._order.number > after:
+                return self._order
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._news.wait(min(left, 1.0))
+
+    def ask(self, verb: StoreVerb, keys: tuple[str, ...], value: str, expected: str, timeout_s: float) -> StoreAnswer:
+        """An operation in the generation's store.
+
+        Raises:
+            GenerationOverError: nobody will answer any more.
+        """
+        request, order = next(self._requests), self._order
+        self.tell(StoreAsk(request, verb, keys, value, expected, timeout_s))
+        while True:
+            self._answered.clear()
+            if (answer := self._answers.pop(request, None)) is not None:
+                return answer
+            if self._order is not order or self.cut_off_since is not None:
+                raise GenerationOverError("the group of savers is void")
+            self._answered.wait(1.0)
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_writes, b"x")
+        except BlockingIOError:
+            return  # it has a thousand reasons to wake up
+
+    # -- the thread
+
+    def _run(self) -> None:
+        while not self._ended or self._outbox:
+            self._wait()
+            for number, link in list(self._links.items()):
+                self._receive(number, link)
+            self._send_outbox()
+            self._beat()
+            self._interrupter.tick()
+            if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
+                assert isinstance(self._order.command, Leave)
+                self.on_leave_late(self._order.command)
+
+    def _wait(self) -> None:
+        if any(link.buffered for link in self._links.values()):
+            return
+        waiting = select.poll()
+        for link in self._links.values():
+            waiting.register(link, select.POLLIN)
+        waiting.register(self._wake_reads, select.POLLIN)
+        waiting.poll(TURN_S * 1000)
+        try:
+            os.read(self._wake_reads, 4096)
+        except BlockingIOError:
+            return  # it was a link, or time
+
+    def _receive(self, number: int, link: SocketLink) -> None:
+        while True:
+            try:
+                self._take(number, link, link.receive(0.0))
+            except LinkTimeoutError:
+                return
+            except (LinkClosedError, MalformedError) as error:
+                self._drop(number, error)
+                return
+
+    def _drop(self, number: int, error: Exception) -> None:
+        link = self._links.pop(number, None)
+        if link is None:
+            return
+        link.close()
+        self._ballot.disconnected(number)
+        if not self._ended:
+            log.warning("a coordinator is gone", coordinator=number, error=str(error))
+        if not self._links:
+            self.cut_off_since = time.monotonic()
+            self._news.set()
+            self._answered.set()
+
+    def _take(self, number: int, link: SocketLink, sent: Sent) -> None:
+        """One message."""
+        message, header = sent.message, sent.header
+        if header.job != self._job:
+            raise MalformedError(f"a message of job {header.job}")
+        if isinstance(message, Vote):
+            self._send(link, Voted(message.term, self._ballot.vote(message.term)))
+        elif isinstance(message, Welcome):
+            if message.active:
+                self._ballot.hears(max(header.term, self._ballot.term), number)
+        elif isinstance(message, Refused):
+            self._protected = self._protected or message
+            self._news.set()
+        elif not self._ballot.hears(header.term, number):
+            log.warning("a word of a coordinator that commands no more", coordinator=number, term=header.term)
+        else:
+            self._obey(header.generation, link, message)
+
+    def _obey(self, generation: int, link: SocketLink, message: Message) -> None:
+        """A word of the active coordinator."""
+        if isinstance(message, Protected):
+            self._protected = message
+            self._news.set()
+        elif isinstance(message, StoreAnswer):
+            if generation == self._generation:
+                self._answers[message.request] = message
+                self._answered.set()
+        elif isinstance(message, ShowStacks):
+            self._send(link, Stacks(all_stacks()))
+        elif isinstance(message, Stop | Settle | Save | Publish | Leave):
+            self._command(generation, message)
+        elif not isinstance(message, Active):
+            raise MalformedError(f"{type(message).__name__} is no word of a coordinator")
+
+    def _command(self, generation: int, command: Command) -> None:
+        if isinstance(command, Stop) and generation > self._generation:
+            self._generation = generation
+        elif not isinstance(command, Leave) and (generation != self._generation or isinstance(command, Stop)):
+            return  # of a generation that is over, or said again
+        if isinstance(command, Leave):
+            self._leave_at = time.monotonic() + LEAVE_S
+        if isinstance(command, Stop | Leave):
+            self._marks.hold()
+            ended = self._abort()
+            self._interrupter.arm()
+            log.warning("out of all collectives", command=type(command).__name__, generation=self._generation, connections=ended)
+        # last: whoever sees the order disarms the interrupter
+        self._order = Order(next(self._numbers), self._generation, command)
+        self._news.set()
+        self._answered.set()
+
+    def _send_outbox(self) -> None:
+        while self._outbox:
+            message = self._outbox.popleft()
+            if isinstance(message, Goodbye):
+                self._broadcast(message)
+            elif self._ballot.active in self._links:
+                self._send(self._links[self._ballot.active], message)
+
+    def _broadcast(self, message: FromMember) -> None:
+        for link in list(self._links.values()):
+            self._send(link, message)
+
+    def _send(self, link: SocketLink, message: Message) -> None:
+        header = Header(self._job, self._generation, self._ballot.term, f"rank {self._hello.rank}")
+        try:
+            link.send(Sent(header, message))
+        except LinkClosedError as error:
+            for number in [number for number, other in self._links.items() if other is link]:
+                self._drop(number, error)
+
+    def _beat(self) -> None:
+        if time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + self._policy.beat_s
+        mark = self._marks.now
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self.clues(), self.long_operation))

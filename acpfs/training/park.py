@@ -1,0 +1,153 @@
+"""The main thread's side of a fault: parked, it does what the coordinator says, until it is told to leave. No torch here.
+
+`Interrupted` may come at any point until the interrupter is disarmed, which is the first thing that every STOP does. It means that a newer
+command is there, or that this one was not handled yet: the loop looks again, and everything in it may be repeated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from acpfs.logger import get_logger
+from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.marks import Marks
+from acpfs.training.member import Member, Order
+from acpfs.training.messages import (
+    GateResult,
+    Leave,
+    Phase,
+    Publish,
+    Published,
+    Save,
+    Saved,
+    SavedFile,
+    Settle,
+    Settled,
+    Shard,
+    Stop,
+    Stopped,
+    Trouble,
+    TroubleKind,
+)
+from acpfs.training.policy import Policy
+from acpfs.training.publish import publish
+
+log = get_logger(__name__)
+TEXT_CHARS_MAX = 500
+
+
+class Rank(Protocol):
+    """What has to be done with tensors."""
+
+    @property
+    def gate_result(self) -> GateResult | None: ...
+
+    def finish(self, gate: GateResult | None) -> None:
+        """The update that is ready, alone."""
+
+    def digests(self) -> Mapping[Shard, str]: ...
+
+    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
+        """Write what the cover gives this rank, together with the other savers."""
+
+
+class CutOffError(Exception):
+    """No coordinator says anything any more."""
+
+
+class Park:
+    """Of one rank."""
+
+    def __init__(
+        self, member: Member, interrupter: Interrupter, marks: Marks, rank: Rank, number: int, directory: Path, policy: Policy
+    ) -> None:
+        """`number`: of the rank in the job. `directory`: below which gasps are written."""
+        self._member, self._interrupter, self._marks = member, interrupter, marks
+        self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
+        self._published: int | None = None
+        self._handled = 0
+        self.at: Callable[[str], object] = str
+        """Called at points by name, for drills."""
+        self.on_stopped: Callable[[], None] = lambda: None
+
+    def run(self, trouble: Trouble) -> Leave:
+        """From the exception that brought the main thread here to LEAVE.
+
+        Raises:
+            CutOffError: nobody tells it to.
+        """
+        told = False
+        while True:
+            try:
+                if not told and not self._member.stopped:
+                    self._member.tell(trouble)
+                told = True
+                order = self._next()
+                if isinstance(order.command, Leave):
+                    self._interrupter.disarm()
+                    return order.command
+                self._handle(order)
+                self._handled = order.number
+            except Interrupted:
+                continue
+
+    def _next(self) -> Order:
+        while True:
+            order = self._member.order(self._handled, 1.0)
+            if order is not None:
+                return order
+            since = self._member.cut_off_since
+            if since is not None and time.monotonic() - since > self._policy.command_s:
+                raise CutOffError(f"no coordinator for {self._policy.command_s:g} s")
+
+    def _handle(self, order: Order) -> None:
+        command = order.command
+        try:
+            if isinstance(command, Stop):
+                self._stop()
+            elif isinstance(command, Settle):
+                self._settle(command)
+            elif isinstance(command, Save):
+                self._save(command)
+            elif isinstance(command, Publish):
+                self._publish(command)
+        except Exception as error:  # whatever it is, another rank may be able to
+            newer = self._member.order(order.number, 0.0)
+            if newer is None:
+                log.exception("could not do what was asked", command=type(command).__name__)
+                self._member.tell(Trouble(TroubleKind.SAVE, told(error)))
+
+    def _stop(self) -> None:
+        self._interrupter.disarm()
+        self.on_stopped()
+        self.at("stopping")
+        mark = self._marks.now
+        self._member.tell(Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published))
+
+    def _settle(self, command: Settle) -> None:
+        mark = self._marks.now
+        self.at("settling")
+        if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
+            self._rank.finish(command.gate)
+        self._member.tell(Settled(self._marks.now.done, self._rank.digests()))
+
+    def _save(self, command: Save) -> None:
+        if self._number in command.savers:
+            self.at("saving")
+            files = self._rank.save(command, self._directory / command.directory)
+            self._member.tell(Saved(files))
+
+    def _publish(self, command: Publish) -> None:
+        self.at("publishing")
+        path = publish(self._directory, command, self._policy.tracker, self._policy.files_s)
+        self._published = command.manifest.step
+        self.at("published")
+        self._member.tell(Published(str(path)))
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}"[:TEXT_CHARS_MAX]

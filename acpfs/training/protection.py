@@ -1,0 +1,213 @@
+"""What a user holds: `with protect(…):` around the training loop. The life of a protected rank, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from acpfs.logger import get_logger
+from acpfs.training.boot import boot
+from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.member import Member
+from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
+from acpfs.training.park import CutOffError, Park, told
+from acpfs.training.policy import Policy
+
+if TYPE_CHECKING:
+    from acpfs.training.torch.rank import TorchRank
+
+log = get_logger(__name__)
+
+
+def protect(
+    directory: str | os.PathLike[str],
+    *,
+    model: Any,
+    optimizer: Any,
+    scheduler: Any = None,
+    scaler: Any = None,
+    state: Mapping[str, Any] | None = None,
+    save: Callable[[int, Path], None] | None = None,
+    step: int = 0,
+    after_update: Callable[[], None] | None = None,
+    update: Callable[[], None] | None = None,
+    on_stopped: Callable[[], None] | None = None,
+    policy: Policy | None = None,
+    **settings: object,
+) -> Protection:
+    """Protection of this rank's state: called by all ranks, when groups, model and optimizer are made.
+
+    Args:
+        directory: where gasps go, in an acpfs mount; the job's own files are in `.acpfs-job` there.
+        model: the module, as it is trained (DDP, FSDP2).
+        optimizer: one, or several that make one update.
+        scheduler: one, or several, that step once per update.
+        scaler: the GradScaler, if there is one.
+        state: further objects with `state_dict` and `load_state_dict`, by name.
+        save: `save(step, directory)` writes a checkpoint in the script's own format; without it, a torch distributed checkpoint.
+        step: updates that were completed before, where the loop goes on from a checkpoint.
+        after_update: what the loop does from an update to the end of its step; by default the schedulers' and the scaler's steps.
+        update: does one update without any communication, where `begin_update` and `end_update` are called by hand.
+        on_stopped: called when this rank has stopped, before anything is sent or saved.
+        policy: all settings; without it, those of the environment.
+        settings: single settings, by name.
+
+    Raises:
+        ConfigError: something that cannot be protected.
+    """
+    from acpfs.training.torch.rank import TorchRank
+
+    policy = policy or Policy.from_environment(None, **settings)
+    rank = TorchRank(
+        model,
+        _several(optimizer),
+        policy,
+        step,
+        schedulers=_several(scheduler),
+        scaler=scaler,
+        further=state,
+        save=save,
+        after_update=after_update,
+        update=update,
+    )
+    return Protection(Path(directory), rank, policy, on_stopped)
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return () if value is None else value if isinstance(value, list | tuple) else (value,)
+
+
+class Protection:
+    """A context manager; made by `protect`."""
+
+    def __init__(self, directory: Path, rank: TorchRank, policy: Policy, on_stopped: Callable[[], None] | None = None) -> None:
+        self._directory, self._rank, self._policy = directory, rank, policy
+        self._on_stopped = on_stopped
+        self._member: Member | None = None
+        self._park: Park | None = None
+        self._pid = os.getpid()
+        self._before: Callable[[], None] = lambda: None
+        """Gives signal and exception handlers back."""
+
+    # -- life
+
+    def __enter__(self) -> Protection:
+        rank, policy = self._rank, self._policy
+        self._directory.mkdir(parents=True, exist_ok=True)
+        booted = boot(rank.number, rank.groups.gathered, self._directory, policy)
+        interrupter = Interrupter(threading.get_ident(), lambda: rank.marks.updating, policy.interrupt_after_s, policy.interrupt_every_s)
+        hello = Hello(
+            *(rank.number, rank.world, booted.node, os.getpid(), _started(), rank.layout.gate, rank.layout.holders),
+            name=policy.name,
+            begun=rank.marks.now.done,
+        )
+        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy)
+        rank.ask = member.ask
+        self._member = member
+        self._park = Park(member, interrupter, rank.marks, rank, rank.number, self._directory, policy)
+        if self._on_stopped is not None:
+            self._park.on_stopped = self._on_stopped
+        try:
+            member.start(booted.links, policy.protected_s)
+        except BaseException:
+            member.end()
+            raise
+        rank.install()
+        self._before = self._handle_signals()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._member is not None and not _in_order(value):
+            self._fault(value)
+        self._close()
+
+    def _close(self) -> None:
+        self._before()
+        self._rank.remove()
+        if self._member is not None:
+            self._member.end()
+
+    def _fault(self, error: BaseException | None) -> None:
+        """Do what the coordinator says, and end the process; comes back where nobody says anything."""
+        from acpfs.training.torch.rank import trouble_kind
+
+        assert self._park is not None
+        kind = TroubleKind.ERROR if error is None else trouble_kind(error)
+        try:
+            leave = self._park.run(Trouble(kind, told(error) if error is not None else "end of the loop"))
+        except CutOffError as cut_off:
+            log.error("no gasp: there is no coordinator", error=str(cut_off))
+            return
+        self._leave(leave, error)
+
+    def _leave(self, leave: Leave, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Interrupted):
+            traceback.print_exception(error)
+        log.warning("this rank ends", status=leave.status, text=leave.text, gasp=leave.gasp)
+        self._before()
+        if self._member is not None:
+            self._member.end()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(leave.status)  # threads of groups that are broken would wait for each other
+
+    # -- what a loop may say
+
+    def begin_update(self) -> None:
+        """Gradients are complete; returns when all ranks' are. For loops that gave `update=`."""
+        self._rank.hooks.begin()
+
+    def end_update(self) -> None:
+        """The local update is complete."""
+        self._rank.hooks.end()
+
+    def at(self, reached: Callable[[str], object]) -> None:
+        """Have this called with the name of each point that this rank reaches; for drills."""
+        self._rank.hooks.at = reached
+        if self._park is not None:
+            self._park.at = reached
+
+    # -- signals
+
+    def _handle_signals(self) -> Callable[[], None]:
+        """SIGTERM is a fault like others: a launcher sends it when another rank has died, a scheduler when it wants the node."""
+        previous_hook = sys.excepthook
+        sys.excepthook = self._last_net
+        if threading.current_thread() is not threading.main_thread():
+            return lambda: setattr(sys, "excepthook", previous_hook)
+        previous = signal.signal(signal.SIGTERM, self._terminated)
+
+        def give_back() -> None:
+            sys.excepthook = previous_hook
+            signal.signal(signal.SIGTERM, previous)
+
+        return give_back
+
+    def _terminated(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a data loader's worker, forked while this was the handler
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif self._member is not None and not self._member.stopped:
+            self._member.tell(Trouble(TroubleKind.ERROR, "SIGTERM"))
+
+    def _last_net(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        """An `Interrupted` that came between the loop and `__exit__`."""
+        if self._member is not None and self._member.stopped:
+            self._fault(value)
+        sys.__excepthook__(kind, value, trace)
+
+
+def _in_order(error: BaseException | None) -> bool:
+    return error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+
+
+def _started() -> int:
+    """Field 22 of /proc/self/stat."""
+    return int(Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])

@@ -1,0 +1,113 @@
+"""A rank's tensors behind the interface that the member and the parked main thread use. Main thread only, but for `abort`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from acpfs.errors import ConfigError
+from acpfs.training import messages
+from acpfs.training.marks import Marks
+from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
+from acpfs.training.policy import Policy
+from acpfs.training.torch.gate import ExplicitGate, Gate, NoGate
+from acpfs.training.torch.groups import Groups
+from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
+from acpfs.training.torch.host_parts import host_state
+from acpfs.training.torch.layout import layout_of
+from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.store import Ask, LinkStore
+from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
+
+
+class TorchRank:
+    """Of one process. Made by all ranks at the same place, like a group."""
+
+    def __init__(
+        self,
+        model: Any,
+        optimizers: Sequence[Any],
+        policy: Policy,
+        begun: int,
+        *,
+        schedulers: Sequence[Any] = (),
+        scaler: Any = None,
+        further: Mapping[str, Any] | None = None,
+        save: Callable[[int, Path], None] | None = None,
+        after_update: Callable[[], None] | None = None,
+        update: Callable[[], None] | None = None,
+    ) -> None:
+        """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
+
+        Raises:
+            ConfigError: something that cannot be protected; the message says what, and why.
+        """
+        if update is None:
+            refuse_several_with_scaler(optimizers, scaler)
+        self.groups = Groups()
+        self.number, self.world = dist.get_rank(), dist.get_world_size()
+        self.layout = layout_of(model, optimizers)
+        if self.world > 1 and self.layout.copies < 2:
+            shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
+            raise ConfigError(f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how")
+        self._state = LocalState(model, optimizers, self.layout)
+        self._host = host_state(
+            optimizers,
+            self._state.buffers,
+            policy.buffers_bytes_max,
+            schedulers=schedulers,
+            scaler=scaler,
+            further=further,
+            after_update=after_update,
+        )
+        self._writer: Writer = SingleWriter(save, self.layout) if save else DistributedWriter(self._state, self._host, self.number)
+        self.marks = Marks(begun)
+        self.groups.learn()
+        self._gate: Gate = NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
+        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take)
+        self._by_hand = update is not None
+        if update is not None:
+            self.hooks.update = update
+        self.ask: Ask | None = None
+        """How to reach the generation's store."""
+
+    def install(self) -> None:
+        """From here on updates move the marks."""
+        if not self._by_hand:
+            self.hooks.install()
+
+    def remove(self) -> None:
+        self.hooks.remove()
+
+    def abort(self) -> int:
+        """End all collectives; from any thread."""
+        return self.groups.abort()
+
+    @property
+    def gate_result(self) -> GateResult | None:
+        return self._gate.result
+
+    def finish(self, gate: GateResult | None) -> None:
+        """The update that is ready, alone."""
+        self.hooks.finish_alone()
+
+    def digests(self) -> Mapping[Shard, str]:
+        return {shard: self._state.digest(shard) for shard in self.layout.holders}
+
+    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
+        """Write what the cover gives this rank, in a group of the savers; everything is then at the end of that step."""
+        assert self.ask is not None
+        self.groups.regroup(LinkStore(self.ask), order.savers.index(self.number), len(order.savers))
+        self._host.bring(order.step)
+        return self._writer.write(directory, order.step, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
+
+
+def trouble_kind(error: BaseException) -> TroubleKind:
+    """Whether an exception is this rank's own, or that of a collective with somebody who is gone."""
+    if isinstance(error, dist.DistError):
+        return TroubleKind.COLLECTIVE
+    words = ("gloo", "Connection", "connection", "Timed out", "process group")
+    return TroubleKind.COLLECTIVE if isinstance(error, RuntimeError) and any(word in str(error) for word in words) else TroubleKind.ERROR

@@ -1,0 +1,91 @@
+"""A job whose ranks are killed at points by name, and what its gasp is compared with: the same job without a fault, step by step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from acpfs.training import protect
+from acpfs.training.manifest import verify
+from acpfs.training.messages import ExitStatus, Manifest
+from tests.training.ranks.forked import Ranks, join_group
+from tests.training.ranks.jobs import JOBS, Job, assert_same, whole
+
+WORLD, STEPS, DIES = 4, 8, 5
+"""Ranks, updates of the whole loop, and the update at which somebody dies."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`ranks`: rank → point at which it kills itself, in update `DIES` where the point is one of an update."""
+
+    kind: str
+    ranks: Mapping[int, str]
+
+
+def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
+    """A rank as a script is: three lines more."""
+    join_group(rank, WORLD, store)
+    job = JOBS[fault.kind]()
+    protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler)
+    number = 0
+
+    def at(point: str) -> None:
+        if fault.ranks.get(rank) == point and number >= DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with protection:
+        protection.at(at)
+        for number in range(1, STEPS + 1):  # `at` looks at it
+            job.step(number, at)
+
+
+def state_of(job: Job) -> dict[str, Any]:
+    return {"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()}
+
+
+def without_fault(rank: int, kind: str, directory: Path) -> None:
+    """The yardstick: state at the end of each step that a gasp may be of."""
+    join_group(rank, WORLD, directory / f"store-{kind}")
+    job = JOBS[kind]()
+    for number in range(1, DIES + 1):
+        job.step(number)
+        torch.save(state_of(job), directory / f"{kind}-{number}-{rank}.pt")
+        found = whole(job)
+        if rank == 0:
+            torch.save(found, directory / f"{kind}-{number}.pt")
+
+
+def yardstick(kind: str, directory: Path) -> Path:
+    """Where it is; made once."""
+    if not (directory / f"{kind}-{DIES}.pt").exists():
+        with Ranks(WORLD, directory, lambda rank: without_fault(rank, kind, directory)) as ranks:
+            assert ranks.statuses() == [0] * WORLD, ranks.said()
+    return directory
+
+
+def assert_gasp(fault: Fault, ranks: Ranks, directory: Path, yardsticks: Path) -> Manifest:
+    """All survivors have left, and what they left is the state at its step, bit for bit."""
+    for rank in range(WORLD):
+        assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
+    name = (directory / "latest").read_text().strip()
+    manifest = verify(directory / name)
+    assert name == f"step-{manifest.step}"
+    assert manifest.step in (DIES - 1, DIES)
+    assert not manifest.differing
+    path = directory.with_name(f"{directory.name}-{name}.pt")
+    dcp_to_torch_save(directory / name, path)
+    assert_same(torch.load(path, weights_only=True), torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True))
+    for saver in set(manifest.cover.values()):
+        host = torch.load(directory / name / "host_state" / f"rank-{saver}.pt", weights_only=True)
+        expected = torch.load(yardsticks / f"{fault.kind}-{manifest.step}-{saver}.pt", weights_only=True)
+        assert host["step"] == manifest.step
+        assert_same({"random": host["torch"]["cpu"], "scheduler": host["scheduler"]}, expected)
+    return manifest

@@ -1,0 +1,283 @@
+"""A member and its parked main thread against a scripted coordinator: every word, in any order, from whoever may say it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.errors import RefusedError
+from acpfs.training.interrupt import Interrupted
+from acpfs.training.marks import Mark
+from acpfs.training.member import GenerationOverError
+from acpfs.training.messages import (
+    Active,
+    Beat,
+    Goodbye,
+    Hello,
+    Leave,
+    Manifest,
+    Phase,
+    Publish,
+    Published,
+    Refused,
+    Save,
+    Saved,
+    SavedFile,
+    Settle,
+    Settled,
+    ShowStacks,
+    Stacks,
+    Stop,
+    Stopped,
+    StoreAnswer,
+    StoreAsk,
+    StoreVerb,
+    Trouble,
+    TroubleKind,
+    Vote,
+    Voted,
+)
+from acpfs.training.park import CutOffError, Park
+from tests.training.scripted_coordinator import FakeRank, Rig, ScriptedCoordinator
+
+TROUBLE = Trouble(TroubleKind.COLLECTIVE, "connection closed")
+SAVE = Save(1, {"ranks-0-1": 0}, (0,), "step-1.gasp-1.tmp", "step-1", (1,))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+class Script:
+    """The coordinator's part, in a thread of its own; what it raises is the test's."""
+
+    def __init__(self, part: Callable[[], None]) -> None:
+        self._part, self._error = part, list[BaseException]()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._part()
+        except BaseException as error:  # noqa: BLE001  # raised again in the test
+            self._error.append(error)
+
+    def end(self) -> None:
+        self._thread.join()
+        if self._error:
+            raise self._error[0]
+
+
+def parked(rig: Rig, directory: Path, part: Callable[[ScriptedCoordinator, FakeRank], None]) -> tuple[Leave, FakeRank]:
+    """The main thread parks; `part` is the coordinator's."""
+    rank = FakeRank(rig.marks)
+    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, directory, rig.policy)
+    script = Script(lambda: part(rig.coordinator, rank))
+    leave = park.run(TROUBLE)
+    script.end()
+    return leave, rank
+
+
+def stop(coordinator: ScriptedCoordinator, generation: int) -> Stopped:
+    coordinator.generation = generation
+    coordinator.say(Stop((1,)))
+    return coordinator.hears(Stopped)
+
+
+@pytest.mark.clause("T48")
+def test_it_says_where_the_marks_are(rig: Rig) -> None:
+    rig.start()
+    rig.marks.ready()
+    while (beat := rig.coordinator.hears(Beat)).phase is Phase.COMPUTING:
+        pass
+    assert beat == Beat(0, 1, Phase.READY)
+    rig.member.end()
+    rig.coordinator.hears(Goodbye)
+
+
+def test_no_protection(rig: Rig) -> None:
+    def part() -> None:
+        rig.coordinator.hears(Hello)
+        rig.coordinator.say(Refused("ranks do not agree"))
+
+    script = Script(part)
+    with pytest.raises(RefusedError, match="do not agree"):
+        rig.member.start({0: rig.coordinator.member_end}, 30)
+    script.end()
+
+
+def test_a_coordinator_that_dies_before_all_have_registered(rig: Rig) -> None:
+    def part() -> None:
+        rig.coordinator.hears(Hello)
+        rig.coordinator.link.close()
+
+    script = Script(part)
+    with pytest.raises(RefusedError, match="gone"):
+        rig.member.start({0: rig.coordinator.member_end}, 30)
+    script.end()
+
+
+def loop_for_ever() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.clause("T48")
+def test_stop_gets_the_main_thread_out(rig: Rig) -> None:
+    rig.start()
+    rig.coordinator.generation = 1
+    rig.coordinator.say(Stop((1,)))
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    assert rig.aborted.is_set()
+    assert rig.marks.held
+    rig.interrupter.disarm()
+
+
+@pytest.mark.clause("T48")
+def test_from_trouble_to_leave(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    rig.marks.ready()
+    files: list[SavedFile] = []
+
+    def part(coordinator: ScriptedCoordinator, rank: FakeRank) -> None:
+        assert coordinator.hears(Trouble) == TROUBLE
+        assert stop(coordinator, 1) == Stopped(0, 1, Phase.READY)
+        coordinator.say(Settle(1))
+        assert coordinator.hears(Settled) == Settled(1, {"ranks-0-1": "digest of 1"})
+        coordinator.say(SAVE)
+        files.extend(coordinator.hears(Saved).files)
+        manifest = Manifest("job", 1, 1, (1,), SAVE.cover, tuple(files), {}, ("node",))
+        coordinator.say(Publish(manifest, SAVE.directory, SAVE.name))
+        assert coordinator.hears(Published).path == str(tmp_path / "step-1")
+        assert stop(coordinator, 2).published == 1
+        coordinator.say(Leave(75, "saved", "step-1"))
+
+    leave, rank = parked(rig, tmp_path, part)
+    assert leave.status == 75
+    assert rank.done == ["finish", "save 1"]
+    assert rig.marks.now == Mark(1, 1, Phase.COMPUTING)
+    assert (tmp_path / "latest").read_text() == "step-1\n"
+
+
+@pytest.mark.clause("T49")
+def test_another_fault_while_saving(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+
+    def part(coordinator: ScriptedCoordinator, rank: FakeRank) -> None:
+        coordinator.hears(Trouble)
+        stop(coordinator, 1)
+        rank.goes_on.clear()
+        coordinator.say(SAVE)
+        rank.during_save.wait()
+        # it waits for somebody who is dead: the interrupter gets it out, and the old generation's word is void
+        assert stop(coordinator, 2) == Stopped(0, 0, Phase.COMPUTING)
+        coordinator.say(SAVE, generation=1)
+        rank.goes_on.set()
+        coordinator.say(SAVE)
+        assert coordinator.hears(Saved).files[0].path == "weights"
+        coordinator.say(Leave(75, "saved"))
+
+    _, rank = parked(rig, tmp_path, part)
+    assert rank.done == ["save 1", "save 1"]
+
+
+@pytest.mark.clause("T49")
+def test_an_update_that_fails_is_torn(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    rig.marks.ready()
+
+    def part(coordinator: ScriptedCoordinator, rank: FakeRank) -> None:
+        coordinator.hears(Trouble)
+        stop(coordinator, 1)
+        rank.fails = MemoryError("of the device")
+        coordinator.say(Settle(1))
+        assert coordinator.hears(Trouble) == Trouble(TroubleKind.SAVE, "MemoryError: of the device")
+        assert stop(coordinator, 2) == Stopped(0, 1, Phase.UPDATING)
+        coordinator.say(Leave(76, "nobody could save"))
+
+    leave, _ = parked(rig, tmp_path, part)
+    assert leave.status == 76
+
+
+def test_a_rank_that_does_not_save_waits(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+
+    def part(coordinator: ScriptedCoordinator, rank: FakeRank) -> None:
+        coordinator.hears(Trouble)
+        stop(coordinator, 1)
+        coordinator.say(Save(1, {"ranks-0-1": 1}, (1,), "d", "n"))
+        coordinator.say(Leave(75, "saved"))
+
+    _, rank = parked(rig, tmp_path, part)
+    assert rank.done == []
+
+
+@pytest.mark.clause("T49")
+def test_nobody_left_to_say_anything(rig: Rig, tmp_path: Path) -> None:
+    rig.start()
+    park = Park(rig.member, rig.interrupter, rig.marks, FakeRank(rig.marks), 0, tmp_path, rig.policy)
+    script = Script(rig.coordinator.link.close)
+    with pytest.raises(CutOffError):
+        park.run(TROUBLE)
+    script.end()
+
+
+def test_the_store_answers_and_is_void_with_its_generation(rig: Rig) -> None:
+    rig.start()
+
+    def part() -> None:
+        asked = rig.coordinator.hears(StoreAsk)
+        assert (asked.verb, asked.keys, asked.value) == (StoreVerb.ADD, ("k",), "2")
+        rig.coordinator.say(StoreAnswer(asked.request, "5"))
+        rig.coordinator.hears(StoreAsk)
+        rig.coordinator.say(Stop((1,)), generation=1)
+
+    script = Script(part)
+    assert rig.member.ask(StoreVerb.ADD, ("k",), "2", "", 5.0).value == "5"
+    with pytest.raises((GenerationOverError, Interrupted)):
+        rig.member.ask(StoreVerb.GET, ("never",), "", "", 60.0)
+    rig.interrupter.disarm()
+    script.end()
+
+
+@pytest.mark.clause("T50")
+def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term() -> None:
+    rig = Rig(coordinators=3)
+    rig.start()
+    first, second, third = rig.coordinators
+    second.say(Vote(2, 1), term=0)
+    assert not second.hears(Voted).granted  # the first one is there
+    first.link.close()
+    while True:
+        second.say(Vote(3, 1), term=0)
+        if second.hears(Voted).granted:
+            break
+    third.say(Vote(3, 2), term=0)
+    assert third.hears(Voted) == Voted(3, False)  # once per term
+    third.say(Stop((1,)), generation=1, term=2)
+    second.say(Active(3, 1), term=3)
+    second.say(ShowStacks(), term=3)
+    assert "test_a_vote_only" in second.hears(Stacks).text
+    assert not rig.aborted.is_set()
+    second.say(Stop((1,)), generation=1, term=3)
+    rig.aborted.wait()
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    rig.interrupter.disarm()
+    rig.close()
+
+
+@pytest.mark.clause("T50")
+def test_a_word_for_another_job_ends_the_link(rig: Rig) -> None:
+    rig.start()
+    rig.coordinator.say(Stop((1,)), generation=1, job="another")
+    while rig.member.cut_off_since is None:
+        rig.member.order(0, 0.01)
+    assert not rig.aborted.is_set()
