@@ -62,7 +62,10 @@ class Groups:
 
     def regroup(self, store: Any, rank: int, world: int) -> None:
         """Leave all groups, and be `rank` of a new default group of `world`."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if (
+            not dist.is_initialized()
+        ):  # the making of a group was broken off: torch goes on counting, and its names would differ between ranks
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
         with self._sockets.noting():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SAVERS_TIMEOUT_S))

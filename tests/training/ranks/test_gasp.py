@@ -30,3 +30,9 @@ def gasp(fault: Fault, tmp_path: Path, yardsticks: Path) -> int:
 def test_a_rank_dies(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     step = gasp(Fault(kind, {1: point}), tmp_path, yardsticks)
     assert point != "backward" or step == DIES - 1
+
+
+@pytest.mark.clause("T49")
+def test_a_second_rank_dies_while_both_begin_to_save(tmp_path: Path, yardsticks: Path) -> None:
+    """The group of savers was being made: the next one has to have the same name on all of them."""
+    gasp(Fault("hsdp", {1: "backward", 0: "saving"}), tmp_path, yardsticks)
