@@ -54,6 +54,16 @@ class Credentials:
         """The certificate, as a peer presents it."""
         return ssl.PEM_cert_to_DER_cert((self.directory / "certificate.pem").read_text(encoding="ascii"))
 
+    @cached_property
+    def listening(self) -> ssl.SSLContext:
+        """`context` for a server, made once: a thousand members come."""
+        return self.context(server=True)
+
+    @cached_property
+    def calling(self) -> ssl.SSLContext:
+        """The same for whoever calls."""
+        return self.context(server=False)
+
     def context(self, *, server: bool) -> ssl.SSLContext:
         """TLS 1.3 that presents the certificate and wants one.
 
@@ -155,7 +165,7 @@ def connect(address: str, credentials: Credentials | None, timeout_s: float = HA
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if credentials is None:
             return SocketLink(plain)
-        secured = credentials.context(server=False).wrap_socket(plain)
+        secured = credentials.calling.wrap_socket(plain)
         if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
             raise LinkClosedError(f"{address}: another certificate than the job's")
         return SocketLink(secured)

@@ -228,7 +228,7 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class Active:
-    """The coordinator commands in this term; told every second. To whom it is silent for `active_s`, it is gone."""
+    """The coordinator commands in this term: told when it begins, to coordinators every second, and to a member as answer to each BEAT."""
 
     term: int
     coordinator: int

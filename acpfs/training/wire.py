@@ -100,7 +100,10 @@ class TrioLink:
         Raises:
             LinkClosedError: nobody is there to take it.
         """
-        data = frame(sent)
+        await self.send_frame(frame(sent))
+
+    async def send_frame(self, data: bytes) -> None:
+        """The same for what `frame` made, which may go to many."""
         try:
             async with self._sending:
                 await self._stream.send_all(data)
@@ -186,6 +189,19 @@ class SocketLink:
                 raise LinkClosedError("in the middle of a message" if self._frames.inside else "closed")
             self._ready.extend(self._frames.take(data))
         return self._ready.popleft()
+
+    def farewell(self, timeout_s: float = 5.0) -> None:
+        """Close behind what was sent, when the other side has closed too.
+
+        A plain close with something unread makes the kernel drop what was sent and not yet taken: GOODBYE would look like a death.
+        """
+        with self._touching, contextlib.suppress(OSError):
+            socket.socket.shutdown(self._socket, socket.SHUT_WR)
+        deadline = time.monotonic() + timeout_s
+        with contextlib.suppress(LinkClosedError, LinkTimeoutError, MalformedError):
+            while True:
+                self.receive(deadline - time.monotonic())
+        self.close()
 
     def close(self) -> None:
         """Close; a thread that waits in here gets `LinkClosedError`. May be called twice."""

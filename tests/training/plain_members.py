@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import select
 import signal
 import sys
@@ -27,8 +28,8 @@ from acpfs.training.records import to_json
 from acpfs.training.wire import LinkClosedError, LinkTimeoutError, SocketLink
 from tests.training.simulated_member import SimulatedMember
 
-SILENT_S = 3.0
-BEAT_S = 1.0
+BEAT_S = 2.0
+SILENT_S = BEAT_S + 2.0
 PR_SET_PDEATHSIG = 1
 
 
@@ -41,7 +42,7 @@ class PlainMember:
     links: dict[int, SocketLink] = field(default_factory=dict)
     ballot: Ballot = field(default_factory=Ballot)
     heard: float = 0.0
-    beaten: float = 0.0
+    beaten: float = field(default_factory=lambda: time.monotonic() - random.uniform(0, BEAT_S))
     held: list[tuple[int, FromMember]] = field(default_factory=list)
     ended: bool = False
 
@@ -140,20 +141,33 @@ def run(config: dict[str, Any], ranks: list[int]) -> None:
         member.member.started = started
         for number, address in config["coordinators"].items():
             member.call(int(number), address)
+        for earlier in members:
+            earlier.beat()
+    whose: dict[int, tuple[PlainMember, int]] = {}
+    poll = select.poll()
     while any(not member.ended for member in members):
-        poll, whose = select.poll(), {}
-        for member in members:
-            for number, link in member.links.items():
-                poll.register(link, select.POLLIN)
-                whose[link.fileno()] = (member, number)
-        waiting = any(link.buffered for member in members for link in member.links.values())
-        for descriptor, _ in poll.poll(0 if waiting else 50):
+        linked = (
+            {link.fileno(): (member, number) for member in members for number, link in member.links.items()}
+            if changed(members, whose)
+            else whose
+        )
+        for descriptor in whose.keys() - linked.keys():
+            poll.unregister(descriptor)
+        for descriptor in linked.keys() - whose.keys():
+            poll.register(descriptor, select.POLLIN)
+        whose = linked
+        for descriptor, _ in poll.poll(50):
             member, number = whose[descriptor]
             if number in member.links:
                 member.take(number)
         for member in members:
             if not member.ended:
                 member.beat()
+
+
+def changed(members: list[PlainMember], whose: dict[int, tuple[PlainMember, int]]) -> bool:
+    """Whether a link came or went."""
+    return sum(len(member.links) for member in members) != len(whose) or -1 in whose
 
 
 def _end_with_parent() -> None:

@@ -259,6 +259,20 @@ def test_a_silent_member_is_lost_after_three_beats_and_told_so_when_it_speaks() 
     ]
 
 
+def test_who_registered_first_may_wait_long_for_the_others() -> None:
+    desk = Desk(job())
+    desk.do(desk.phases.take_over(1, desk.now))
+    for member in desk.members:
+        desk.do(desk.phases.arrived(member.rank, 0, member.hello(), desk.now))
+        for _ in range(20):
+            desk.now += 1
+            desk.do(desk.phases.tick(desk.now))
+            if member.rank == 3:
+                break
+    assert desk.phases.state is State.RUNNING
+    assert desk.phases.live == (0, 1, 2, 3)
+
+
 def test_a_coordinator_that_stood_still_takes_nobody_for_silent() -> None:
     desk = Desk(job()).begin()
     desk.now += 1000

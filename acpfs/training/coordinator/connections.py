@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import trio
 
-from acpfs.logger import get_logger
 from acpfs.training.messages import Sent
-from acpfs.training.records import MalformedError
 from acpfs.training.wire import LinkClosedError, TrioLink
 
-_log = get_logger(__name__)
 WAITING_MAX = 2000
 """Messages. A member that takes none (it is stopped, its network hangs) is cut off behind them; it is lost by its silence long before."""
 FIRST_WORD_S = 10.0
@@ -21,15 +18,15 @@ class Connection:
 
     def __init__(self, link: TrioLink) -> None:
         self._link = link
-        self._in: trio.MemorySendChannel[Sent]
-        self._out: trio.MemoryReceiveChannel[Sent]
+        self._in: trio.MemorySendChannel[bytes]
+        self._out: trio.MemoryReceiveChannel[bytes]
         self._in, self._out = trio.open_memory_channel(WAITING_MAX)
         self._scope = trio.CancelScope()
 
-    def post(self, sent: Sent) -> None:
+    def post(self, framed: bytes) -> None:
         """Have it sent; never waits."""
         try:
-            self._in.send_nowait(sent)
+            self._in.send_nowait(framed)
         except trio.WouldBlock:
             self._scope.cancel()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -48,10 +45,8 @@ class Connection:
         """The sending task. Ends with the connection, which it closes."""
         with self._scope, self._out:
             try:
-                async for sent in self._out:
-                    await self._link.send(sent)
+                async for framed in self._out:
+                    await self._link.send_frame(framed)
             except LinkClosedError:
                 pass  # the receiving task tells so
-            except MalformedError as error:
-                _log.error("a message was not sent", error=str(error))
         await self._link.close()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -120,6 +120,8 @@ class _Round:
     stopped: dict[int, Stopped]
     settled: dict[int, Settled]
     saved: dict[int, Saved]
+    waiting: set[int] = field(default_factory=set)
+    """Who has not answered yet: who is to park, to settle, or to write."""
     meeting: Meeting | None = None
     claim: bool | None = True
     """Whether this side may save; None: not known yet."""
@@ -148,6 +150,8 @@ class Phases:
         self.wake_at = math.inf
         self._hellos: dict[int, Hello] = {}
         self._left: set[int] = set()
+        self._alive: dict[int, None] = {}
+        """Ranks that are registered, neither lost nor gone: kept, since a thousand of them answer each order."""
         self._heard: dict[int, float] = {}
         self._looked_at = -math.inf
         self._deadline = math.inf
@@ -177,12 +181,15 @@ class Phases:
             self.marks[rank] = message
         if self.state is State.STANDBY and message == self._hellos.get(rank):
             self.lost.pop(rank, None)  # only the connection to this standby was gone
+            self._alive[rank] = None
         if rank in self.lost:
             self._send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
         elif isinstance(message, Hello | Goodbye):
             self._handlers[type(message)](rank, message, now)
-        elif self.state is State.STANDBY or rank not in self._hellos:
+        elif rank not in self._hellos:
             pass
+        elif self.state is State.STANDBY:
+            self.generation = max(generation, self.generation)
         elif generation > self.generation:
             self.generation = generation  # the coordinator before this one had begun to stop the job
             self._fault(f"rank {rank} was stopped already", now)
@@ -212,7 +219,7 @@ class Phases:
         self._heard = dict.fromkeys(self._live, now)
         self._go(State.REGISTERING)
         self._register(now)
-        if generation:
+        if self.generation:
             self._fault("the job was stopped already", now)
         elif self.lost:
             self._fault("a rank was lost meanwhile", now)
@@ -230,8 +237,8 @@ class Phases:
         if self.state is State.STANDBY:
             return self._done(now)
         self._look(now)
-        silent = [rank for rank in self._live if now - self._heard.get(rank, now) > self._limits.silent_s]
-        if silent and self.state is not State.LEAVING:
+        if self.state not in (State.REGISTERING, State.LEAVING):
+            silent = [rank for rank in self._alive if now - self._heard.get(rank, now) > self._limits.silent_s]
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
@@ -269,6 +276,7 @@ class Phases:
             self._send([rank], Refused(f"rank {rank} is another process"))
         elif rank not in self._hellos:
             self._hellos[rank] = hello
+            self._alive[rank] = None
             if self.state in (State.STANDBY, State.REGISTERING):
                 self._register(now)
         elif self.state is State.RUNNING:
@@ -283,22 +291,30 @@ class Phases:
             if self.state is State.REGISTERING:
                 self._tell("no protection", why=str(error))
                 self._send(self._live, Refused(str(error)))
-                self._left.update(self._hellos)  # training goes on or not as its program decides
+                self._gone(self._hellos)  # training goes on or not as its program decides
                 self._leave(ExitStatus.NOT_SAVED, f"no protection: {error}", now)
             return
         if self.state is State.REGISTERING:
             self._go(State.RUNNING)
+            self._heard = dict.fromkeys(self._alive, now)  # whoever registered first may have waited long
             self._send(self._live, Protected())
             self._tell("all ranks are registered", world=self.world, shards=len(self.layout.holders))
 
     def _goodbye(self, rank: int, _: Goodbye, now: float) -> None:
-        self._left.add(rank)
-        if self.state in (State.REGISTERING, State.RUNNING) and not self._live:
+        self._gone([rank])
+        if self.state in (State.REGISTERING, State.RUNNING) and not self._alive:
             self._leave(ExitStatus.SAVED, "all ranks have left in order", now)
         elif self.state is State.STOPPING and self._stop_at is None:
             self._meet_if_all_parked(now)
         elif self.state in (State.SETTLING, State.SAVING, State.PUBLISHING):
             self._fault(f"rank {rank} left", now)
+
+    def _gone(self, ranks: Iterable[int]) -> None:
+        """They end in order."""
+        for rank in ranks:
+            self._left.add(rank)
+            self._alive.pop(rank, None)
+            self._round.waiting.discard(rank)
 
     # -- a fault
 
@@ -307,9 +323,11 @@ class Phases:
         if not new:
             return
         if self.state is State.LEAVING:
-            self._left.update(new)
+            self._gone(new)
             return
         self.lost.update(dict.fromkeys(new, why))
+        for rank in new:
+            self._alive.pop(rank, None)
         if self.state is State.STANDBY:
             return
         self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
@@ -333,7 +351,7 @@ class Phases:
     def _stop(self, now: float) -> None:
         self._stop_at = None
         self.generation += 1
-        self._round = _Round({}, {}, {})
+        self._round = _Round({}, {}, {}, set(self._alive))
         self._deadline = now + self._limits.stuck_s
         self._send(self._live, Stop(tuple(sorted(self.lost))))
         self._meet_if_all_parked(now)
@@ -358,13 +376,13 @@ class Phases:
         """The deadline of the state has passed."""
         self._deadline = math.inf
         if self.state is State.STOPPING:
-            stuck = [rank for rank in self._live if rank not in self._round.stopped]
+            stuck = sorted(self._round.waiting)
             self._send(stuck, Leave(ExitStatus.TAKEN_FOR_LOST, f"not parked after {self._limits.stuck_s:g} s"))
             self._lose(stuck, f"not parked after {self._limits.stuck_s:g} s", now)
         elif self.state is State.SETTLING:
-            self._lose(self._round.asked - self._round.settled.keys(), f"not settled after {self._limits.settle_s:g} s", now)
+            self._lose(sorted(self._round.waiting), f"not settled after {self._limits.settle_s:g} s", now)
         elif self.state is State.SAVING and self._round.save is not None:
-            self._failed(set(self._round.save.savers) - self._round.saved.keys(), f"not written after {self._limits.save_s:g} s", now)
+            self._failed(sorted(self._round.waiting), f"not written after {self._limits.save_s:g} s", now)
         elif self.state is State.PUBLISHING and self._round.save is not None:
             self._failed(self._round.save.savers[:1], f"not published after {self._limits.publish_s:g} s", now)
         elif self.state is State.LEAVING:
@@ -375,13 +393,14 @@ class Phases:
     def _stopped(self, rank: int, stopped: Stopped, now: float) -> None:
         if self.state is State.STOPPING and self._stop_at is None:
             self._round.stopped[rank] = stopped
+            self._round.waiting.discard(rank)
             self._meet_if_all_parked(now)
 
     def _meet_if_all_parked(self, now: float) -> None:
-        reports, layout = {rank: self._round.stopped.get(rank) for rank in self._live}, self.layout
-        parked = {rank: report for rank, report in reports.items() if report is not None}
-        if layout is None or len(parked) < len(reports):
+        layout = self.layout
+        if layout is None or self._round.waiting:
             return
+        parked = {rank: report for rank, report in self._round.stopped.items() if rank in self._alive}
         published = [stopped.published for stopped in parked.values() if stopped.published is not None]
         if published:
             self._leave(ExitStatus.SAVED, "the gasp is published", now, checkpoint_name(layout.name, max(published)))
@@ -396,6 +415,7 @@ class Phases:
 
     def _settle(self, found: Meeting, layout: Layout, now: float) -> None:
         self._round.meeting = found
+        self._round.waiting = set(self._round.asked)
         self._go(State.SETTLING, now + self._limits.settle_s)
         self._tell("survivors meet", step=found.step, there=len(found.there), coming=tuple(sorted(found.coming)), behind=len(found.behind))
         self._send(sorted(self._round.asked), Settle(found.step, found.gate))
@@ -407,13 +427,14 @@ class Phases:
                 self._round.claim = self._has_majority
 
     def _settled(self, rank: int, settled: Settled, now: float) -> None:
-        if self.state is State.SETTLING and rank in self._round.asked:
+        if self.state is State.SETTLING and self._round.meeting is not None and rank not in self._round.meeting.behind:
             self._round.settled[rank] = settled
+            self._round.waiting.discard(rank)
             self._save_if_settled(now)
 
     def _save_if_settled(self, now: float) -> None:
         found, layout = self._round.meeting, self.layout
-        if found is None or layout is None or self._round.claim is None or self._round.asked - self._round.settled.keys():
+        if found is None or layout is None or self._round.claim is None or self._round.waiting:
             return
         if not self._round.claim:
             self._leave(ExitStatus.OTHER_SIDE, "the job is split, and this side may not save", now)
@@ -431,6 +452,7 @@ class Phases:
         nodes = tuple(sorted({layout.nodes[rank] for rank in savers}))
         digests = {shard: digest for shard, rank in chosen.items() if (digest := self._round.settled[rank].digests.get(shard)) is not None}
         self._round.manifest = Manifest(self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different)
+        self._round.waiting = set(savers)
         self._go(State.SAVING, now + self._limits.save_s)
         self._send(self._live, self._round.save)
 
@@ -439,7 +461,8 @@ class Phases:
         if self.state is not State.SAVING or save is None or manifest is None or rank not in save.savers:
             return
         self._round.saved[rank] = saved
-        if self._round.saved.keys() >= set(save.savers):
+        self._round.waiting.discard(rank)
+        if not self._round.waiting:
             files = tuple(sorted((file for one in self._round.saved.values() for file in one.files), key=lambda file: file.path))
             full = replace(manifest, files=files, lost=tuple(sorted(self.lost)))
             self._go(State.PUBLISHING, now + self._limits.publish_s)
@@ -471,7 +494,7 @@ class Phases:
 
     @property
     def _live(self) -> list[int]:
-        return [rank for rank in sorted(self._hellos) if rank not in self.lost and rank not in self._left]
+        return sorted(self._alive)
 
     @property
     def live(self) -> tuple[int, ...]:
@@ -480,7 +503,7 @@ class Phases:
 
     @property
     def _has_majority(self) -> bool:
-        return 2 * len(self._live) > self.world
+        return 2 * len(self._alive) > self.world
 
     @property
     def _unable(self) -> frozenset[int]:
@@ -501,9 +524,9 @@ class Phases:
 
     def _done(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
-        if self.state is State.LEAVING and not self._live and not any(isinstance(command, Finish) for command in self._commands):
+        if self.state is State.LEAVING and not self._alive and not any(isinstance(command, Finish) for command in self._commands):
             self._commands.append(Finish())
-        beats = math.inf if self.state is State.STANDBY or not self._live else now + self._limits.beat_s / 2
+        beats = math.inf if self.state is State.STANDBY or not self._alive else now + self._limits.beat_s / 2
         self.wake_at = min(self._deadline, beats, math.inf if self._stop_at is None else self._stop_at)
         commands, self._commands = self._commands, []
         return commands

@@ -31,9 +31,11 @@ from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.messages import (
     Active,
+    Beat,
     Exited,
     Exiting,
     FromMember,
+    Goodbye,
     Header,
     Hello,
     Message,
@@ -47,7 +49,7 @@ from acpfs.training.messages import (
     Welcome,
 )
 from acpfs.training.records import MalformedError
-from acpfs.training.wire import LinkClosedError, TrioLink
+from acpfs.training.wire import LinkClosedError, TrioLink, frame
 
 _log = get_logger(__name__)
 ACTIVE_EVERY_S = 1.0
@@ -161,7 +163,7 @@ class Coordinator:
         """
         if self._credentials is None:
             return stream
-        context = self._credentials.context(server=server)
+        context = self._credentials.listening if server else self._credentials.calling
         secured = trio.SSLStream(stream, context, server_side=server, https_compatible=True)
         with trio.fail_after(HANDSHAKE_S):
             await secured.do_handshake()
@@ -198,7 +200,8 @@ class Coordinator:
             sent: Sent | None = first
             while sent is not None:
                 self._from_member(rank, sent)
-                sent = await connection.receive() if self._members.get(rank) is connection else None
+                ends = isinstance(sent.message, Goodbye) or self._members.get(rank) is not connection
+                sent = None if ends else await connection.receive()
         except LinkClosedError as error:
             why += "" if str(error) == "closed" else f": {error}"
         except MalformedError as error:
@@ -225,6 +228,8 @@ class Coordinator:
         elif isinstance(message, FromMember):
             self._hears(sent.header.term, None)
             self._do(self._phases.arrived(rank, sent.header.generation, message, now))
+            if isinstance(message, Beat) and self._standing.commands and rank in self._members:
+                self._members[rank].post(self._sent(self._active()))
         else:
             self._counts["no_member_says"] += 1
 
@@ -319,7 +324,9 @@ class Coordinator:
     async def _tell_active(self) -> None:
         while True:
             if self._standing.commands:
-                self._to_all(self._active())
+                sent = self._sent(self._active())
+                for connection in self._others.values():
+                    connection.post(sent)
             await trio.sleep(ACTIVE_EVERY_S)
 
     # -- clocks
@@ -417,9 +424,10 @@ class Coordinator:
         for connection in (*self._members.values(), *self._others.values()):
             connection.post(sent)
 
-    def _sent(self, message: Message, term: int | None = None) -> Sent:
+    def _sent(self, message: Message, term: int | None = None) -> bytes:
+        """A frame, to be sent to as many as there are."""
         own = self._phases.term if term is None else term
-        return Sent(Header(self._settings.job, self._phases.generation, own, f"coordinator {self._settings.number}"), message)
+        return frame(Sent(Header(self._settings.job, self._phases.generation, own, f"coordinator {self._settings.number}"), message))
 
     def _welcome(self) -> Welcome:
         known = {**self._addresses, **({self._settings.number: self.address} if self._settings.stands else {})}
