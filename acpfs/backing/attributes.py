@@ -18,6 +18,8 @@ from acpfs.backing.lower import Attributes, LowerStat
 OWN_XATTR_PREFIX = b"user.acpfs."
 DIGEST_XATTR = b"user.acpfs.xxh3"
 FSYNC_XATTR = b"user.acpfs.fsync"
+NEEDS_XATTR = b"user.acpfs.needs"
+"""For the mount alone: never on the backing directory."""
 """On a directory: `ordered` or `durable`, for all files below that are opened from then on. Users set it, and it is kept like theirs."""
 
 _REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EOVERFLOW})

@@ -251,9 +251,11 @@ class WaitingPointerReport:
     path: str
     closed_at: float
     waits_for: dict[str, str]
-    """Node → waits, missing or lost; empty as long as nobody has looked."""
+    """Node → waits, missing, unknown (there is no record of it) or lost; empty as long as nobody has looked."""
     withheld: bool
     """Set aside: a node that may have what it points at is missing, or has lost it."""
+    needs: list[str] | None = None
+    """The nodes that its writer named (`user.acpfs.needs`); null: it needs all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,17 @@ import errno
 import stat
 import time
 
-from acpfs.backing.attributes import FSYNC_XATTR
+from acpfs.backing.attributes import FSYNC_XATTR, NEEDS_XATTR
 from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import fail
+from acpfs.filesystem.needed_nodes import XATTR_CREATE, XATTR_REPLACE, NeededNodes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import AttributeChange, Attributes
 from acpfs.writeback.ops import Metadata
 
-XATTR_CREATE = 1
-XATTR_REPLACE = 2
 OWN_PREFIX = b"user.acpfs."
 KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")
 NEVER_KEPT = frozenset({b"security.capability", b"security.ima", b"security.evm", b"security.selinux"})
@@ -33,7 +32,10 @@ XATTRS_BYTES_MAX = 128 << 10
 class AttributeCalls:
     """Attribute calls over nodes."""
 
-    def __init__(self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes, contents: Contents) -> None:
+    def __init__(
+        self, settings: Settings, table: NodeTable, view: LowerView, changes: Changes, contents: Contents, needs: NeededNodes
+    ) -> None:
+        self._needs = needs
         self._settings = settings
         self._table = table
         self._view = view
@@ -91,6 +93,8 @@ class AttributeCalls:
         if name in NEVER_KEPT:
             raise fail(errno.EOPNOTSUPP)  # with ENODATA, ls asks again for each file
         self._check_name(name)
+        if name == NEEDS_XATTR:
+            return self._needs.value(node)
         xattrs = await self._view.load_xattrs(node)
         if name not in xattrs:
             raise fail(errno.ENODATA)
@@ -100,13 +104,16 @@ class AttributeCalls:
         """Names of all extended attributes."""
         return sorted(await self._view.load_xattrs(node))
 
-    async def setxattr(self, node: Node, name: bytes, value: bytes, flags: int) -> None:
+    async def setxattr(self, node: Node, name: bytes, value: bytes, flags: int, uid: int) -> None:
         """Set an extended attribute.
 
         Raises:
             OSError: EOPNOTSUPP where the backing file system could not keep it; EINVAL for a bad `user.acpfs.*`; ENOSPC for too many.
         """
         self._check_name(name)
+        if name == NEEDS_XATTR:
+            self._needs.set(node, value, flags, uid)
+            return
         self._check_own(node, name, value)
         if not self._view.lower.features.xattrs or name in NEVER_KEPT:
             raise fail(errno.EOPNOTSUPP)
@@ -129,9 +136,12 @@ class AttributeCalls:
         if value not in (b"ordered", b"durable"):
             raise fail(errno.EINVAL)
 
-    async def removexattr(self, node: Node, name: bytes) -> None:
+    async def removexattr(self, node: Node, name: bytes, uid: int) -> None:
         """Remove an extended attribute."""
         self._check_name(name)
+        if name == NEEDS_XATTR:
+            self._needs.remove(node, uid)
+            return
         xattrs = await self._view.load_xattrs(node)
         if name not in xattrs:
             raise fail(errno.ENODATA)

@@ -148,6 +148,7 @@ class Changes:
         if (op.parent, op.name) not in node.names:  # deleted or replaced since: what did that needs the name to have been there
             self.confirm(op)
             return
+        self._log.needs.give_back(op)
         created = self._log.withdraw(op)
         self._known(op)
         if created:

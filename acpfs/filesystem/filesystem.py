@@ -46,6 +46,7 @@ from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.mending import Mending
 from acpfs.filesystem.missing import Missing
 from acpfs.filesystem.names import Names, fail
+from acpfs.filesystem.needed_nodes import NeededNodes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
@@ -160,7 +161,7 @@ class FileSystem:
         self.expectations = Expectations(state)
         earlier = EarlierSaves(lower, calls, tree, self._table, self.lock, self.expectations, state.commit)
         self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited, earlier)
-        self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents)
+        self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents, NeededNodes(log.needs))
         self.lanes = Lanes()
         self._payers = Payers(state, self._table, self._contents.retention, limits)
         plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
@@ -350,14 +351,14 @@ class FileSystem:
         """Names of the extended attributes."""
         return await self._attributes.listxattr(self._names.node(ino))
 
-    async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0) -> None:
-        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2)."""
+    async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0) -> None:
+        """Set an extended attribute; flags XATTR_CREATE (1), XATTR_REPLACE (2). `uid`: the caller's."""
         self._check_space()
-        await self._attributes.setxattr(self._names.node(ino), name, value, flags)
+        await self._attributes.setxattr(self._names.node(ino), name, value, flags, uid)
 
-    async def removexattr(self, ino: Ino, name: bytes) -> None:
+    async def removexattr(self, ino: Ino, name: bytes, uid: int = 0) -> None:
         """Remove an extended attribute."""
-        await self._attributes.removexattr(self._names.node(ino), name)
+        await self._attributes.removexattr(self._names.node(ino), name, uid)
 
     # -- files
 

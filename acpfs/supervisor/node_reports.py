@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
@@ -110,7 +111,10 @@ def _state(peer: PeerReport) -> str:
 
 
 def _waiting(one: WaitingPointer, display_path: Callable[[Op], bytes]) -> WaitingPointerReport:
-    return WaitingPointerReport(os.fsdecode(display_path(one.op)), one.op.logged_at, one.missing, one.withheld)
+    """By the name under which it is to be seen."""
+    op = one.op if one.op.new_parent <= 0 else replace(one.op, parent=one.op.new_parent, name=one.op.new_name)
+    needs = None if one.needs is None else list(one.needs)
+    return WaitingPointerReport(os.fsdecode(display_path(op)), op.logged_at, one.missing, one.withheld, needs)
 
 
 def _finite(value: float) -> float | None:

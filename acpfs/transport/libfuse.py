@@ -136,10 +136,10 @@ class Operations(pyfuse3.Operations):
         return await self._run(self._fs.listxattr(Ino(inode)))
 
     async def setxattr(self, inode: int, name: bytes, value: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._run(self._fs.setxattr(Ino(inode), name, value))
+        await self._run(self._fs.setxattr(Ino(inode), name, value, uid=ctx.uid))
 
     async def removexattr(self, inode: int, name: bytes, ctx: pyfuse3.RequestContext) -> None:
-        await self._run(self._fs.removexattr(Ino(inode), name))
+        await self._run(self._fs.removexattr(Ino(inode), name, ctx.uid))
 
     async def access(self, inode: int, mode: int, ctx: pyfuse3.RequestContext) -> bool:
         return True  # the kernel checks (default_permissions) and does not ask

@@ -39,6 +39,7 @@ HEARD_MAX = 16
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
 LEAVE_WAIT_S = 10.0
+WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
 
 _log = get_logger(__name__)
 
@@ -354,13 +355,15 @@ class Cluster:
         told = await self._told_since(unknown)
         with self._section():
             to_read = self._to_read(gated)
-        if told or any(peer.absent for peer in self._peers.values()) or (to_read and not self._coherent):
+        changes = any(peer.absent for peer in self._peers.values()) or any(one.unknown for one in gated)
+        if told or changes or (to_read and not self._coherent):
             # also before each reading: a client remembers for seconds which file a name was, and learns from a listing that it is another
             names = await self._list()
             required, listed_at = dict.fromkeys(names), self._monotonic()  # one for all: there may be 100,000 removals, and as many nodes
-            for one in told:
-                one.required, one.listed_at = required, listed_at
             with self._section():
+                for one in told:
+                    one.listed_at = listed_at
+                    self._gate.asks(one, required, self._who.node)
                 to_read = self._to_read(gated)
         await self._read(to_read)
 
@@ -397,7 +400,7 @@ class Cluster:
                 self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
                 self._gate.passes(one)
                 goes_on = True
-            elif any(verdict in (Verdict.MISSING, Verdict.LOST) for verdict in verdicts.values()):
+            elif any(verdict in WITHHOLDING for verdict in verdicts.values()):
                 goes_on = self._withhold(one) or goes_on
             else:
                 self._gate.frees(one)
@@ -406,7 +409,8 @@ class Cluster:
     def _verdict(self, name: str, one: Gated, terms: Terms) -> Verdict:
         peer = self._peers.get(name)
         if peer is None:
-            return Verdict.PASSES
+            return Verdict.UNKNOWN if name in one.unknown else Verdict.PASSES
+        one.unknown.discard(name)
         removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
         mark = peer.mark(one.marks, one.listed_at, terms)
         return peer.judge(one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark)
@@ -429,6 +433,7 @@ class Cluster:
                     node=name,
                     why=why,
                     seq=one.op.seq,
+                    needs=self._gate.needs(one.op),
                     name=(one.op.new_name or one.op.name).decode("utf-8", "backslashreplace"),
                 )
 
@@ -492,8 +497,13 @@ class Cluster:
             return True
         await self.look()
         peer = self._peers.get(node)
-        if peer is None or not peer.is_dispensable(self.terms()):
+        if peer is not None and not peer.is_dispensable(self.terms()):
             return False
+        with self._section():
+            was_needed = self._gate.forgets(node)
+        if peer is None:
+            self._bell.ring()
+            return was_needed
         await self._call("remove", self._records.remove, node)
         with self._section():
             self._peers.pop(node, None)
@@ -518,7 +528,11 @@ class Cluster:
     def statistics(self) -> ClusterStatistics:
         """What `status`, `nodes`, the metrics and the tests see. Under the lock."""
         terms, now = self.terms(), self._monotonic()
-        waiting = [WaitingPointer(one.op, dict(one.missing), one.op.withheld) for one in self._gate.gated() if one.op.kind not in REMOVING]
+        waiting = [
+            WaitingPointer(one.op, dict(one.missing), one.op.withheld, self._gate.needs(one.op))
+            for one in self._gate.gated()
+            if one.op.kind not in REMOVING
+        ]
         return ClusterStatistics(
             node=self._who.node,
             peers=tuple(_told(peer, terms) for peer in sorted(self._peers.values(), key=lambda peer: peer.node)),

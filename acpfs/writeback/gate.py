@@ -34,6 +34,8 @@ class Gated:
     op: Op
     required: dict[str, None] | None = None
     """Nodes that have to be asked (still); None: it is not known yet which nodes there are."""
+    unknown: set[str] = field(default_factory=set)
+    """Of these, nodes that the pointer's writer named, and that no record is known of."""
     writes_before: int | None = None
     """Records of this node that were begun when it was first looked at."""
     listed_at: float = 0.0
@@ -100,7 +102,7 @@ class Gate:
     ) -> None:
         """`is_pointer`, `takes_pointer`: of the order of commits."""
         self._log, self._is_pointer, self._takes_pointer, self._order = log, is_pointer, takes_pointer, order
-        self._begun = False
+        self._begun, self._newest_seq = False, log.last_seq
         self._gated: dict[Seq, Gated] = {}
         self._yielding, self._others = ToCome(self._is_waiting), ToCome(self._is_waiting)
         """What is gated: removals that yield, which may be very many, and all else."""
@@ -127,6 +129,10 @@ class Gate:
 
     def note(self, op: Op) -> None:
         """It was logged. One that was handed to the backing directory already has passed."""
+        if op.seq > self._newest_seq:  # not one that is noted again: what was said since is for the next
+            self._newest_seq = op.seq
+            if self._log.needs and self._is_pointer(op):
+                self._log.needs.take(op)
         if self._pointers is not None and self._is_of_pointers(op):
             self._pointers[op.seq] = op
         if self._counting is not None and not self.yields(op):
@@ -216,6 +222,22 @@ class Gate:
         self._gated.pop(op.seq, None)
         self._put_off.pop(op.seq, None)
         return False
+
+    def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
+        """It is known now which other nodes there are. Those that a pointer's writer named stand for all, whether they are there or not."""
+        needs = self._log.needs.of(gated.op)
+        gated.required = nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
+        gated.unknown = set() if needs is None else set(gated.required) - nodes.keys()
+
+    def needs(self, op: Op) -> tuple[str, ...] | None:
+        """Whom a pointer waits for, where its writer named them."""
+        return self._log.needs.of(op)
+
+    def forgets(self, node: str) -> bool:
+        """Nothing waits for that node any more because its writer named it; whether anything did."""
+        for gated in self._gated.values():
+            gated.unknown.discard(node)
+        return self._log.needs.forget(node)
 
     def unasked(self) -> list[Gated]:
         """Those of which it is not known yet which nodes there are."""

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
+from acpfs.writeback.needs import Needs
 from acpfs.writeback.op_rows import COMMITTED, LET_GO, PARKED, op_from_row
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.waiters import Waiter, Waiters
@@ -51,8 +52,7 @@ class OperationLog:
         self._victims: Counter[Ino] = Counter()
         self._by_directory: Counter[Ino] = Counter()
         self._creates: set[Seq] = set()
-        self._last_seq = 0
-        self._last_vid = 0
+        self._last_seq = self._last_vid = 0
         self._parked: dict[Seq, Op] = {}
         self._line: OrderedDict[Seq, Op] | None = None
         """All but what is parked or put off; None: to be made anew. Where much is, it is not to be walked through for each group."""
@@ -77,6 +77,7 @@ class OperationLog:
         """As they count in it; a version may become longer."""
         self._left_out = 0
         state.create(DDL)
+        self.needs = Needs(state)
         self._load()
 
     # -- reading
@@ -243,6 +244,7 @@ class OperationLog:
         del (self._aside if op.seq in self._aside else self._ops)[op.seq]
         self._leave_line(op)
         self._creates.discard(op.seq)
+        self.needs.done(op.seq)
         self._in_doubt.pop(op.seq, None)
         self._leave_victim(op)
         self.unparked += op.put_off or self._parked.pop(op.seq, None) is not None

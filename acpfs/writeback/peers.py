@@ -35,6 +35,8 @@ class Verdict(Enum):
     WAITS = "waits"
     MISSING = "missing"
     """It was not heard for too long, or is away, and may have had something that is not persisted."""
+    UNKNOWN = "unknown"
+    """The pointer's writer named it, and there is no record of it."""
     LOST = "lost"
     """What it had closed before the pointer may be lost."""
 

@@ -113,8 +113,10 @@ class WaitingPointer:
 
     op: Op
     missing: dict[str, str]
-    """Node → waits, missing or lost. Empty: not looked yet."""
+    """Node → waits, missing, unknown or lost. Empty: not looked yet."""
     withheld: bool
+    needs: tuple[str, ...] | None = None
+    """The nodes that its writer named; None: it waits for all."""
 
 
 @dataclass(frozen=True, slots=True)

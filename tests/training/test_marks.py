@@ -64,10 +64,10 @@ class Loop:
         self.begun.wait()
 
     def _run(self) -> None:
+        self.begun.set()  # not below: who is interrupted inside of `set` leaves its lock taken
         while self.caught <= self._swallowed:
             try:
                 while True:
-                    self.begun.set()
                     self._step()
             except Interrupted:
                 self.caught += 1

@@ -15,6 +15,7 @@ from acpfs.errors import AcpfsError, NotMountedError
 WATCH_INTERVAL_S = 1.0
 QUEUE_ROWS_MAX = 15
 WAITING_LINES_MAX = 10
+WITHHELD_TEXT = {"lost": "LOST what it may point at", "unknown": "is UNKNOWN here"}
 HEALTH_TEXT = {
     "ok": "answers",
     "slow": "is slow",
@@ -164,13 +165,9 @@ def _cluster_fact(status: show.Json) -> list[tuple[str, str]]:
 
 def _withheld(cluster: show.Json) -> list[str]:
     """What waits for other nodes, the worst first."""
-    lines = []
-    for one in cluster["waiting"]:
-        if one["withheld"]:
-            lost = [node for node, why in one["waits_for"].items() if why == "lost"]
-            who, what = (lost, "LOST what it may point at") if lost else (list(one["waits_for"]), "is MISSING")
-            names = show.printable(", ".join(who))
-            lines.append(f"{show.printable(one['path'])} is WITHHELD, since node {names} {what}: see `acpfs-ctl nodes`, `nodes forget`")
+    lines: list[str] = []
+    for one in (one for one in cluster["waiting"] if one["withheld"]):
+        lines += [f"{show.printable(one['path'])} is WITHHELD, since {_why_withheld(one)}: see `acpfs-ctl nodes`, `nodes forget`"]
     waiting = [one for one in cluster["waiting"] if not one["withheld"]]
     if waiting:
         names = show.printable(", ".join(list(waiting[0]["waits_for"])[:WAITING_LINES_MAX]))
@@ -180,6 +177,14 @@ def _withheld(cluster: show.Json) -> list[str]:
     if cluster.get("clock_problem"):
         lines.append(show.printable(cluster["clock_problem"]))
     return lines
+
+
+def _why_withheld(one: show.Json) -> str:
+    """The worst of the reasons, and whom the pointer needs where its writer said so."""
+    worst, what = next((found for found in WITHHELD_TEXT.items() if found[0] in one["waits_for"].values()), ("", "is MISSING"))
+    who = [node for node, why in one["waits_for"].items() if worst in (why, "")]
+    needs = f" (it needs only {', '.join(one['needs'])})" if one.get("needs") else ""
+    return show.printable(f"node {', '.join(who)} {what}{needs}")
 
 
 def _lanes(status: show.Json) -> str:

@@ -282,7 +282,7 @@ class Calls:
         if len(value) != size:
             message = f"value of {size} bytes came with {len(value)}"
             raise ValueError(message)
-        return self._fs.setxattr(Ino(request.ino), name, value, flags)
+        return self._fs.setxattr(Ino(request.ino), name, value, flags, request.uid)
 
     def getxattr(self, request: Request) -> Call[bytes]:
         body = request.body()
@@ -294,7 +294,7 @@ class Calls:
         return self._fs.listxattr(Ino(request.ino))
 
     def removexattr(self, request: Request) -> Call[None]:
-        return self._fs.removexattr(Ino(request.ino), name_in(request.body()))
+        return self._fs.removexattr(Ino(request.ino), name_in(request.body()), request.uid)
 
     def statfs(self, _request: Request) -> Call[Any]:
         return self._fs.statfs()
