@@ -103,6 +103,8 @@ class Node:
     """Whose call wrote to it last, or opened it for writing; 0: not known. For fairness among writers, and for `status`."""
     keep_cache: bool = False
     """The kernel's cached pages of the file are still right."""
+    row_rest: tuple[object, ...] | None = None
+    """What its row has that seldom changes, as it was last written; None: not known. See `NodeTable._write_row`."""
 
     @property
     def nlink(self) -> int:
@@ -437,6 +439,8 @@ class NodeTable:
 
     def flush_rows(self) -> None:
         """Write the rows of what changed in this step."""
+        if not (self._changed or self._changed_names):
+            return
         for parent, name in self._changed_names:
             child = self._known(parent, name)
             if child is not None and child.pins and child.ino:
@@ -444,8 +448,9 @@ class NodeTable:
         for ino in self._changed:
             node = self._nodes.get(ino)
             if node is not None and self._outlives(node):
-                self._state.change(_INSERT_NODE, _node_row(node))
-                if ino not in self._recorded:
+                known = ino in self._recorded
+                self._write_row(node, known=known)
+                if not known:
                     self._recorded.add(ino)
                     self._tree.record(ino)
                     self._names_changed(node)
@@ -472,6 +477,15 @@ class NodeTable:
             if directory is not None:
                 self._listings.name(parent, name, self._entry(directory, name))
         self._changed_names.clear()
+
+    def _write_row(self, node: Node, *, known: bool) -> None:
+        """`known`: it has one. Mostly only what changes with each use of it is new, and takes half of what a whole row does."""
+        rest = _seldom_changed(node)
+        if known and node.row_rest == rest:
+            self._state.change(_UPDATE_NODE, (*_often_changed(node), node.ino))
+        else:
+            node.row_rest = rest
+            self._state.change(_INSERT_NODE, (node.ino, *rest, *_often_changed(node)))
 
     def _names_changed(self, node: Node) -> None:
         for parent, name in node.names:
@@ -511,29 +525,24 @@ class NodeTable:
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 
 
-_INSERT_NODE = "INSERT OR REPLACE INTO node VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_NODE = """INSERT OR REPLACE INTO node (
+  ino, mode, uid, gid, rdev, lower_ino, identity, target, xattrs,
+  nlink, size, blocks, atime_ns, mtime_ns, ctime_ns, unlogged, tier_id, modified, overflow)
+  VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_UPDATE_NODE = """UPDATE node SET nlink = ?, size = ?, blocks = ?, atime_ns = ?, mtime_ns = ?, ctime_ns = ?, unlogged = ?,
+  tier_id = ?, modified = ?, overflow = ? WHERE ino = ?"""
 
 
-def _node_row(node: Node) -> tuple[object, ...]:
+def _seldom_changed(node: Node) -> tuple[object, ...]:
     xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()}) if node.xattrs else "{}"
+    identity = str(list(node.identity)) if node.identity else None
+    return (node.mode, node.uid, node.gid, node.rdev, node.lower_ino, identity, node.target, xattrs)
+
+
+def _often_changed(node: Node) -> tuple[object, ...]:
     content = node.content
     return (
-        node.ino,
-        node.mode,
-        node.uid,
-        node.gid,
-        node.rdev,
-        node.nlink,
-        node.size,
-        node.blocks,
-        node.atime_ns,
-        node.mtime_ns,
-        node.ctime_ns,
-        node.lower_ino,
-        str(list(node.identity)) if node.identity else None,
-        node.unlogged,
-        node.target,
-        xattrs,
+        *(node.nlink, node.size, node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.unlogged),
         content.tier_id if content else 0,
         content.state() if content else 0,
         (content.outgrown.to_text() if content.outgrown else content.overflow) if content else "",
