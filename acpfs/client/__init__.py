@@ -9,19 +9,24 @@ Thin over the control socket: standard library only, no FUSE; blocking, but for 
 which is not ours to judge: `NotMountedError`.
 """
 
-from acpfs.client.persistence import flush, status, wait_for_nodes, wait_persisted, wait_verified
+from acpfs.client.needs import node_id, set_needs
+from acpfs.client.persistence import Durability, durability, flush, status, wait_for_nodes, wait_persisted, wait_verified
 from acpfs.client.urgency import declare_urgent, withdraw_urgent
 from acpfs.client.watching import SafeCheckpoint, SafeFile, Watching, checkpoints, on_persisted, persisted_checkpoints
 
 __all__ = [
+    "Durability",
     "SafeCheckpoint",
     "SafeFile",
     "Watching",
     "checkpoints",
     "declare_urgent",
+    "durability",
     "flush",
+    "node_id",
     "on_persisted",
     "persisted_checkpoints",
+    "set_needs",
     "status",
     "wait_for_nodes",
     "wait_persisted",

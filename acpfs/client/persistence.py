@@ -7,10 +7,12 @@ call has a connection of its own.
 from __future__ import annotations
 
 import os
+from enum import Enum
 from typing import Any
 
 from acpfs.control import client, registry
 from acpfs.control.client import Line
+from acpfs.errors import DeadlineError, NotMountedError
 
 StrPath = str | os.PathLike[str]
 
@@ -26,6 +28,32 @@ def wait_persisted(path: StrPath, timeout_s: float | None = None, *, count: int 
         acpfs.errors.NotMountedError: the path lies in no acpfs mount, or its daemon is gone.
     """
     _wait(path, timeout_s, {"verified": False, "count": count}, line)
+
+
+class Durability(str, Enum):
+    """Where what was closed is safe."""
+
+    RAM = "ram"
+    """In this node's memory, at least some of it: the end of the node loses that."""
+    PERSISTED = "persisted"
+    """On stable storage."""
+    NATIVE = "native"
+    """In no acpfs mount: its file system decides, and fsync asks it."""
+
+
+def durability(path: StrPath) -> Durability:
+    """How safe everything at and below `path` is now, as far as it was closed.
+
+    Raises:
+        acpfs.errors.AcpfsError: there is nothing, or the backing directory refused some of it for good.
+    """
+    try:
+        wait_persisted(path, 0.0)
+    except DeadlineError:
+        return Durability.RAM
+    except NotMountedError:
+        return Durability.NATIVE
+    return Durability.PERSISTED
 
 
 def wait_verified(path: StrPath, timeout_s: float | None = None, *, line: Line | None = None) -> None:
