@@ -173,7 +173,6 @@ class FileSystem:
         self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
         changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
-        """What goes to the spill tier, where there is one."""
         self.spill = self.spilling.spill if self.spilling is not None else None
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing)
