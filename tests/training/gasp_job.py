@@ -31,13 +31,14 @@ class GaspJob:
     """Coordinators first, then members. Ends everything that it started."""
 
     def __init__(self, directory: Path, world: int, holders: Mapping[str, tuple[int, ...]], **config: Any) -> None:
-        """`config`: further words for `plain_members`; `coordinators`: how many."""
+        """`config`: further words for `plain_members`; `coordinators`: how many, `words`: theirs."""
         self.directory, self.world = directory, world
         self.log = directory / "told"
         self.log.mkdir(parents=True)
         self.job_directory = directory / ".acpfs-job" / "job"
         self.coordinators: list[subprocess.Popen[str]] = []
         self.announced: list[dict[str, Any]] = []
+        self._words: list[str] = config.pop("words", [])
         for number in range(config.pop("coordinators", 1)):
             self.start_coordinator(number, first=number == 0)
         addresses = {one["number"]: one["address"] for one in self.announced}
@@ -68,7 +69,19 @@ class GaspJob:
 
     def start_coordinator(self, number: int, *, first: bool = False) -> None:
         peers = [f"--peer={one['number']}={one['address']}" for one in self.announced if one["number"] != number]
-        words = [str(self.directory), "--job", "job", "--number", str(number), "--node", "node0", "--settle-down", "0", *peers]
+        words = [
+            str(self.directory),
+            "--job",
+            "job",
+            "--number",
+            str(number),
+            "--node",
+            "node0",
+            "--settle-down",
+            "0",
+            *peers,
+            *self._words,
+        ]
         process = self._start("acpfs.training.coordinator", *words, *(["--first"] if first else []))
         self.coordinators.append(process)
         self.announced.append(json.loads(self._line(process)))

@@ -109,6 +109,19 @@ def test_a_standby_ends_behind_the_last_member(tmp_path: Path) -> None:
             assert process.wait(60) == 0
 
 
+@pytest.mark.long
+@clause("T23")
+def test_a_rank_that_hangs_is_named_shows_its_stacks_and_is_lost_where_that_is_wanted(tmp_path: Path) -> None:
+    words = ["--on-stall", "fault", "--stall-after", "3"]
+    with GaspJob(tmp_path, 4, PAIRS, hang=[1], words=words) as job:
+        assert [job.left(rank)["status"] for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
+        assert job.left(1)["status"] == ExitStatus.TAKEN_FOR_LOST
+        (manifest,) = job.published()
+        assert (manifest["step"], manifest["lost"]) == (6, [1])
+        log = (job.job_directory / "logs" / "coordinator-0.log").read_text(encoding="utf-8")
+        assert '"event": "stacks", "rank": 1, "text": "rank 1"' in log
+
+
 @clause("T22")
 def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)

@@ -20,6 +20,7 @@ from acpfs.errors import AcpfsError
 from acpfs.training.coordinator.faults_log import log_to
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.server import Coordinator, Settings
+from acpfs.training.coordinator.watchdog import Patience
 
 JOBS = ".acpfs-job"
 """In the save directory."""
@@ -39,6 +40,8 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--watch", action="store_true", help="never commands; tells of its node's ranks")
     parser.add_argument("--tls", choices=("on", "off"), default="on")
     parser.add_argument("--witness", type=Path, help="the job's directory in the storage itself")
+    parser.add_argument("--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang")
+    parser.add_argument("--stall-after", type=float, default=Patience().at_least_s, metavar="SECONDS", help="at least; or ten steps")
     parser.add_argument("--settle-down", type=float, metavar="SECONDS")
     given = parser.parse_args(arguments)
     if not given.job or given.job.startswith(".") or "/" in given.job:
@@ -53,6 +56,8 @@ def settings_from(arguments: list[str]) -> Settings:
         stands=not given.watch,
         tls=given.tls == "on",
         witness=given.witness,
+        stall_is_fault=given.on_stall == "fault",
+        patience=Patience(at_least_s=given.stall_after),
         limits=limits,
     )
 

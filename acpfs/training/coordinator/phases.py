@@ -331,6 +331,7 @@ class Phases:
         if self.state is State.STANDBY:
             return
         self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
+        self._send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
         save = self._round.save
         if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not set(new) & set(save.savers):
             return  # the cover is whole, and those who write do not need them
@@ -376,9 +377,7 @@ class Phases:
         """The deadline of the state has passed."""
         self._deadline = math.inf
         if self.state is State.STOPPING:
-            stuck = sorted(self._round.waiting)
-            self._send(stuck, Leave(ExitStatus.TAKEN_FOR_LOST, f"not parked after {self._limits.stuck_s:g} s"))
-            self._lose(stuck, f"not parked after {self._limits.stuck_s:g} s", now)
+            self._lose(sorted(self._round.waiting), f"not parked after {self._limits.stuck_s:g} s", now)
         elif self.state is State.SETTLING:
             self._lose(sorted(self._round.waiting), f"not settled after {self._limits.settle_s:g} s", now)
         elif self.state is State.SAVING and self._round.save is not None:

@@ -25,8 +25,9 @@ from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, Tell
+from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, State, Tell
 from acpfs.training.coordinator.store import Store
+from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
 from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.messages import (
@@ -41,6 +42,7 @@ from acpfs.training.messages import (
     Message,
     Refused,
     Sent,
+    ShowStacks,
     Stacks,
     StoreAsk,
     Vote,
@@ -48,7 +50,7 @@ from acpfs.training.messages import (
     Watch,
     Welcome,
 )
-from acpfs.training.records import MalformedError
+from acpfs.training.records import MalformedError, to_json
 from acpfs.training.wire import LinkClosedError, TrioLink, frame
 
 _log = get_logger(__name__)
@@ -57,6 +59,8 @@ REDIAL_S = 0.5
 TURN_S = 0.5
 """Between two standbys that could ask for votes."""
 BACKLOG = 4096
+STACKS_MAX = 16
+"""Ranks whose stacks are asked for; more of them hang for one reason."""
 UNUSED_S = 600.0
 """A coordinator to which nobody ever comes ends."""
 
@@ -82,6 +86,9 @@ class Settings:
     tls: bool = True
     witness: Path | None = None
     """Where claims are made: the job's directory in the storage itself, not in the mount."""
+    stall_is_fault: bool = False
+    """Whether ranks that hang count as lost; otherwise they are named, and their stacks are logged."""
+    patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
 
 
@@ -100,6 +107,8 @@ class Coordinator:
         self._processes = Processes()
         self._store = Store()
         self._store_generation = 0
+        self._watchdog = Watchdog(settings.patience)
+        self._stall: Stall | None = None
         self._stacks: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
         self._heard_active = self._began = self._last_member = trio.current_time()
@@ -230,6 +239,7 @@ class Coordinator:
             self._do(self._phases.arrived(rank, sent.header.generation, message, now))
             if isinstance(message, Beat) and self._standing.commands and rank in self._members:
                 self._members[rank].post(self._sent(self._active()))
+                self._watchdog.heard(rank, message, now)
         else:
             self._counts["no_member_says"] += 1
 
@@ -349,8 +359,25 @@ class Coordinator:
             self._look_again = trio.Event()
             now = trio.current_time()
             self._answer(self._store.late(now))
+            self._watch(now)
             if now >= self._phases.wake_at:
                 self._do(self._phases.tick(now))
+
+    def _watch(self, now: float) -> None:
+        """Name who hangs."""
+        if self._phases.state is not State.RUNNING:
+            self._watchdog.begin_anew()
+            return
+        stall = self._watchdog.look(self._phases.live, now)
+        if stall is not None:
+            self._stall = stall
+            _log.warning("nothing moves", behind=stall.behind, group=stall.group, waited_s=round(stall.waited_s, 1))
+            for rank in stall.behind[:STACKS_MAX]:
+                if rank in self._members:
+                    self._members[rank].post(self._sent(ShowStacks()))
+            if self._settings.stall_is_fault and len(stall.behind) < len(self._phases.live):
+                for rank in stall.behind:
+                    self._do(self._phases.lose(rank, f"it hangs: nothing moved for {stall.waited_s:.0f} s", now))
 
     async def _end_unused(self) -> None:
         """A standby ends behind the last member, and any coordinator that nobody needs."""
@@ -467,6 +494,7 @@ class Coordinator:
             "coordinators": {str(number): address for number, address in sorted(self._welcome().coordinators.items())},
             "counts": dict(self._counts),
             "text": phases.status,
+            "stall": None if self._stall is None else to_json(self._stall),
             "ranks": ranks,
         }
 
