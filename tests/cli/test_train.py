@@ -13,8 +13,9 @@ from click.testing import CliRunner, Result
 from acpfs.cli.target import Target
 from acpfs.cli.train import command
 from acpfs.cli.training import interval as interval_command
+from acpfs.cli.training.status import told
 from acpfs.cli.training.units import long_duration, time
-from acpfs.errors import RefusedError
+from acpfs.errors import AcpfsError, RefusedError
 from acpfs.training.interval import Job, best_s
 
 FAULTS = ["--mtbf", "8h"]
@@ -164,3 +165,38 @@ def test_a_picture_without_matplotlib_is_one_line(tmp_path: Path) -> None:
     found = call("interval", "--save", "2s", *FAULTS, "--plot", str(tmp_path / "waste.svg"))
     assert isinstance(found.exception, RefusedError)
     assert "matplotlib" in str(found.exception)
+
+
+def test_status_says_in_one_line_that_nothing_runs(tmp_path: Path) -> None:
+    directory = tmp_path / ".acpfs-job" / "old"
+    directory.mkdir(parents=True)
+    (directory / "coordinator-0").write_text('{"status": "acpfs-coordinator-none"}')
+    (directory / "coordinator-1").write_text("{")
+    for words in ([], ["--job", "other"]):
+        result = call("status", str(tmp_path), *words)
+        assert (result.exit_code, isinstance(result.exception, AcpfsError)) == (1, True)
+        assert "no coordinator" in str(result.exception)
+
+
+def test_status_shows_who_is_lost_and_who_hangs() -> None:
+    answer = {
+        "job": "j",
+        "coordinator": 0,
+        "active": True,
+        "term": 2,
+        "generation": 1,
+        "state": "stopping",
+        "connected": 3,
+        "world": 4,
+        "tls": False,
+        "shards": 2,
+        "gate": "explicit",
+        "ranks": [{"rank": 1, "lost": "its process is exiting"}, {"rank": 2, "lost": None}],
+        "stall": {"behind": [2], "group": "world", "waited_s": 75.0},
+        "counts": {"refused_tls": 3},
+    }
+    lines = dict(told(answer))
+    assert lines["tls"] == "off: everybody on this network may join"
+    assert lines["lost"] == "rank 1: its process is exiting"
+    assert lines["behind"] == "ranks 2 in world: nothing moved for 1 min 15 s"
+    assert lines["refused"] == "refused_tls 3"

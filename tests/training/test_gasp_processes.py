@@ -12,7 +12,9 @@ import struct
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from acpfs.cli.train import command
 from acpfs.training.credentials import make_credentials
 from acpfs.training.messages import ExitStatus
 from tests.training.gasp_job import GaspJob, until
@@ -27,6 +29,10 @@ def test_a_killed_member_leaves_a_published_gasp(tmp_path: Path) -> None:
     with GaspJob(tmp_path, 4, PAIRS, marks=MARKS) as job:
         job.wait("Protected", 0, 1, 2, 3)
         assert job.status()["state"] == "running"
+        shown = CliRunner().invoke(command, ["status", str(tmp_path)])
+        assert shown.exit_code == 0, shown.output
+        assert "running, 4 of 4 ranks connected" in shown.output
+        assert json.loads(CliRunner().invoke(command, ["status", str(tmp_path), "--job", "job", "--json"]).output)[0]["shards"] == 2
         job.kill(1)
         assert [job.left(rank)["status"] for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
         assert job.coordinators[0].wait(60) == 0
