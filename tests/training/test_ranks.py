@@ -16,9 +16,10 @@ REPOSITORY = Path(__file__).parents[2]
 RANKS = Path(__file__).parent / "ranks"
 LIBRARIES = Path(xxhash.__file__).parents[1]
 TIMEOUT_S = 300
+LONG_TIMEOUT_S = 3600
 
 
-def run_ranks(tmp_path: Path, marker: str) -> None:
+def run_ranks(tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None:
     python = interpreter("ACPFS_TORCH_PYTHON", "torch")
     words = [
         "-q",
@@ -36,7 +37,7 @@ def run_ranks(tmp_path: Path, marker: str) -> None:
     ]
     command = [python, "-m", "tests.training.ranks", str(LIBRARIES), *words]
     environment = {**os.environ, "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
-    done = subprocess.run(command, cwd=REPOSITORY, timeout=TIMEOUT_S, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, timeout=timeout_s, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-4000:]}"
 
 
@@ -45,3 +46,11 @@ def run_ranks(tmp_path: Path, marker: str) -> None:
 @pytest.mark.timeout(TIMEOUT_S)
 def test_with_torch(tmp_path: Path) -> None:
     run_ranks(tmp_path, "not long")
+
+
+@pytest.mark.frameworks
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.timeout(LONG_TIMEOUT_S)
+def test_every_point_and_circumstance(tmp_path: Path) -> None:
+    run_ranks(tmp_path, "long", LONG_TIMEOUT_S)

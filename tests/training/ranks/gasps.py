@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from acpfs.training import protect
@@ -31,8 +32,15 @@ class Fault:
 
 
 def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
-    """A rank as a script is: three lines more."""
+    """A rank that was forked."""
     join_group(rank, WORLD, store)
+    train(rank, fault, directory)
+
+
+def train(rank: int, fault: Fault, directory: Path) -> None:
+    """A rank as a script is: three lines more."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
     job = JOBS[fault.kind]()
     protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler)
     number = 0
@@ -75,12 +83,17 @@ def assert_gasp(fault: Fault, ranks: Ranks, directory: Path, yardsticks: Path) -
     """All survivors have left, and what they left is the state at its step, bit for bit."""
     for rank in range(WORLD):
         assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
+    return assert_same_as_without(fault, directory, yardsticks)
+
+
+def assert_same_as_without(fault: Fault, directory: Path, yardsticks: Path) -> Manifest:
+    """Bit for bit."""
     name = (directory / "latest").read_text().strip()
     manifest = verify(directory / name)
     assert name == f"step-{manifest.step}"
     assert manifest.step in (DIES - 1, DIES)
     assert not manifest.differing
-    path = directory.with_name(f"{directory.name}-{name}.pt")
+    path = yardsticks / f"found-{name}.pt"
     dcp_to_torch_save(directory / name, path)
     assert_same(torch.load(path, weights_only=True), torch.load(yardsticks / f"{fault.kind}-{manifest.step}.pt", weights_only=True))
     for saver in set(manifest.cover.values()):
