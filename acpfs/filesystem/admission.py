@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.earlier_saves import EarlierSaves
-from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations
+from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations, pattern_of
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -25,6 +25,7 @@ from acpfs.types import Ino
 MARGIN = 1.25
 """Checkpoints of one job differ by a few percent (optimizer state that is made lazily, logs that grow)."""
 MARGIN_BYTES = 16 << 20
+UNSURE_MAX = 1000
 UNKNOWN_MAX = 256
 """Of files that are written at a time: each may take a thread to hold it."""
 
@@ -57,8 +58,12 @@ class Admission:
         self._is_urgent = is_urgent
         self._unknown_bytes = unknown_bytes
         self._promised: dict[Ino, int] = {}
+        self._ours: dict[Ino, bool] = {}
+        """Files with a promise → whether the daemon may take their pages: nobody else pays for them."""
         self._unknown: dict[Ino, bool] = {}
         """Files of unknown size → whether their writers may go on, or are stopped."""
+        self._unsure: dict[bytes, None] = {}
+        """Patterns of files the last of which took much less than was expected: sparse, or shorter."""
 
     def refuse(self, handle: Handle) -> str:
         """Why not, or "": then the room is promised until `settle`."""
@@ -84,6 +89,7 @@ class Admission:
         if not refusal:
             self._unknown.pop(node.ino, None)
             self._promised[node.ino] = wanted
+            self._ours[node.ino] = self._payers.pays_as_we_do
         return refusal
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
@@ -115,7 +121,26 @@ class Admission:
 
     def outstanding_of(self, node: Node) -> int:
         """What was promised to the writers of a file and not written yet."""
-        return max(0, self._promised.get(node.ino, 0) - node.blocks * BLOCK_BYTES)
+        return max(0, self._promised.get(node.ino, 0) - self._has_bytes(node))
+
+    def _has_bytes(self, node: Node) -> int:
+        """What the file takes already, also beyond its end (`pages_ahead`)."""
+        ahead = self._tier.allocated_bytes(node.content.tier_id) if node.content is not None else 0
+        return max(node.blocks * BLOCK_BYTES, ahead)
+
+    def sure_bytes(self, handle: Handle) -> int:
+        """How much of what was promised to a writer may be taken at its open: all that is expected, or nothing."""
+        wanted = self._promised.get(handle.node.ino, 0)
+        if not wanted or not self._ours[handle.node.ino] or pattern_of(self._table.path(handle.node.ino)) in self._unsure:
+            return 0
+        expected = int((wanted - MARGIN_BYTES) / MARGIN)
+        return expected if self._plenty.is_there(self.outstanding() + expected) else 0
+
+    def unsure(self, node: Node) -> None:
+        """Much of what was taken for a file like this was not needed: the next one takes what it writes."""
+        self._unsure[pattern_of(self._table.path(node.ino))] = None
+        if len(self._unsure) > UNSURE_MAX:
+            del self._unsure[next(iter(self._unsure))]
 
     def restored(self, node: Node) -> None:
         """It was admitted by an earlier worker, and what was promised to it is not known any more."""
@@ -134,6 +159,7 @@ class Admission:
     def settle(self, node: Node) -> None:
         """Nobody writes to the file in this lane any more."""
         self._promised.pop(node.ino, None)
+        self._ours.pop(node.ino, None)
         self._unknown.pop(node.ino, None)
 
     def never(self, path: bytes) -> None:

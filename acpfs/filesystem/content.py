@@ -114,6 +114,9 @@ class Content:
     """errno of a write that failed at `failed_at`: the file is not published before those bytes are written, or truncated away."""
     failed_at: int = 0
 
+    reserved: bool = False
+    """Its user has allocated pages of it (fallocate): they stay."""
+
     def close(self) -> None:
         """Its descriptor is not needed any more, once nobody is at work on it."""
         if self.in_flight:

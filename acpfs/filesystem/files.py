@@ -17,7 +17,7 @@ from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.content import Remainder
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lowerview import LowerView
@@ -170,6 +170,8 @@ class Files:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         self._check_end(self._open.handle(number).node, offset + length)
         handle = await self._changing(number)
+        if handle.node.content is not None and not mode & FALLOC_PUNCH_HOLE:
+            handle.node.content.reserved = True
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         self._open.wrote(handle)
 

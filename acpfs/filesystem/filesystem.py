@@ -51,6 +51,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.overflow import Overflow
+from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
@@ -175,7 +176,7 @@ class FileSystem:
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
         self.spill = self.spilling.spill if self.spilling is not None else None
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
-        self._open, self._files = self._regular_files(admission, changeable, closing)
+        self._open, self._files = self._regular_files(admission, changeable, closing, copies)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
         self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
@@ -184,9 +185,12 @@ class FileSystem:
         self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
         self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
 
-    def _regular_files(self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing]) -> tuple[OpenFiles, Files]:
+    def _regular_files(
+        self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool
+    ) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
-        lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming)
+        self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock)
+        lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
         parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
         opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
         return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
@@ -243,6 +247,7 @@ class FileSystem:
                 self.changes.freeze(node)  # its last RELEASE was under way
             else:
                 self._contents.interrupt(node)
+        self._ahead.found(node)
         if not node.kernel_writers:
             self._contents.kernel_ended(node)
         if node.content is not None:
@@ -572,9 +577,9 @@ class FileSystem:
         """Descriptors that are open for writing."""
         return self._contents.writers
 
-    def before_writers(self, call: Callable[[], None]) -> None:
-        """Have `call` called whenever a file is about to be opened for writing, under the lock; it must not wait."""
-        self._contents.on_writer = call
+    def before_writers(self, call: Callable[[], None], hand_over: Callable[[int, bool], None] = lambda *_: None) -> None:
+        """Have `call` called whenever a file is about to be opened for writing, under the lock, and `hand_over` (`PagesAhead`)."""
+        self._contents.on_writer, self._ahead.hand_over = call, hand_over
 
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""

@@ -21,7 +21,7 @@ from acpfs.filesystem.content import UNSEEN, Content
 from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.tier import Tier
+from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
 from acpfs.types import TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
@@ -29,6 +29,11 @@ from acpfs.writeback.ops import Version
 MARKS_NS = 16 * STAMPS
 """Marks upon marks."""
 _numbers = itertools.count()
+
+
+def _blocks_max(size: int) -> int:
+    """Of what was written. Pages that were taken ahead of it (`pages_ahead`) are nobody's business."""
+    return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES // BLOCK_BYTES
 
 
 def stamp(fd: int) -> tuple[int, int]:
@@ -83,7 +88,7 @@ class KernelWrites:
             self._fullness.judge(node, st, moment)
         if (st.st_mtime_ns, st.st_size) == content.seen:
             return False
-        node.size, node.blocks = st.st_size, st.st_blocks
+        node.size, node.blocks = st.st_size, st.st_blocks if content.reserved else min(st.st_blocks, _blocks_max(st.st_size))
         if content.interrupted and content.seen != UNSEEN:  # somebody goes on writing to it
             content.interrupted = False
             self._table.changed(node)

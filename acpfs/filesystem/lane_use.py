@@ -14,6 +14,7 @@ from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
+from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
 from acpfs.filesystem.warming import Warming
 from acpfs.types import TierId
@@ -22,16 +23,41 @@ from acpfs.types import TierId
 class LaneUse:
     """Takes and leaves lanes."""
 
-    def __init__(self, lanes: Lanes, contents: Contents, admission: Admission, hold: Hold, view: LowerView, warming: Warming) -> None:
+    def __init__(
+        self, lanes: Lanes, contents: Contents, admission: Admission, hold: Hold, view: LowerView, warming: Warming, ahead: PagesAhead
+    ) -> None:
         self._lanes = lanes
         self._contents = contents
         self._admission = admission
         self._hold = hold
         self._view = view
         self._warming = warming
+        self._ahead = ahead
 
     async def take(self, handle: Handle) -> int:
         """Decide the handle's lane; returns the descriptor for the kernel, -1 outside passthrough."""
+        node = handle.node
+        lane = await self._lane_for(handle)
+        handle.lane = lane
+        if lane is not Lane.PASSTHROUGH:
+            if self._lanes.bind(handle):
+                await self._contents.protect(node, 0)
+                self._contents.kernel.expect(node)
+                handle.unseen = True
+                node.kernel_rewriters += 1
+            node.daemon_mappers += handle.may_map
+            return -1
+        fd = self._descriptor(handle)
+        if handle.writable:
+            self._ahead.take(handle)
+            self._contents.kernel.expect(node)
+            node.kernel_rewriters += handle.rewrites_unseen
+            self._hold.add(node)
+        node.kernel_handles += 1
+        node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
+        return fd
+
+    async def _lane_for(self, handle: Handle) -> Lane:
         node = handle.node
         if handle.writable and not handle.flags & os.O_APPEND and self._contents.frozen_bytes(node) > COPY_AT_FREEZE_BYTES_MAX:
             lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
@@ -50,23 +76,7 @@ class LaneUse:
                 lane = self._lanes.daemon_for("does not fit into RAM")  # it moved out while its bytes were copied aside
                 if not node.kernel_writers:
                     self._admission.settle(node)
-        handle.lane = lane
-        if lane is not Lane.PASSTHROUGH:
-            if self._lanes.bind(handle):
-                await self._contents.protect(node, 0)
-                self._contents.kernel.expect(node)
-                handle.unseen = True
-                node.kernel_rewriters += 1
-            node.daemon_mappers += handle.may_map
-            return -1
-        fd = self._descriptor(handle)
-        if handle.writable:
-            self._contents.kernel.expect(node)
-            node.kernel_rewriters += handle.rewrites_unseen
-            self._hold.add(node)
-        node.kernel_handles += 1
-        node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
-        return fd
+        return lane
 
     def _descriptor(self, handle: Handle) -> int:
         """For the kernel. What may fail (no descriptors left) comes before anything is counted, and would not be counted back."""
@@ -100,6 +110,7 @@ class LaneUse:
             node.kernel_rewriters -= handle.rewrites_unseen
             if not node.kernel_writers:
                 self._admission.settle(node)
+                self._ahead.cut(node)
                 self._contents.kernel_ended(node)
                 self._hold.look_soon()
         self._warming.released(node)

@@ -48,6 +48,8 @@ class Payers:
             for tier_id, ino, groups in state.rows("SELECT tier_id, ino, groups FROM payer")
         }
         """Tier file → its node, and the groups."""
+        self.pays_as_we_do = False
+        """Of the writer that was asked about last: whether its pages are charged to the same limited groups as those of the daemon."""
 
     def refuse(self, node: Node, pid: int, wanted_bytes: int, outstanding: Callable[[Node], int]) -> str:
         """Why the groups around a writer cannot pay for its file; "": they do, from now on.
@@ -57,7 +59,8 @@ class Payers:
         limits = self._limits(pid)
         if limits is None:
             return "the writer's memory control group is not known"
-        own = {group.directory for group in self._own()} if limits else set()
+        own = {group.directory for group in self._own()}
+        self.pays_as_we_do = own == {group.directory for group in limits}
         foreign = [group for group in limits if group.directory not in own]
         if any(wanted_bytes > group.room_bytes() for group in limits if group.directory in own):
             return "the writer's memory control group has no room for it"

@@ -84,6 +84,8 @@ class Prefault:
         self._floor_bytes = max(FLOOR_BYTES, machine_bytes // FLOOR_SHARE)
         self._changed = threading.Condition()
         self._fd, self._file_bytes = -1, 0
+        self._pages = threading.Lock()
+        """Held while what is ready changes, or how far a save is."""
         self._closed = self._asked = False
         self._following = False
         """A save is under way; only the thread changes it."""
@@ -113,6 +115,20 @@ class Prefault:
                 self._asked = True
                 self._changed.notify()
 
+    def hand_over(self, size: int, waits: bool) -> None:
+        """As `give_back`, for somebody who takes so many bytes now: they come free before it returns. `waits`: also if that takes 20 ms."""
+        self.give_back()
+        if self.ready_bytes and self._pages.acquire(blocking=waits):
+            try:
+                if not self._following:
+                    with self._changed:
+                        self._asked = False
+                    self._begin_following(self._used())
+                self._taken += size
+                self._shrink(max(0, min(self.ready_bytes, self._ready_before - self._taken - LEAD_BYTES)))
+            finally:
+                self._pages.release()
+
     def close(self) -> None:
         """Give everything back and end."""
         with self._changed:
@@ -120,7 +136,8 @@ class Prefault:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
-        self._shrink(0)
+        with self._pages:
+            self._shrink(0)
 
     # -- the thread
 
@@ -135,10 +152,11 @@ class Prefault:
 
     def look(self) -> float:
         """Allocate a step more, give back what is too much, or neither; seconds until the next look."""
-        target = self._target() // STEP_BYTES * STEP_BYTES
-        if self.ready_bytes > target:
-            self._shrink(target)
-        elif self.ready_bytes < target:
+        with self._pages:
+            target = self._target() // STEP_BYTES * STEP_BYTES
+            if self.ready_bytes > target:
+                self._shrink(target)
+        if self.ready_bytes < target:
             return self._grow(target)
         if self._following:
             return FOLLOW_S if self.ready_bytes else SOON_S
@@ -166,14 +184,17 @@ class Prefault:
         with self._changed:
             asked, self._asked = self._asked, False
         if asked or (grown and self.ready_bytes and not self._following):
-            self._following, self._active_at = True, self._clock()
-            self._ready_before, self._used_before, self._taken = self.ready_bytes, used, 0
+            self._begin_following(used)
         if self._following:
             self._taken = max(self._taken, used - self._used_before)
             if self._is_quiet():
                 self._following = False
                 self._for_nothing = self._for_nothing + 1 if self._taken < WORTH_BYTES else 0
                 self._active_at = self._clock() - QUIET_S_MAX  # a longer wait is for the next time
+
+    def _begin_following(self, used: int) -> None:
+        self._following, self._active_at = True, self._clock()
+        self._ready_before, self._used_before, self._taken = self.ready_bytes, used, 0
 
     def _is_quiet(self) -> bool:
         """Whether no save is under way."""
@@ -194,20 +215,27 @@ class Prefault:
     def _grow(self, target: int) -> float:
         """A step, or less where somebody is about to write."""
         began = self._clock()
-        if self._fd < 0 and not self._begin():
-            return LONG_REST_S
         end = min(target, self.ready_bytes + STEP_BYTES)
-        while self.ready_bytes < end and not (self._asked or self._closed):
-            size = min(PIECE_BYTES, end - self.ready_bytes)
-            try:
-                written = os.pwritev(self._fd, [_ZEROS[: size - at] for at in range(0, size, len(_ZEROS))], self.ready_bytes)
-            except OSError:  # memory is shorter than it looked
-                written = 0
-            if written < size:
-                self._shrink(self.ready_bytes)
-                return LONG_REST_S
-            self.ready_bytes += size
+        while self.ready_bytes < end:
+            with self._pages:
+                if self._asked or self._following or self._closed:
+                    break
+                if not self._grow_piece(min(PIECE_BYTES, end - self.ready_bytes)):
+                    return LONG_REST_S
         return REST * (self._clock() - began)
+
+    def _grow_piece(self, size: int) -> bool:
+        if self._fd < 0 and not self._begin():
+            return False
+        try:
+            written = os.pwritev(self._fd, [_ZEROS[: size - at] for at in range(0, size, len(_ZEROS))], self.ready_bytes)
+        except OSError:  # memory is shorter than it looked
+            written = 0
+        if written < size:
+            self._shrink(self.ready_bytes)
+            return False
+        self.ready_bytes += size
+        return True
 
     def _begin(self) -> bool:
         """A new file, as long as it may become: a tmpfs with huge=within_size gives huge pages only below the end of a file."""

@@ -46,8 +46,12 @@ class TierStatistics:
 class Tier:
     """Files `data/<number>` below a directory that only acpfs can enter."""
 
-    def __init__(self, directory: Path, budget_bytes: int) -> None:
-        """Take over what lies there. `budget_bytes`: most bytes that tier files may take together."""
+    def __init__(self, directory: Path, budget_bytes: int, *, large_pages: bool = True) -> None:
+        """Take over what lies there. `budget_bytes`: most bytes that tier files may take together.
+
+        `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets.
+        """
+        self.large_pages = large_pages
         self.directory = directory
         self.budget_bytes = budget_bytes
         self.used_bytes = 0

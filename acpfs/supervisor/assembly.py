@@ -38,7 +38,7 @@ from acpfs.ram import descriptors, mounts, prefault_default
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory, unfit
-from acpfs.ram.place import Place
+from acpfs.ram.place import HUGE_CHOICES, Place
 from acpfs.ram.prefault import Prefault, takeable_bytes, with_lead
 from acpfs.ram.prefault_default import UnusedMemory
 from acpfs.ram.shortage import available_bytes
@@ -141,7 +141,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         link.step(f"reading the state in {place.directory}")
         state = _open_state(settings, directory, identity, place, link)
         undo.callback(state.close)
-        tier = Tier(place.directory, place.budget_bytes)
+        tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0])
         undo.callback(tier.close)
         spill = SpillPlace(settings, identity, state)
         place.warnings += [] if link.session else spill.prepare()
@@ -164,7 +164,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
             make_spill=spill.maker(tier),
         )
-        fs.before_writers(prefault.give_back)
+        fs.before_writers(prefault.give_back, prefault.hand_over)
         manifest = Manifest(state, directory, fs.lock, identity.node_id)
         before = mirroring.journal(fs.spill, state, operations, directory, identity)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)

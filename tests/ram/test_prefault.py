@@ -172,6 +172,31 @@ def test_a_step_under_way_ends_when_somebody_is_about_to_write(machine: Machine,
     assert machine.look(1) == 0, "all of it is given back: it is less than comes free ahead"
 
 
+@pytest.mark.clause("S272")
+def test_who_takes_all_pages_at_once_finds_them_free(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefault_module, "LEAD_BYTES", STEP_BYTES)
+    machine.look()
+    machine.prefault.give_back()
+    machine.prefault.hand_over(STEP_BYTES, False)
+    assert machine.allocated() == WANTED - 2 * STEP_BYTES, "what it takes, and what comes free ahead"
+    machine.used += STEP_BYTES
+    assert machine.look() == WANTED - 2 * STEP_BYTES, "the same bytes do not come free twice"
+    machine.prefault.hand_over(STEP_BYTES, True)
+    assert machine.allocated() == WANTED - 3 * STEP_BYTES
+    machine.used += STEP_BYTES
+    machine.used += STEP_BYTES  # written elsewhere
+    assert machine.look() == 0
+
+
+@pytest.mark.clause("S272")
+def test_who_must_not_wait_does_not_wait_for_a_step(machine: Machine) -> None:
+    machine.look()
+    with machine.prefault._pages:
+        machine.prefault.hand_over(STEP_BYTES, False)
+    assert machine.prefault.ready_bytes == WANTED
+    assert machine.look() == 0, "it comes free behind"
+
+
 def test_what_the_kernel_writes_unseen_is_no_quiet_time(machine: Machine) -> None:
     machine.look()
     machine.prefault.give_back()

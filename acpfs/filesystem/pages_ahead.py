@@ -1,0 +1,134 @@
+"""Pages of a file that is about to be written, taken at its open: all it is expected to need, and as large as they come.
+
+Linux gives a tmpfs file that grows pages as large as the write. What is written in small pieces would so be mapped in small pages for as
+long as it is in RAM. Pages that are allocated beyond the end of a file are large whatever is written, and its size does not show them:
+so a writer that is killed, and a daemon that is, leave a file that is as long as what was written. What was not needed goes when the last
+writer in the passthrough lane has gone, before anybody else may write. Nothing is taken that others may need: a file must be expected, RAM
+plentiful beside it, and who pays for the pages the same as if its writer had made them. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from threading import RLock
+
+from acpfs.backing.calls import CallPool
+from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.kept_handles import Handle
+from acpfs.filesystem.nodes import Node
+from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
+from acpfs.types import TierId
+
+KEEP_SIZE = 1
+PUNCH = FALLOC_PUNCH_HOLE | KEEP_SIZE
+BYTES_MIN = 2 * HUGE_PAGE_BYTES
+"""Smaller files have few pages anyway."""
+PIECE_BYTES = 64 << 20
+"""Taken at a time under the lock: 0.2 ms, or 15 where memory is in small pieces. The first at the open, before anybody writes."""
+HOLES_MAX = 256
+"""So many holes are given back; what has more is made of small pieces, and large pages in it are few."""
+
+
+class PagesAhead:
+    """Takes pages for writers in the passthrough lane, and gives back what they did not need."""
+
+    def __init__(self, tier: Tier, contents: Contents, admission: Admission, threads: CallPool, lock: RLock) -> None:
+        """`threads`: where all but the first piece is taken."""
+        self._tier, self._contents, self._admission, self._threads, self._lock = tier, contents, admission, threads, lock
+        self._ends: dict[TierId, int] = {}
+        """Tier file → where what is taken for it ends."""
+        self.hand_over: Callable[[int, bool], None] = lambda _bytes, _waits: None
+        """Called before so many bytes are taken: memory that was made ready comes free for them; `waits`: even if that has to wait."""
+
+    def take(self, handle: Handle) -> None:
+        """Take pages for a writer that was promised room, and is the first."""
+        node = handle.node
+        content = node.content
+        if content is None or node.size or node.kernel_writers or self._tier.allocated_bytes(content.tier_id) or not self._tier.large_pages:
+            return
+        size = self._admission.sure_bytes(handle) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        if size < BYTES_MIN:
+            return
+        for gone in [tier_id for tier_id in self._ends if not self._tier.allocated_bytes(tier_id)]:
+            del self._ends[gone]  # its bytes were replaced, and its end is nobody's business any more
+        self._ends[content.tier_id] = size
+        fd = self._contents.opened(content)
+        st = os.fstat(fd)
+        first = min(size, PIECE_BYTES)
+        self.hand_over(first, False)
+        taken = self._take(content, 0, first)
+        os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))  # nobody has written
+        if taken and first < size:
+            self._threads.submit("pages", self._take_rest, node, content, size)
+
+    def _take(self, content: Content, start: int, size: int) -> bool:
+        """One piece; with less than all of them the writer goes on as it would with none."""
+        if self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size:  # a tmpfs that is full for a moment fails others
+            return False
+        try:
+            fallocate(self._contents.opened(content), KEEP_SIZE, start, size)
+        except OSError:
+            return False
+        finally:
+            self._tier.settle_fd(content.tier_id, self._contents.opened(content))
+        return True
+
+    def _take_rest(self, node: Node, content: Content, size: int) -> None:
+        """In a thread, while the file is written. Its mtime becomes that of now, so only until somebody goes by that."""
+        for start in range(PIECE_BYTES, size, PIECE_BYTES):
+            piece = min(PIECE_BYTES, size - start)
+            self.hand_over(piece, True)
+            with self._lock:
+                goes_on = node.content is content and content.in_ram and node.kernel_writers and content.tier_id in self._ends
+                if not goes_on or content.seen != UNSEEN or content.reserved or not self._take(content, start, piece):
+                    return
+
+    def found(self, node: Node) -> None:
+        """An earlier worker had the file, and may have taken pages for it."""
+        content = node.content
+        if content is not None and content.in_ram and self._tier.allocated_bytes(content.tier_id) > _whole_pages(node.size):
+            self._ends[content.tier_id] = self._tier.allocated_bytes(content.tier_id) + _whole_pages(node.size)
+            self.cut(node)
+
+    def cut(self, node: Node) -> None:
+        """Give back what was not written, unless somebody may still write it unseen. The file looks as before, its times too."""
+        content = node.content
+        if content is None or node.kernel_writers or content.tier_id not in self._ends:
+            return
+        end = self._ends.pop(content.tier_id)
+        if not content.in_ram or content.reserved:
+            return
+        fd = self._contents.opened(content)
+        st = os.fstat(fd)
+        self._tier.look_full()
+        if end > _whole_pages(st.st_size):
+            fallocate(fd, PUNCH, _whole_pages(st.st_size), end - _whole_pages(st.st_size))
+        _punch_holes(fd, st.st_size)
+        os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+        node.blocks = self._tier.settle_fd(content.tier_id, fd).st_blocks
+        if node.blocks * BLOCK_BYTES < end // 2:
+            self._admission.unsure(node)
+        self._tier.room_changed()
+
+
+def _whole_pages(size: int) -> int:
+    return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
+def _punch_holes(fd: int, size: int) -> None:
+    """What nobody wrote between the pieces that were written."""
+    at = 0
+    with suppress(OSError):  # ENXIO: no more data
+        for _ in range(HOLES_MAX):
+            start = os.lseek(fd, at, os.SEEK_HOLE)
+            if start >= size:
+                return
+            try:
+                at = os.lseek(fd, start, os.SEEK_DATA)
+            except OSError:
+                at = size
+            fallocate(fd, PUNCH, start, at - start)
