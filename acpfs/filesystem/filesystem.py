@@ -34,6 +34,7 @@ from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
+from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
 from acpfs.filesystem.keeping import Keeping
 from acpfs.filesystem.known_files import KnownFiles
@@ -183,6 +184,7 @@ class FileSystem:
         self.mending = Mending(self._table, log, self._contents, self.changes, tier, self._view)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
+        self.interrupted = InterruptedFiles(state, self._table, self._reports, self.changes, self._finish_outgrown)
         self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
 
     def _regular_files(
@@ -456,8 +458,9 @@ class FileSystem:
         Those whose attributes the backing directory does not tell soon have none; with `without_fails` they are waited for.
         `fitting`: how many of the next names, the dots included, the answer has room for.
         """
-        how = {"with_attributes": with_attributes, "without_fails": without_fails}
-        return await self._directories.readdir(handle, offset, **how, fitting=fitting)
+        return await self._directories.readdir(
+            handle, offset, with_attributes=with_attributes, without_fails=without_fails, fitting=fitting
+        )
 
     async def releasedir(self, handle: HandleId) -> None:
         """Close a directory."""
@@ -533,28 +536,6 @@ class FileSystem:
     def complete_until(self, paths: Iterable[bytes] = ()) -> Seq:
         """The number up to which the log must be done so that all complete content below the paths is persisted; 0: nothing pending."""
         return self._reports.complete_until(paths)
-
-    def resume_interrupted(self, path: bytes) -> int:
-        """Store interrupted files below a path as they are; returns how many."""
-        nodes = self._reports.interrupted(path)
-        for node in nodes:
-            assert node.content is not None
-            node.content.failed = node.content.failed_at = 0  # as it is
-            node.content.interrupted = False
-            self.changes.freeze(node)
-            self._finish_outgrown(node)
-        self._state.commit()
-        return len(nodes)
-
-    def discard_interrupted(self, path: bytes) -> tuple[int, list[bytes]]:
-        """Show what was there before interrupted files; under the lock; returns how many, and the paths of those open, which stay."""
-        nodes = self._reports.interrupted(path)
-        left = [self._table.path(node.ino) for node in nodes if node.handles]
-        for node in nodes:
-            if not node.handles:
-                self.changes.discard(node)
-        self._state.commit()
-        return len(nodes) - len(left), left
 
     @property
     def read_rate(self) -> ReadRate:

@@ -323,13 +323,13 @@ class WorkerSubject:
         with self._parts.fs.lock:
             statistics = self._parts.engine.statistics()
             failed = {entry.seq for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
-            resumed = self._parts.fs.resume_interrupted(path)
+            resumed = self._parts.fs.interrupted.store(path)
         return resumed + (self._parts.engine.retry(failed) if failed else 0)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
             parked = [entry.seq for entry in self._parts.engine.statistics().parked if _below(entry, path)]
-            dropped, left = self._parts.fs.discard_interrupted(path)
+            dropped, left = self._parts.fs.interrupted.discard(path)
         return dropped + (self._parts.engine.discard(parked) if parked else 0), left
 
     async def checkpoints(self, path: bytes) -> list[CheckpointReport]:

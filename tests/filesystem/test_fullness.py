@@ -100,7 +100,7 @@ async def is_told_and_kept(w: World, ino: Ino, opened: OpenFile) -> None:
     assert (w.backing / "f").read_bytes() == OLD
     assert w.fs.statistics().interrupted_files == 1
     assert await w.read(ino) == PART
-    assert w.fs.resume_interrupted(b"f") == 1
+    assert w.fs.interrupted.store(b"f") == 1
     await w.drained()
     assert (w.backing / "f").read_bytes() == PART
 

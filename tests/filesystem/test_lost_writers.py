@@ -47,7 +47,7 @@ async def is_new_and_waits_for_a_decision(w: World, ino: Ino) -> None:
     assert await w.read(ino) == NEW
     await w.drained()
     assert (w.backing / "f").read_bytes() == OLD
-    assert w.fs.resume_interrupted(b"f") == 1
+    assert w.fs.interrupted.store(b"f") == 1
     await w.drained()
     assert (w.backing / "f").read_bytes() == NEW
 

@@ -224,7 +224,7 @@ def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
             assert await w.read(found.ino, 128 * MIB) == data
             assert w.fs.statistics().interrupted_files == 1
             with w.fs.lock:
-                assert w.fs.resume_interrupted(b"") == 1
+                assert w.fs.interrupted.store(b"") == 1
             await w.drained()
             assert (w.backing / "big").read_bytes() == data
 

@@ -123,7 +123,7 @@ def test_another_policy_holds_for_those_who_wait_already(tmp_path: Path) -> None
         assert not (w.backing / "b").exists()
         assert w.fs.statistics().interrupted_files == 1
         with w.fs.lock:
-            assert w.fs.discard_interrupted(b"b") == (1, [])
+            assert w.fs.interrupted.discard(b"b") == (1, [])
         assert await w.names() == [b"a", b"before", b"more"]
         assert w.tier.reserved_bytes == 0
 
@@ -329,7 +329,7 @@ def test_a_file_of_which_a_write_failed_is_not_published_by_the_next_worker_eith
             assert w.fs.statistics().interrupted_files == 2
             assert await w.write(b"closed", block(4))  # written anew, it is whole
             with w.fs.lock:
-                assert w.fs.resume_interrupted(b"open") == 1
+                assert w.fs.interrupted.store(b"open") == 1
             await w.drained()
             assert (w.backing / "closed").read_bytes() == block(4)
             assert (w.backing / "open").read_bytes() == b""

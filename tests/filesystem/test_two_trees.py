@@ -153,7 +153,7 @@ def test_a_restart_finds_names_content_and_log(tmp_path: Path) -> None:
             await w.drained()
             assert (w.backing / "e/shard").read_bytes() == b"x" * 5000
             assert not (w.backing / "half").exists()  # its writer was lost before it closed the file
-            assert w.fs.resume_interrupted(b"half") == 1
+            assert w.fs.interrupted.store(b"half") == 1
             await w.drained()
             assert (w.backing / "half").read_bytes() == b"torn"
 
@@ -171,7 +171,7 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"half"
             with w.fs.lock:
-                assert w.fs.discard_interrupted(b"f") == (1, [])
+                assert w.fs.interrupted.discard(b"f") == (1, [])
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"old and complete"
 
@@ -188,12 +188,12 @@ def test_discarding_leaves_what_is_open_and_drops_the_rest(tmp_path: Path) -> No
         async with world(tmp_path) as w:
             reader = await w.do(w.fs.open((await w.do(w.fs.lookup(ROOT, b"a"))).ino, os.O_RDONLY, CALLER))
             with w.fs.lock:
-                assert w.fs.discard_interrupted(b"") == (2, [b"a"])
+                assert w.fs.interrupted.discard(b"") == (2, [b"a"])
             assert await w.names() == [b"a"]
             assert await w.do(w.fs.read(reader.handle, 0, 10)) == b"half"
             await w.close(reader)
             with w.fs.lock:
-                assert w.fs.discard_interrupted(b"") == (1, [])
+                assert w.fs.interrupted.discard(b"") == (1, [])
             assert await w.names() == []
 
     trio.run(main)

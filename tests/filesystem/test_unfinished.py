@@ -303,7 +303,7 @@ async def is_interrupted(w: World, opened: OpenFile) -> None:
     assert w.fs.statistics().interrupted_files == 1
     assert [report.state for report in w.fs.files_report()] == ["interrupted"]
     with w.fs.lock:
-        assert w.fs.resume_interrupted(b"f") == 1
+        assert w.fs.interrupted.store(b"f") == 1
     assert await after(w) == half
     assert w.fs.statistics().interrupted_files == 0
 
@@ -430,7 +430,7 @@ def test_discarding_a_half_shows_what_was_complete_before(tmp_path: Path, scenar
             await w.write(b"f", OLD)
             await w.close(await scenario(w, ino), IS_KILLED)
             with w.fs.lock:
-                assert w.fs.discard_interrupted(b"f") == (1, [])
+                assert w.fs.interrupted.discard(b"f") == (1, [])
             assert await shown(w) == OLD
             assert (await w.do(w.fs.getattr(ino))).size == len(OLD)
             assert await after(w) == OLD

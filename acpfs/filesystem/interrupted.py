@@ -1,0 +1,40 @@
+"""Files whose writer was lost: what people decide about them. Used under the file system's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.reports import Reports
+from acpfs.ram.state import StateDatabase
+
+
+class InterruptedFiles:
+    """Stores them as they are, or gives them up."""
+
+    def __init__(self, state: StateDatabase, table: NodeTable, reports: Reports, changes: Changes, finish: Callable[[Node], None]) -> None:
+        """`finish`: has what did not fit into RAM follow in the background."""
+        self._state, self._table, self._reports, self._changes, self._finish = state, table, reports, changes, finish
+
+    def store(self, path: bytes) -> int:
+        """Store those below a path as they are; returns how many."""
+        nodes = self._reports.interrupted(path)
+        for node in nodes:
+            assert node.content is not None
+            node.content.failed = node.content.failed_at = 0  # as it is
+            node.content.interrupted = False
+            self._changes.freeze(node)
+            self._finish(node)
+        self._state.commit()
+        return len(nodes)
+
+    def discard(self, path: bytes) -> tuple[int, list[bytes]]:
+        """Show what was there before those below a path; returns how many, and the paths of those that somebody has open, which stay."""
+        nodes = self._reports.interrupted(path)
+        left = [self._table.path(node.ino) for node in nodes if node.handles]
+        for node in nodes:
+            if not node.handles:
+                self._changes.discard(node)
+        self._state.commit()
+        return len(nodes) - len(left), left
