@@ -148,6 +148,14 @@ def test_a_majority_goes_on_where_an_earlier_majority_began(tmp_path: Path) -> N
     assert not claim(tmp_path, 0, Claimant(2, 1, majority=True))
 
 
+@clause("T19")
+def test_an_owner_that_has_lost_its_majority_keeps_its_claim(tmp_path: Path) -> None:
+    assert claim(tmp_path, 0, Claimant(0, 1, majority=True))
+    assert claim(tmp_path, 0, Claimant(0, 1, majority=False))
+    assert not claim(tmp_path, 0, Claimant(1, 2, majority=True)), "it may save by now"
+    assert len(list((tmp_path / "claim-0").iterdir())) == 1
+
+
 def test_a_claim_in_a_directory_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):

@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from acpfs.cli.train import command
+from acpfs.control.registry import MountRecord
+from acpfs.training.coordinator.__main__ import witness_for
 from acpfs.training.credentials import make_credentials
 from acpfs.training.messages import ExitStatus
 from tests.training.gasp_job import GaspJob, until
@@ -113,6 +115,24 @@ def test_a_standby_ends_behind_the_last_member(tmp_path: Path) -> None:
         assert job.left(0)["status"] == ExitStatus.SAVED
         for process in job.coordinators:
             assert process.wait(60) == 0
+
+
+@clause("T19")
+def test_half_of_a_job_saves_with_a_claim(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 4, {"all": (0, 1, 2, 3)}, ranks_per_node=2) as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        job.kill(2)
+        job.kill(3)
+        assert [job.left(rank)["status"] for rank in (0, 1)] == [ExitStatus.SAVED] * 2
+        (owner,) = (job.job_directory / "claim-0").iterdir()
+        assert owner.name.startswith("coordinator-0.term-1")  # a majority, if the second death was seen after the save began
+
+
+def test_claims_are_made_in_the_storage_below_the_mount(tmp_path: Path) -> None:
+    mount = MountRecord(str(tmp_path / "mnt"), "/storage", "node", 1, 1, "", "", "")
+    directory = tmp_path / "mnt" / "run1" / ".acpfs-job" / "job"
+    assert witness_for(directory, "job", [mount]) == Path("/storage/.acpfs-job-claims/job")
+    assert witness_for(tmp_path, "job", [mount]) == tmp_path
 
 
 @pytest.mark.long

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import trio
 
+from acpfs.control import registry
+from acpfs.control.registry import MountRecord
 from acpfs.errors import AcpfsError
 from acpfs.training.coordinator.faults_log import log_to
 from acpfs.training.coordinator.limits import Limits
@@ -24,6 +26,8 @@ from acpfs.training.coordinator.watchdog import Patience
 
 JOBS = ".acpfs-job"
 """In the save directory."""
+CLAIMS = ".acpfs-job-claims"
+"""At the top of the backing directory."""
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -39,7 +43,9 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--first", action="store_true", help="commands in the first term; one coordinator, when the job begins")
     parser.add_argument("--watch", action="store_true", help="never commands; tells of its node's ranks")
     parser.add_argument("--tls", choices=("on", "off"), default="on")
-    parser.add_argument("--witness", type=Path, help="the job's directory in the storage itself")
+    parser.add_argument(
+        "--witness", metavar="DIR|off", help="where a side of a split job claims it; default: in the storage below the mount"
+    )
     parser.add_argument("--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang")
     parser.add_argument("--stall-after", type=float, default=Patience().at_least_s, metavar="SECONDS", help="at least; or ten steps")
     parser.add_argument("--settle-down", type=float, metavar="SECONDS")
@@ -55,11 +61,23 @@ def settings_from(arguments: list[str]) -> Settings:
         first=given.first,
         stands=not given.watch,
         tls=given.tls == "on",
-        witness=given.witness,
+        witness=None if given.witness == "off" else Path(given.witness) if given.witness else witness_for(directory, given.job),
         stall_is_fault=given.on_stall == "fault",
         patience=Patience(at_least_s=given.stall_after),
         limits=limits,
     )
+
+
+def witness_for(directory: Path, job: str, mounts: list[MountRecord] | None = None) -> Path:
+    """Where claims are made: the storage below the mount, whose own answer would be this node's; without a mount the job's directory.
+
+    Not the job's directory in the storage: the mount brings that there itself, and would find it made by somebody else.
+    """
+    try:
+        record, _below = registry.locate(os.fspath(directory), mounts)
+    except AcpfsError:
+        return directory
+    return Path(record.backing) / CLAIMS / job
 
 
 async def serve(settings: Settings) -> None:

@@ -34,13 +34,22 @@ class Claimant:
 def claim(directory: Path, generation: int, claimant: Claimant) -> bool:
     """Whether this claimant may save this generation.
 
-    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more.
+    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more. An owner that
+    has lost its majority says so with its next claim, and keeps it then.
 
     Raises:
         OSError: the directory does not answer as a directory should.
     """
+    wanted = directory / f"claim-{generation}"
     owner = _claim(directory, generation, claimant)
-    return owner == claimant or (owner.majority and claimant.majority and claimant.term > owner.term)
+    same = (owner.coordinator, owner.term) == (claimant.coordinator, claimant.term)
+    if owner == claimant or not (same or (owner.majority and claimant.majority and claimant.term > owner.term)):
+        return owner == claimant
+    try:  # of two who change a claim one does: it is one file
+        (wanted / owner.name).rename(wanted / claimant.name)
+    except FileNotFoundError:
+        return _owner(wanted) == claimant
+    return True
 
 
 def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:
@@ -56,6 +65,10 @@ def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:
                 raise
         finally:
             shutil.rmtree(made, ignore_errors=True)
+    return _owner(wanted)
+
+
+def _owner(wanted: Path) -> Claimant:
     for entry in sorted(wanted.iterdir()):
         if match := _OWNER.fullmatch(entry.name):
             return Claimant(int(match[1]), int(match[2]), match[3] is not None)
