@@ -387,6 +387,24 @@ def test_a_side_without_majority_saves_only_with_the_claim(
     assert left.status == (ExitStatus.SAVED if saved else ExitStatus.OTHER_SIDE)
 
 
+def test_whoever_takes_over_while_ranks_leave_with_a_gasp_says_so_to_the_others() -> None:
+    desk = Desk(job()).begin()
+    desk.kill(1)
+    desk.later(0.2)
+    while desk.phases.state is not State.LEAVING:
+        desk.let(*desk.waiting()[0])
+    outcome = desk.down[2][-1][2]
+    assert isinstance(outcome, Leave)
+    standby = Phases("job", LIMITS)
+    for member in desk.members:
+        standby.arrived(member.rank, 0, member.hello(), desk.now)
+    standby.ended(outcome)
+    for rank in (0, 1):  # these have left; nobody who lives has opt0
+        standby.lose(rank, "its connection ended", desk.now)
+    sends = [command for command in standby.take_over(2, desk.now, 1) if isinstance(command, Send)]
+    assert sends == [Send((2, 3), Leave(ExitStatus.SAVED, outcome.text, "step-5"))]
+
+
 LAYOUTS = [(Gate.EXPLICIT, PAIRS), (Gate.NONE, {"all": (0, 1, 2, 3)}), (Gate.IMPLICIT, {"a": (0, 1, 2), "b": (1, 2, 3)})]
 
 

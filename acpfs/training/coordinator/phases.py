@@ -161,6 +161,7 @@ class Phases:
         self._commands: list[Command] = []
         self._began: tuple[float, str] | None = None
         self._status = ""
+        self._outcome: Leave | None = None
         self._handlers: dict[type[FromMember], Callable[[int, Any, float], None]] = {
             Hello: self._hello,
             Trouble: self._trouble,
@@ -218,12 +219,20 @@ class Phases:
         self.term, self.generation = term, max(generation, self.generation)
         self._heard = dict.fromkeys(self._live, now)
         self._go(State.REGISTERING)
-        self._register(now)
-        if self.generation:
+        if self._outcome is None:
+            self._register(now)
+        if self._outcome is not None:
+            self._leave(ExitStatus.SAVED, self._outcome.text, now, self._outcome.gasp)
+        elif self.generation:
             self._fault("the job was stopped already", now)
         elif self.lost:
             self._fault("a rank was lost meanwhile", now)
         return self._done(now)
+
+    def ended(self, outcome: Leave) -> None:
+        """The active coordinator says how the job ends: ranks that leave now are not lost, whoever has to tell the others."""
+        if self.state is State.STANDBY and outcome.status == ExitStatus.SAVED:
+            self._outcome = outcome
 
     def deposed(self, now: float) -> list[Command]:
         """Another coordinator has a higher term."""

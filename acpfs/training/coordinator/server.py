@@ -39,6 +39,7 @@ from acpfs.training.messages import (
     Goodbye,
     Header,
     Hello,
+    Leave,
     Message,
     Refused,
     Sent,
@@ -273,6 +274,8 @@ class Coordinator:
         elif isinstance(message, Welcome):
             self._addresses.update(message.coordinators)
             self._dial()
+        elif isinstance(message, Leave) and sent.header.term >= self._standing.term:
+            self._phases.ended(message)
         elif isinstance(message, Exiting | Exited):
             self._do(self._phases.lose(message.rank, "its process is exiting", now))
 
@@ -398,6 +401,9 @@ class Coordinator:
         for command in commands:
             if isinstance(command, Send):
                 sent = self._sent(command.message)
+                if isinstance(command.message, Leave):
+                    for other in self._others.values():  # before anybody leaves
+                        other.post(sent)
                 for rank in command.ranks:
                     if rank in self._members:
                         self._members[rank].post(sent)
