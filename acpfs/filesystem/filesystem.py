@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from operator import itemgetter
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -230,10 +231,9 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
-        for _slot, (ino, count) in self.kept.references:
-            node = self._table.get(Ino(ino))
-            if node is not None:
-                node.lookups = max(node.lookups, count)
+        counts: dict[int, int] = dict(map(itemgetter(1), self.kept.references))  # of far more nodes than are known here
+        for node in self._table:
+            node.lookups = max(node.lookups, counts.get(node.ino, 0))
         for node in self._table:
             self._take_over(node)
         return self._space.now()

@@ -38,13 +38,13 @@ class KeptListings:
 
     def load(self) -> dict[Ino, dict[bytes, LowerEntry]]:
         """What the last worker left."""
-        found: dict[Ino, dict[bytes, LowerEntry]] = {Ino(row[0]): {} for row in self._state.rows("SELECT ino FROM listed_directory")}
-        for parent, name, ino, mode in self._state.rows("SELECT parent, name, ino, mode FROM listed"):
-            if parent in found:
-                found[Ino(parent)][name] = LowerEntry(name, ino, mode)
-        for directory, names in found.items():
-            self._names[directory] = set(names)
-            self._bytes += sum(map(_bytes, names), ROW_BYTES)
+        found: dict[Ino, dict[bytes, LowerEntry]] = {}
+        for (number,) in self._state.rows("SELECT ino FROM listed_directory"):
+            rows = self._state.rows("SELECT name, ino, mode FROM listed WHERE parent = ?", (number,))
+            directory, listing = Ino(number), {row[0]: LowerEntry(*row) for row in rows}
+            self._names[directory] = set(listing)
+            self._bytes += _all_bytes(listing)
+            found[directory] = listing
         return found
 
     def keep(self, directory: Ino, names: Collection[bytes], entry: Callable[[bytes], LowerEntry | None]) -> None:
@@ -52,7 +52,7 @@ class KeptListings:
         if len(names) * ROW_BYTES > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
         listing = {name: found for name in names if (found := entry(name)) is not None}
-        if sum(map(_bytes, listing), ROW_BYTES) > DIRECTORY_BYTES_MAX:
+        if _all_bytes(listing) > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
         if directory not in self._names:
             self._state.change("INSERT OR REPLACE INTO listed_directory VALUES (?)", (directory,))
@@ -95,10 +95,15 @@ class KeptListings:
         """Nothing is kept of it any more."""
         names = self._names.pop(directory, None)
         if names is not None:
-            self._bytes -= sum(map(_bytes, names), ROW_BYTES)
+            self._bytes -= _all_bytes(names)
             self._state.change("DELETE FROM listed_directory WHERE ino = ?", (directory,))
             self._state.change("DELETE FROM listed WHERE parent = ?", (directory,))
 
 
 def _bytes(name: bytes) -> int:
     return len(name) + ROW_BYTES
+
+
+def _all_bytes(names: Collection[bytes]) -> int:
+    """Of a directory, and its names."""
+    return ROW_BYTES + sum(map(len, names)) + ROW_BYTES * len(names)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from acpfs.filesystem import nodes
-from acpfs.filesystem.nodes import NodeTable
-from acpfs.types import ROOT
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.types import ROOT, Ino
 from tests.filesystem.test_versions import run
 from tests.filesystem.world import CALLER, World
 
@@ -93,3 +94,27 @@ def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Pa
             assert w.fs.keeping.evict(b"").files == 1
 
     run(tmp_path, scenario)
+
+
+def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def before(w: World) -> None:
+        known = await w.write(b"known", b"x")
+        for ino in range(10_000, 13_000):
+            w.fs.kept.references.add(ino, 2)
+        w.fs.kept.references.add(known, 7)
+
+    async def after(w: World) -> None:
+        assert w.fs._table[(await w.do(w.fs.lookup(ROOT, b"known"))).ino].lookups == 7 + 1
+        assert len(w.fs.kept.references) == 3001
+
+    run(tmp_path, before, session="s")
+    looks = Counter[str]()
+    get = NodeTable.get
+
+    def counted(table: NodeTable, ino: Ino) -> Node | None:
+        looks["get"] += 1
+        return get(table, ino)
+
+    monkeypatch.setattr(NodeTable, "get", counted)
+    run(tmp_path, after, session="s")
+    assert looks["get"] < 1000
