@@ -261,7 +261,8 @@ class NodeTable:
 
         Needs no row. The caller sees to its place on the backing directory.
         """
-        node = Node(Ino(st.ino), st.mode, st.uid, st.gid, st.rdev, st.nlink, 0, st.size, st.blocks, st.atime_ns, st.mtime_ns, st.ctime_ns)
+        node = Node(Ino(st.ino), st.mode)
+        node.adopt(st)
         node.lower_ino, node.lower_device, node.identity = st.ino, st.device, (st.ino, st.size, st.mtime_ns, st.ctime_ns)
         node.checked_at = now
         node.names.append((parent.ino, name))
