@@ -88,6 +88,7 @@ Answer = tuple[int, tuple[str, str]]
 def _start(directory: Path, job: str, number: int, place: Place, nodes: int, peers: dict[int, str], policy: Policy) -> Answer:
     words = [policy.coordinator_python or sys.executable, "-m", "acpfs.training.coordinator", str(directory)]
     words += ["--job", job, "--number", str(number), "--node", place.node, "--tls", "on" if policy.tls else "off"]
+    words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
     words += ["--settle-down", "0"] if nodes == 1 else ["--listen", "0.0.0.0:0", "--advertise", place.host]
     words += ["--first"] if number == 0 else []
     words += [word for peer, address in peers.items() for word in ("--peer", f"{peer}={address}")]

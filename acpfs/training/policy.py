@@ -29,6 +29,10 @@ class Policy:
     """Interpreter for the coordinator where this one has no acpfs with its dependencies; empty: this one."""
     coordinators: int = COORDINATORS_MAX
     """Nodes that have one; the first commands, the others stand by."""
+    on_stall: str = "report"
+    """What ranks are that hang: `report` names them, with their stacks; `fault` counts them as lost."""
+    stall_after_s: float = 60.0
+    """So long nothing has to move for that; or ten steps, if that is longer."""
     beat_s: float = 2.0
     """A member says so often where it is."""
     protected_s: float = 60.0
@@ -51,6 +55,8 @@ class Policy:
                 raise ConfigError(f"{field.name} = {value}: seconds, more than 0 and less than a day")
         if not 1 <= self.coordinators <= COORDINATORS_MAX:
             raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
+        if self.on_stall not in ("report", "fault"):
+            raise ConfigError(f"on_stall = {self.on_stall!r}: report or fault")
         if "/" in self.tracker:
             raise ConfigError(f"tracker = {self.tracker!r}: a file name, without a directory")
         try:

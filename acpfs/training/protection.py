@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ class Protection:
             begun=rank.marks.now.done,
         )
         member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy)
-        rank.ask = member.ask
+        rank.ask, member.clues = member.ask, rank.groups.clues
         self._member = member
         self._park = Park(member, interrupter, rank.marks, rank, rank.number, self._directory, policy)
         if self._on_stopped is not None:
@@ -167,6 +168,17 @@ class Protection:
     def end_update(self) -> None:
         """The local update is complete."""
         self._rank.hooks.end()
+
+    @contextmanager
+    def long_operation(self) -> Iterator[None]:
+        """Evaluation, or a step that compiles: nobody takes this rank for one that hangs."""
+        if self._member is not None:
+            self._member.long_operation = True
+        try:
+            yield
+        finally:
+            if self._member is not None:
+                self._member.long_operation = False
 
     def at(self, reached: Callable[[str], object]) -> None:
         """Have this called with the name of each point that this rank reaches; for drills."""

@@ -94,9 +94,11 @@ def stop(coordinator: ScriptedCoordinator, generation: int) -> Stopped:
 def test_it_says_where_the_marks_are(rig: Rig) -> None:
     rig.start()
     rig.marks.ready()
-    while (beat := rig.coordinator.hears(Beat)).phase is Phase.COMPUTING:
+    rig.member.clues = lambda: {"0": 7}
+    rig.member.long_operation = True
+    while not (beat := rig.coordinator.hears(Beat)).long_operation:
         pass
-    assert beat == Beat(0, 1, Phase.READY)
+    assert beat == Beat(0, 1, Phase.READY, {"0": 7}, long_operation=True)
     rig.member.end()
     rig.coordinator.hears(Goodbye)
 

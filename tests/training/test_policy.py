@@ -25,6 +25,7 @@ def test_the_environment_and_then_the_caller() -> None:
         ("ACPFS_TRAIN_NAME", "step", "step"),
         ("ACPFS_TRAIN_TRACKER", "a/b", "tracker"),
         ("ACPFS_TRAIN_COORDINATORS", "4", "coordinators"),
+        ("ACPFS_TRAIN_ON_STALL", "kill", "on_stall"),
     ],
 )
 def test_what_makes_no_sense_is_named(variable: str, text: str, said: str) -> None:

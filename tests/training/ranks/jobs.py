@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from acpfs.training.torch.replicated_zero import ReplicatedZero
@@ -26,10 +27,12 @@ class Job:
     model: Any
     optimizer: Any
     scheduler: Any
+    alike: int = 1
+    """So many ranks side by side have the same batch: those of one tensor parallel group."""
 
     def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
         """Forward, backward, update `number`; random numbers of each rank take part. `at`: called at points by name."""
-        torch.manual_seed(1000 * number + dist.get_rank())
+        torch.manual_seed(1000 * number + dist.get_rank() // self.alike)
         batch = torch.randn(BATCH, WIDTH)
         at("forward")
         loss = (self.model(batch) - batch).square().mean()
@@ -75,11 +78,23 @@ def hsdp() -> Job:
     return Job(model, optimizer, decay(optimizer))
 
 
+def tensor_parallel() -> Job:
+    """Two copies of a model that two ranks have together."""
+    mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    model = network()
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "3": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["replicate", "shard"])
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    return Job(model, optimizer, decay(optimizer), alike=2)
+
+
 def decay(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
 JOBS: dict[str, Callable[[], Job]] = {"ddp": ddp, "zero": zero, "hsdp": hsdp}
+LAYOUTS: dict[str, Callable[[], Job]] = {**JOBS, "tensor": tensor_parallel}
+"""Those whose layout is known; not all of them get out of every collective yet."""
 
 
 def whole(job: Job) -> dict[str, Any]:

@@ -16,13 +16,14 @@ from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.replicated_zero import ReplicatedZero
 from acpfs.training.torch.writers import SingleWriter
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.jobs import JOBS, network
+from tests.training.ranks.jobs import LAYOUTS, network
 
 WORLD, STEPS = 4, 3
 HOLDERS: dict[str, list[set[tuple[int, ...]]]] = {
     "ddp": [{(0, 1, 2, 3)}] * 4,
     "zero": [{(0, 2)}, {(1, 3)}] * 2,
     "hsdp": [{(0, 2)}, {(1, 3)}] * 2,
+    "tensor": [{(0, 2), (0, 1, 2, 3)}, {(1, 3), (0, 1, 2, 3)}] * 2,
 }
 
 
@@ -34,7 +35,7 @@ def _gathered(value: Any) -> list[Any]:
 
 def _layout(rank: int, kind: str, directory: Path) -> None:
     join_group(rank, WORLD, directory / "store")
-    job = JOBS[kind]()
+    job = LAYOUTS[kind]()
     layout = layout_of(job.model, [job.optimizer])
     assert set(layout.holders.values()) == HOLDERS[kind][rank]
     assert layout.copies == (4 if kind == "ddp" else 2)
@@ -51,7 +52,7 @@ def _layout(rank: int, kind: str, directory: Path) -> None:
 
 
 @pytest.mark.clause("T43")
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("kind", LAYOUTS)
 def test_holders_of_a_shard_have_equal_copies(tmp_path: Path, kind: str) -> None:
     with Ranks(WORLD, tmp_path, lambda rank: _layout(rank, kind, tmp_path)) as ranks:
         assert ranks.statuses() == [0] * WORLD
