@@ -68,7 +68,7 @@ _log = get_logger(__name__)
 
 
 class Engine:
-    """Runs the operation log: streams ahead in parallel, commits in order. Sets `log.on_append` to `wake`."""
+    """Runs the operation log: streams ahead in parallel, commits in order. Sets `log.on_append` and `log.wake`."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Engine:
         self._rewritten_since: dict[Seq, float] = {}
         self._before: Future[None] | None = None
         self.set_streams(settings.streams)
-        log.on_append, log.on_awaited = self._appended, self.wake
+        log.on_append, log.wake = self._appended, self.wake
 
     # -- life
 

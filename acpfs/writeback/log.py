@@ -67,9 +67,9 @@ class OperationLog:
         """Operations are stamped with it."""
         self._saved_counters = (0, 0)
         self.on_append: Callable[[Op], None] = lambda _op: None
-        """Called after each append, and when a tentative operation became final; under the lock; the engine's wake-up."""
-        self.on_awaited: Callable[[], None] = lambda: None
-        """Called, under the lock, when somebody begins to wait."""
+        """Called after each append, and when a tentative operation became final; under the lock."""
+        self.wake: Callable[[], None] = lambda: None
+        """The engine's, called under the lock: somebody begins to wait, or what stood in front of others was taken back."""
         self.elided_ops = 0
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
@@ -278,6 +278,7 @@ class OperationLog:
         """Take back the newest operation on its node, which nothing was done for yet; returns whether it created the node."""
         created = op.seq in self._creates
         self.remove(op)
+        self.wake()  # those behind it may be next, and nothing else would say so
         return created
 
     def leave_out(self, ops: list[Op]) -> None:
@@ -413,11 +414,10 @@ class OperationLog:
 
         With `node`: only parked operations on that node matter, and what waits behind parked operations of others is not waited for.
         """
-        waiter = Waiter(seq, node)
-        answer = self._judge(waiter)
+        answer = self._judge(waiter := Waiter(seq, node))
         if answer is None:
             self._waiters.add(waiter)
-            self.on_awaited()
+            self.wake()
         else:
             waiter.deliver(answer or None)
         return waiter.future

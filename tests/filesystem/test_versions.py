@@ -229,6 +229,28 @@ def test_any_change_through_a_copied_descriptor_withdraws_the_first_close(tmp_pa
     run(tmp_path, scenario)
 
 
+def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -> None:
+    """Found by random operations of several processes: nobody told the drain, and an O_SYNC write waited for ever."""
+
+    async def scenario(w: World) -> None:
+        w.engine.hold(False)
+        opened, _attributes = await w.create(b"f")
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        await w.do(w.fs.flush(opened.handle))
+        await w.write(b"behind", b"bytes")
+        with trio.fail_after(30):
+            while not all(op.tentative or (op.version is not None and op.version.is_staged) for op in w.log):  # noqa: ASYNC110 - threads
+                await trio.sleep(0.005)
+        await w.do(w.fs.write(opened.handle, 4, b"more"))
+        with trio.fail_after(30):
+            while len(w.log):  # noqa: ASYNC110 - threads
+                await trio.sleep(0.005)
+        assert (w.backing / "behind").read_bytes() == b"bytes"
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("change", ["write", "truncate", "punch"])
 def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Path, change: str) -> None:
     """A kill at the first end of a step (which is a commit): the version has its copy, the content is dirty, no byte has changed."""
