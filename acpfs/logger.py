@@ -1,6 +1,6 @@
 """What everything logs through: one event in plain words, and its fields by name.
 
-Over the standard logging, so that the lines of libraries come along, and imported in a millisecond. `supervisor.logs` says where lines go
+Over the standard logging, so that the lines of libraries come along, and imported in a millisecond. `worker.logs` says where lines go
 and how they look; until it has, warnings go to stderr. Thread-safe.
 """
 

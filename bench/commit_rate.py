@@ -30,8 +30,9 @@ from typing import Any
 from acpfs.backing.lower import LowerStat
 from acpfs.config import Settings, Transport
 from acpfs.filesystem.changes import Changes
-from acpfs.supervisor import daemon, starting
-from acpfs.supervisor.link import alone
+from acpfs.mounting import starting
+from acpfs.worker import daemon
+from acpfs.worker.link import alone
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.ops import Op
 from acpfs.writeback.order import Order

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.config import Settings, Transport
-from acpfs.supervisor import daemon, starting
-from acpfs.supervisor.link import alone
+from acpfs.mounting import starting
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import RequestBuffers
 from acpfs.transport.native.wire import IN_HEADER
+from acpfs.worker import daemon
+from acpfs.worker.link import alone
 from bench import places
 from bench.native import SMALL_BYTES, cpu_s
 from bench.record import Report, median

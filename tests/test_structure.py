@@ -12,13 +12,28 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
-LAYERS = ["cli", "training", "client", "supervisor", "control", "transport", "filesystem", "writeback", "ram", "backing"]
+LAYERS = [
+    "cli",
+    "training",
+    "client",
+    "worker",
+    "mounting",
+    "supervisor",
+    "control",
+    "transport",
+    "filesystem",
+    "writeback",
+    "ram",
+    "backing",
+]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
 BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger", "processes"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
-    "training": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
-    "client": {"supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
+    "training": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
+    "client": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
+    "mounting": {"filesystem"},
+    "supervisor": {"transport", "filesystem", "writeback", "backing"},
     "control": {"transport", "filesystem", "writeback", "ram", "backing"},
     "writeback": {"transport", "filesystem"},
 }

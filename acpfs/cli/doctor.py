@@ -19,7 +19,7 @@ def command(backing: Path | None, spill: Path | None, as_json: bool) -> int:
 
     Exit code 6: a mount would not work here.
     """
-    from acpfs.supervisor.doctor import examine
+    from acpfs.mounting.doctor import examine
 
     findings = examine(backing, spill)
     if as_json:

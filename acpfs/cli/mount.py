@@ -71,7 +71,7 @@ def _metavar(name: str, field: Attribute[Any]) -> str:
 def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> int:
     """Mount with these settings; the exit code."""
     settings = load_settings(values, config)
-    from acpfs.supervisor import starting
+    from acpfs.mounting import starting
 
     if foreground:
         starting.run_foreground(starting.prepare(settings))

@@ -23,7 +23,7 @@ def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:
     """
     from dataclasses import asdict
 
-    from acpfs.supervisor.tier_salvage import salvage
+    from acpfs.mounting.tier_salvage import salvage
 
     saved = salvage(tier, target, everything=everything)
     if as_json:

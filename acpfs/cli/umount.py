@@ -49,7 +49,8 @@ def umount(mountpoint: str, timeout_s: float | None, *, leave: bool) -> None:
 
 def _clear_away(name: str, record: MountRecord | None) -> None:
     """A mount without a daemon."""
-    from acpfs.supervisor import fallthrough, mountpoint
+    from acpfs.mounting import mountpoint
+    from acpfs.supervisor import fallthrough
 
     for runtime, beneath in fallthrough.bypassed():
         if beneath.mountpoint == name:

@@ -153,7 +153,7 @@ class Supervisor:
         ours, theirs = channel.pair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
-            arguments = [sys.executable, "-m", "acpfs.supervisor.template", str(theirs.fileno())]
+            arguments = [sys.executable, "-m", "acpfs.worker.template", str(theirs.fileno())]
             template = Template(ours, os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0))
         self._watch(ours, lambda: self._hear_template(template))
         return template

@@ -1,4 +1,4 @@
-"""docs/OPERATIONS.md and docs/DEPENDENCIES.md say what the code says."""
+"""docs/OPERATIONS.md, docs/DEPENDENCIES.md and docs/ARCHITECTURE.md say what the code says."""
 
 import ast
 import re
@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "docs/OPERATIONS.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DEPENDENCIES = (ROOT / "docs/DEPENDENCIES.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -87,3 +88,10 @@ def test_every_dependency_has_its_reason() -> None:
     project, named = PROJECT, dependencies()
     assert set(re.findall(r"^\| (\S+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", DEPENDENCIES, re.MULTILINE)) - {"package"} == named
     assert set(re.findall(r"^\| `(\w+)` \|", DEPENDENCIES, re.MULTILINE)) == set(project["optional-dependencies"])
+
+
+def test_every_module_is_named_in_the_architecture() -> None:
+    """By its own name, or by that of the package inside a layer in which it lies."""
+    named = set(re.findall(r"`([\w.]+)`", ARCHITECTURE))
+    modules = [path.relative_to(ROOT / "acpfs") for path in (ROOT / "acpfs").rglob("*.py") if path.name != "__init__.py"]
+    assert [str(path) for path in modules if path.stem not in named and not {part.name for part in path.parents[:-2]} & named] == []

@@ -11,7 +11,7 @@ import pytest
 
 from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
-from acpfs.supervisor.worker import ANCHOR_VARIABLE
+from acpfs.worker.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount, wait_gone
 

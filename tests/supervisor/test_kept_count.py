@@ -10,8 +10,9 @@ import pytest
 
 from acpfs.cli.verbs import status
 from acpfs.errors import NotMountedError, RefusedError
+from acpfs.mounting import checks
 from acpfs.ram.state import StateDatabase
-from acpfs.supervisor import checks, fallthrough
+from acpfs.supervisor import fallthrough
 from acpfs.types import Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import OpKind

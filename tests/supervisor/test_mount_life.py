@@ -14,7 +14,7 @@ import pytest
 
 from acpfs.errors import ExitCode
 from acpfs.ram.mounts import mounted_at
-from acpfs.supervisor.worker import SESSION_ENDS_VARIABLE
+from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below
 
@@ -350,7 +350,7 @@ def test_sighup_opens_the_log_again(make_mount: MakeMount, transport: str, backi
 IMPATIENT_MOUNT = """
 import sys
 from acpfs.cli.main import main
-from acpfs.supervisor import checks
+from acpfs.mounting import checks
 checks.BACKING_WAIT_S = 0.3
 sys.argv[1:1] = ["mount"]
 main()

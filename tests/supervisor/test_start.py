@@ -22,8 +22,9 @@ import pytest
 
 from acpfs.config import Settings
 from acpfs.errors import DeadlineError, ExitCode, MachineError, RefusedError
-from acpfs.supervisor import channel, starting
-from acpfs.supervisor.checks import apart, within
+from acpfs.mounting import starting
+from acpfs.mounting.checks import apart, within
+from acpfs.supervisor import channel
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
 from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
@@ -227,7 +228,7 @@ def hang_here():
         threading.Event().wait()
 """
 PLACES = {
-    "loading the program": ("acpfs/supervisor/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
+    "loading the program": ("acpfs/worker/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
     "reading the state in": ("acpfs/ram/state.py", "        self.path, self.space = path, space\n", "        hang_here()\n"),
     "mounting on": ("acpfs/transport/native/serve.py", '        MachineError: FUSE is not permitted here.\n    """\n', "    hang_here()\n"),
 }

@@ -199,7 +199,7 @@ def hang_here():
         threading.Event().wait()
 """
 PLACES = {
-    "event loop": ("acpfs/supervisor/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n", "            hang_here()\n"),
+    "event loop": ("acpfs/worker/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n", "            hang_here()\n"),
     "reader": ("acpfs/filesystem/backing_space.py", "        assert self._known is not None\n", "        hang_here()\n"),
 }
 
@@ -237,7 +237,7 @@ def test_a_worker_that_ends_by_a_bug_can_be_asked_for_again(tmp_path: Path, tran
     """The first one of the mount, of a copy of the code that raises once, when told: what the next one serves at stays."""
     code, flag = tmp_path / "code", tmp_path / "raise"
     shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
-    worker, after = code / "acpfs/supervisor/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n"
+    worker, after = code / "acpfs/worker/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n"
     text = worker.read_text()
     assert text.count(after) == 1
     worker.write_text(text.replace(after, f"{after}            if os.path.exists({str(flag)!r}): os.unlink({str(flag)!r}); int('a bug')\n"))

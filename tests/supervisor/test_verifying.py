@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from acpfs.backing.calls import CallPools
-from acpfs.supervisor.subject import WorkerSubject
+from acpfs.worker.subject import WorkerSubject
 
 
 @pytest.mark.clause("S222")

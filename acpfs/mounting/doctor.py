@@ -1,0 +1,277 @@
+"""Examines a machine for `acpfs doctor`: one finding per subject, with what it costs or what to do.
+
+Changes nothing but for a short-lived probe in a backing directory that was named, and looks at that from a thread that may hang. What the
+kernel's FUSE can do is not guessed from its version: a session is begun on a mount point in a temporary directory, and ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.probe import ProbeReport, probe
+from acpfs.config import Transport
+from acpfs.errors import AcpfsError
+from acpfs.mounting import transports
+from acpfs.mounting.checks import BACKING_WAIT_S, apart, check_backing, check_fuse, check_spill, within
+from acpfs.mounting.spilling import doubts
+from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
+from acpfs.ram.mounts import mount_tmpfs, unmount
+from acpfs.ram.place import HUGE_CHOICES
+from acpfs.transport.native.device import Device
+from acpfs.transport.native.mount import MountOptions
+from acpfs.transport.native.mount import mount as session_mount
+from acpfs.transport.native.mount import unmount as session_unmount
+from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, max_pages_limit
+from acpfs.transport.native.protocol import PAGE_BYTES, InitFlag
+from acpfs.transport.native.serve import MASK_VARIABLE
+from acpfs.transport.native.session import negotiate
+from acpfs.transport.timeouts import RequestTimeouts
+
+SESSION_WAIT_S = 10.0
+WRITE_BYTES_ENOUGH = 1 << 20
+"""Larger requests gain nothing that could be measured (4 MiB against 1 MiB, direct lane: the same processor time per GiB)."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, never used
+SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+FUSE_SYSCTLS = Path("/proc/sys/fs/fuse")
+PROBE_NODE = "doctor"
+DEFAULT_SHARE = "25%"
+FEATURES = {
+    InitFlag.HAS_RESEND: "resending of requests (6.9): calls under way when a worker dies fail",
+    InitFlag.DIRECT_IO_ALLOW_MMAP: "mapping of files in the direct lane (6.6): those that may be mapped go through the page cache",
+    InitFlag.HAS_EXPIRE_ONLY: "expiry of names (6.2)",
+    InitFlag.PARALLEL_DIROPS: "parallel lookups (4.7)",
+    InitFlag.HANDLE_KILLPRIV_V2: "set-uid removal by the daemon (5.11): each write asks for xattrs first",
+}
+"""What the native transport uses if it is there → since when, and what its absence costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line; verdict: ok, note (works, with a cost) or bad (a mount would fail)."""
+
+    subject: str
+    verdict: str
+    text: str
+
+
+def examine(backing: Path | None, spill: Path | None = None) -> list[Finding]:
+    """All findings; a subject whose examination fails is a bad one."""
+    subjects: list[tuple[str, Callable[[], list[Finding]]]] = [
+        ("kernel", _kernel),
+        ("fuse", _fuse),
+        ("transport", _transport),
+        ("session", _session),
+        ("request timeout", _request_timeout),
+        ("memory", _memory),
+        ("control group", _control_group),
+        ("huge pages", _huge_pages),
+        ("shared memory", _shared_memory),
+        ("mount helper", _system_mount),
+    ]
+    if backing is not None:
+        subjects.append(("backing directory", lambda: _backing(backing)))
+    if spill is not None:
+        subjects.append(("spill directory", lambda: _spill(spill, backing)))
+    findings: list[Finding] = []
+    for subject, look in subjects:
+        try:
+            findings += look()
+        except (AcpfsError, OSError) as error:
+            findings.append(Finding(subject, "bad", str(error)))
+    return findings
+
+
+def _kernel() -> list[Finding]:
+    return [Finding("kernel", "ok", f"Linux {platform.release()}")]
+
+
+def _transport() -> list[Finding]:
+    chosen = transports.choose(Transport.AUTO)
+    verdict = "ok" if chosen.transport is Transport.NATIVE else "note"
+    return [Finding("transport", verdict, f"auto is {chosen.transport.value}: {chosen.reason}")]
+
+
+def _session() -> list[Finding]:
+    """Begin a session of the native transport, as a mount would, and end it."""
+    if transports.choose(Transport.AUTO).transport is not Transport.NATIVE:
+        return []
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory(prefix="acpfs-doctor-") as name:
+        within(SESSION_WAIT_S, "the kernel does not begin a FUSE session", lambda: found.extend(_try_session(Path(name))))
+    return found
+
+
+def _try_session(mountpoint: Path) -> list[Finding]:
+    fd = session_mount(mountpoint, MountOptions("acpfs-doctor", allow_other=False))
+    device = Device([fd])
+    try:
+        negotiated = negotiate(fd, int(os.environ.get(MASK_VARIABLE, str(ALL_FEATURES)), 0))
+        return [_passthrough(device, negotiated), _requests(negotiated), *_features(negotiated)]
+    except ProtocolError as error:
+        return [Finding("session", "bad", str(error))]
+    finally:
+        session_unmount(mountpoint, lazy=True)
+        device.close()
+
+
+def _passthrough(device: Device, negotiated: Negotiated) -> Finding:
+    if not negotiated.has(InitFlag.PASSTHROUGH):
+        text = "not offered by this kernel (Linux 6.9, CONFIG_FUSE_PASSTHROUGH): bytes go through the daemon, at about half the speed"
+        return Finding("passthrough", "note", text)
+    fd = os.memfd_create("acpfs-doctor", os.MFD_CLOEXEC)
+    try:
+        device.backing_close(device.backing_open(fd))
+    except OSError as error:
+        text = f"offered by the kernel, but not to this user ({error.strerror}): mount as root for twice the speed"
+        return Finding("passthrough", "note", text)
+    finally:
+        os.close(fd)
+    return Finding("passthrough", "ok", "the kernel reads and writes files in RAM by itself")
+
+
+def _requests(negotiated: Negotiated) -> Finding:
+    size, limit = negotiated.max_write_bytes, max_pages_limit()
+    text = f"up to {size >> 10} KiB each (fs.fuse.max_pages_limit = {limit}), FUSE 7.{negotiated.minor}"
+    if size < WRITE_BYTES_ENOUGH:
+        return Finding(
+            "requests", "note", f"{text}: sysctl fs.fuse.max_pages_limit={WRITE_BYTES_ENOUGH // PAGE_BYTES} makes the direct lane faster"
+        )
+    return Finding("requests", "ok", text)
+
+
+def _features(negotiated: Negotiated) -> list[Finding]:
+    missing = [text for flag, text in FEATURES.items() if not negotiated.has(flag)]
+    if missing:
+        return [Finding("fuse features", "note", "missing in this kernel: " + "; ".join(missing))]
+    return [Finding("fuse features", "ok", "all that are used")]
+
+
+def _fuse() -> list[Finding]:
+    check_fuse()
+    how = "as root" if os.getuid() == 0 else f"through {shutil.which('fusermount3')}"
+    return [Finding("fuse", "ok", f"/dev/fuse is there, mounting {how}")]
+
+
+def _request_timeout() -> list[Finding]:
+    if not (FUSE_SYSCTLS / "max_request_timeout").exists():
+        return []
+    native = transports.choose(Transport.AUTO).transport is Transport.NATIVE
+    text = RequestTimeouts.read(FUSE_SYSCTLS).warning(asks=native)
+    return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up")]
+
+
+def _memory() -> list[Finding]:
+    memory = read_memory()
+    gib = 1 << 30
+    text = f"{memory.machine_bytes / gib:.1f} GiB"
+    if memory.cgroup_bytes is not None:
+        text += f", the control group {memory.cgroup} allows {memory.cgroup_bytes / gib:.1f} GiB"
+    return [
+        Finding("memory", "ok", f"{text}; the RAM tier would get {budget_bytes(DEFAULT_SHARE, memory) / gib:.1f} GiB ({DEFAULT_SHARE})")
+    ]
+
+
+def _control_group() -> list[Finding]:
+    """Passthrough pages are charged to whoever writes them, so a training container with a tight limit pays for its checkpoint."""
+    room = headroom_bytes()
+    if room is None:
+        return [Finding("control group", "ok", "no memory limit around this process")]
+    text = f"{room / (1 << 30):.1f} GiB of memory left in this process's control group"
+    return [
+        Finding("control group", "note", f"{text}: writers in one like it take the slower direct lane unless half of its limit stays free")
+    ]
+
+
+def _shared_memory() -> list[Finding]:
+    """Where the RAM tier lies when no tmpfs may be mounted."""
+    space = os.statvfs(SHARED_MEMORY)
+    total, free = space.f_blocks * space.f_frsize / (1 << 30), space.f_bavail * space.f_frsize / (1 << 30)
+    if transports.may_mount():
+        return [
+            Finding(
+                "shared memory", "ok", f"not needed: the RAM tier has a tmpfs of its own (/dev/shm: {free:.1f} of {total:.1f} GiB free)"
+            )
+        ]
+    return [Finding("shared memory", "note", f"the RAM tier lies in /dev/shm, which has {free:.1f} of {total:.1f} GiB free")]
+
+
+def _huge_pages() -> list[Finding]:
+    with tempfile.TemporaryDirectory(prefix="acpfs-doctor-") as name:
+        for huge in filter(None, HUGE_CHOICES):
+            try:
+                mount_tmpfs(Path(name), f"size=4M,mode=0700,huge={huge}")
+            except OSError as error:
+                if isinstance(error, PermissionError):
+                    return [
+                        Finding("huge pages", "note", "this user may not mount a tmpfs: the RAM tier lies in /dev/shm, about half as fast")
+                    ]
+                continue
+            unmount(name, detach=True)
+            if _shmem_denied():
+                return [
+                    Finding(
+                        "huge pages",
+                        "note",
+                        f"{SHMEM_HUGE} says deny: the mount is about half as fast; write never there, which denies nothing",
+                    )
+                ]
+            return [Finding("huge pages", "ok", f"tmpfs takes huge={huge}")]
+    return [Finding("huge pages", "note", "this kernel's tmpfs has no huge pages: the mount is about half as fast")]
+
+
+def _shmem_denied() -> bool:
+    try:
+        return "[deny]" in SHMEM_HUGE.read_text()
+    except OSError:
+        return False
+
+
+def _system_mount() -> list[Finding]:
+    for directory in ("/sbin", "/usr/sbin"):
+        if (Path(directory) / "mount.acpfs").exists():
+            return [Finding("mount helper", "ok", f"{directory}/mount.acpfs: `mount -t acpfs` and fstab work")]
+    own = shutil.which("mount.acpfs") or "…/bin/mount.acpfs"
+    return [Finding("mount helper", "note", f"for `mount -t acpfs` and fstab: ln -s {own} /sbin/mount.acpfs")]
+
+
+def _tidy(own: Path) -> None:
+    """Leave no trace in a directory that was never mounted; what is not empty belongs to mounts."""
+    for name in (f"staging/{PROBE_NODE}", f"kept/{PROBE_NODE}", "staging", "kept", "areas", "manifest", "mirrors", "nodes", ""):
+        with contextlib.suppress(OSError):
+            (own / name).rmdir()
+
+
+def _backing(backing: Path) -> list[Finding]:
+    def look() -> ProbeReport:
+        check_backing(backing)
+        directory = BackingDirectory(backing, PROBE_NODE)
+        try:
+            return probe(directory)
+        finally:
+            directory.disconnect()
+            _tidy(backing / ".acpfs")
+
+    report = apart(BACKING_WAIT_S, f"backing directory {backing} does not answer", look)
+    has = [name.replace("_", " ") for name, value in asdict(report.features).items() if value is True]
+    findings = [Finding("backing directory", "ok", f"{backing}: {', '.join(has)}, names up to {report.features.name_bytes_max} bytes")]
+    return findings + [Finding("backing directory", "note", note) for note in report.notes]
+
+
+def _spill(spill: Path, backing: Path | None) -> list[Finding]:
+    others = {"backing directory": backing} if backing is not None else {}
+    apart(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, others))
+    space, gib = os.statvfs(spill), 1 << 30
+    free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
+    notes = doubts(spill, None if backing is None else Path(os.path.realpath(backing)))
+    if free < ram:
+        notes.append(f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little")
+    found = Finding("spill directory", "ok", f"{spill}: {free / gib:.1f} GiB free")
+    return [found, *(Finding("spill directory", "note", note) for note in notes)]

@@ -1,0 +1,156 @@
+"""Start of a mount, as who mounts sees it: the supervisor, in this process (foreground) or a detached one whose answer is waited for.
+
+The supervisor and its template load while the caller checks the settings. Then it writes them to the supervisor's standard input and reads
+lines of JSON from a pipe: the steps of the start, and then ready, or what is wrong. One that ends without that has crashed, and its log
+says why. Imports nothing of what only a worker needs: a mount costs its imports once, in the template.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from acpfs.config import Settings
+from acpfs.control import runtime
+from acpfs.control.protocol import error_from
+from acpfs.control.registry import slug
+from acpfs.descriptors import readable
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
+from acpfs.supervisor.child import Limits
+
+CHILD_ENDS_WAIT_S = 10.0
+SUPERVISOR_LATE_S = 30.0
+"""How much later than a step's time is up its supervisor says so, on a machine in heavy use."""
+READY: dict[str, Any] = {"result": {}}
+SUPERVISOR = (sys.executable, "-m", "acpfs.supervisor.supervisor")
+
+
+def prepare(settings: Settings) -> Settings:
+    """Checks, absolute paths, runtime directory: everything that can fail before a daemon is started.
+
+    Raises:
+        AcpfsError: with one line that says what is wrong.
+    """
+    from acpfs.mounting.checks import check_all  # while the supervisor loads
+
+    directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
+    files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
+    settings = check_all(settings).changed(runtime_dir=directory, **files)
+    try:
+        runtime.prepare(directory)
+    except OSError as error:
+        raise MachineError(f"the runtime directory {directory} cannot be made: {error.strerror}") from error
+    return settings
+
+
+def default_log_file(settings: Settings) -> Path:
+    """Where a detached daemon logs when it was not told."""
+    name = f"{slug(os.fspath(settings.mountpoint))}.log"
+    if os.environ.get(runtime.ENVIRONMENT_VARIABLE) or settings.runtime_dir not in (None, runtime.runtime_dir()):
+        return _runtime_of(settings) / "logs" / name
+    if os.getuid() == 0:
+        return Path("/var/log/acpfs") / name
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "acpfs" / name
+
+
+def start(checked: Callable[[], Settings]) -> None:
+    """Start a detached supervisor; returns when the mount is ready. `checked` gives the settings (`prepare`), while the processes load.
+
+    Raises:
+        AcpfsError: what `checked` or the worker said, or that it crashed.
+        DeadlineError: the supervisor says nothing any more.
+    """
+    read_fd, write_fd = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [*SUPERVISOR, "--start", str(write_fd)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[write_fd],
+            start_new_session=True,
+            cwd="/",
+        )
+    finally:
+        os.close(write_fd)
+    with os.fdopen(read_fd, "rb", buffering=0) as answers:
+        settings = _handed_over(child, checked)
+        try:
+            line = _outcome(answers, child.pid)
+        except BaseException:
+            child.terminate()  # the user, or we, lost patience: no mount without anybody knowing
+            child.returncode = -signal.SIGTERM  # one that is stopped may take its time; nobody waits for it here
+            raise
+    _judge(child, line, settings.log_file)
+
+
+def _handed_over(child: subprocess.Popen[bytes], checked: Callable[[], Settings]) -> Settings:
+    """The settings, which the supervisor has now. Without them it ends, and all that it started."""
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
+        try:
+            settings = checked()
+        except BaseException:
+            pipe.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(CHILD_ENDS_WAIT_S)
+            raise
+        settings = settings.changed(log_file=settings.log_file or default_log_file(settings))
+        pipe.write(_as_json(settings))
+    return settings
+
+
+def _outcome(answers: io.FileIO, pid: int) -> bytes:
+    """The last line of the supervisor. Before it come the steps of the start, each of which it ends when its time is up."""
+    limit_s = Limits().start_s + SUPERVISOR_LATE_S
+    while True:
+        if not readable(answers, limit_s):
+            raise DeadlineError(
+                f"the supervisor (process {pid}) has said nothing for {limit_s:g} s: it hangs, or was stopped; no mount is made"
+            )
+        line = answers.readline()
+        if not line or "step" not in json.loads(line):
+            return line
+
+
+def _as_json(settings: Settings) -> bytes:
+    return json.dumps(settings.as_json(given_only=True)).encode()
+
+
+def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -> None:
+    message = json.loads(line) if line else None
+    if message == READY:
+        child.returncode = 0  # it lives on; nobody waits for it here
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(CHILD_ENDS_WAIT_S)
+    if message is None:
+        raise AcpfsError(f"the daemon ended before the mount was ready (exit status {child.returncode}); see {log_file}")
+    error = error_from(message)
+    if error.exit_code is ExitCode.ENVIRONMENT:
+        raise MachineError(f"{error} (log: {log_file})")
+    raise error
+
+
+def run_foreground(settings: Settings) -> NoReturn:
+    """Become the supervisor, in this process. `settings` come from `prepare`."""
+    fd = os.memfd_create("acpfs-settings")
+    os.write(fd, _as_json(settings))
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, 0)
+    os.close(fd)
+    os.chdir("/")
+    os.execv(sys.executable, [*SUPERVISOR, "--foreground"])  # noqa: S606 - our own interpreter
+
+
+def _runtime_of(settings: Settings) -> Path:
+    assert settings.runtime_dir is not None, "prepare has filled it in"
+    return settings.runtime_dir

@@ -1,0 +1,83 @@
+"""Which transport serves a mount, and why.
+
+`auto` is decided twice: here by what the machine offers, and, where that was native, by whether its session can really be made
+(`worker.serving`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpfs.config import Transport
+
+DEV_FUSE = Path("/dev/fuse")
+OWN_STATUS = Path("/proc/self/status")
+SYS_ADMIN_BIT = 1 << 21
+KERNEL_MIN = (5, 4)
+"""FUSE 7.31."""
+HELPER = "fusermount3"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A transport and why it is the one."""
+
+    transport: Transport
+    reason: str
+    forced: bool = True
+    """No other may take its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What `choose` looks at; another one in tests."""
+
+    release: str
+    device: Path = DEV_FUSE
+    status: Path = OWN_STATUS
+    is_root: bool = True
+    helper: str | None = None
+    """The set-uid program that mounts for users."""
+
+    @classmethod
+    def this(cls) -> Machine:
+        """The one that this process runs on."""
+        return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER))
+
+
+def choose(wanted: Transport, machine: Machine | None = None) -> Choice:
+    """The transport to use; `auto` is native wherever that can mount."""
+    if wanted is not Transport.AUTO:
+        return Choice(wanted, "asked for")
+    machine = machine or Machine.this()
+    missing = _missing(machine)
+    if missing:
+        return Choice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
+    how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
+    return Choice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
+
+
+def _missing(machine: Machine) -> str:
+    """What the native transport would need and this machine has not; "" for nothing."""
+    version = re.match(r"(\d+)\.(\d+)", machine.release)
+    if version is None or (int(version[1]), int(version[2])) < KERNEL_MIN:
+        return f"Linux {machine.release} is older than {KERNEL_MIN[0]}.{KERNEL_MIN[1]}"
+    if not os.access(machine.device, os.R_OK | os.W_OK):
+        return f"{machine.device} may not be opened"
+    if not may_mount(machine.status) and (machine.is_root or machine.helper is None):
+        # root without the capability is in a container, where the set-uid helper cannot mount either
+        return f"neither CAP_SYS_ADMIN nor a user's {HELPER}"
+    return ""
+
+
+def may_mount(status: Path = OWN_STATUS) -> bool:
+    """CAP_SYS_ADMIN is effective; root in a container may lack it."""
+    try:
+        lines = status.read_text().splitlines()
+    except OSError:
+        return False
+    return any(int(line.split()[1], 16) & SYS_ADMIN_BIT for line in lines if line.startswith("CapEff:"))

@@ -1,0 +1,388 @@
+"""Puts a worker's parts together, bottom up, and takes them apart again.
+
+The order is the point: first the identity (so that nobody else touches the same staging directory or RAM tier), then the
+RAM tier with what an earlier daemon left, then the layers over it. Nothing is mounted or started here, and nothing is replayed:
+that happens behind the mount.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+from acpfs import __version__
+from acpfs.backing import leftovers
+from acpfs.backing.anchor import Anchor
+from acpfs.backing.calls import CallPool, CallPools
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.identity import Identity, claim, node_id
+from acpfs.backing.lower import Features
+from acpfs.backing.nodes import NodeRecord, NodeRecords
+from acpfs.backing.ownership import check_own
+from acpfs.backing.probe import ProbeReport, probe
+from acpfs.backing.rivals import Rival
+from acpfs.config import AUTO, Settings
+from acpfs.errors import MachineError, RefusedError
+from acpfs.filesystem.awaited_names import AwaitedNames
+from acpfs.filesystem.filesystem import FileSystem
+from acpfs.filesystem.scrub import RamScrub
+from acpfs.logger import get_logger
+from acpfs.mounting.checks import BACKING_WAIT_S, check_not_bare, within
+from acpfs.mounting.expected import ExpectedVolume
+from acpfs.mounting.spilling import SpillPlace
+from acpfs.ram import descriptors, mounts, prefault_default
+from acpfs.ram import place as places
+from acpfs.ram.kept import Kept
+from acpfs.ram.memory import budget_bytes, read_memory, unfit
+from acpfs.ram.place import HUGE_CHOICES, Place
+from acpfs.ram.prefault import Prefault, takeable_bytes, with_lead
+from acpfs.ram.prefault_default import UnusedMemory
+from acpfs.ram.shortage import available_bytes
+from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
+from acpfs.ram.tier import Tier
+from acpfs.worker import mirroring
+from acpfs.worker.learned import LearnedSizes
+from acpfs.worker.link import Link
+from acpfs.worker.scrubbing import Scrubbing
+from acpfs.writeback.cluster import Cluster
+from acpfs.writeback.engine import Engine
+from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.moving_names import MovingNames
+from acpfs.writeback.verify import Verifier
+
+COPY_THREADS = 4
+"""Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""
+NODE_THREADS = 24
+"""For node records: our own, four or sixteen that read others' for pointers, four or sixteen for names, and some that may hang."""
+UNKNOWN_VARIABLE = "ACPFS_EXPECTED_BYTES"
+"""For tests: the size to expect of files like which none was seen, so that their writers get the passthrough lane too."""
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything that a worker consists of, short of the transport."""
+
+    settings: Settings
+    runtime: Path
+    identity: Identity
+    directory: BackingDirectory
+    probed: ProbeReport
+    place: Place
+    state: StateDatabase
+    tier: Tier
+    log: OperationLog
+    calls: CallPools
+    copies: CallPool
+    manifest: Manifest
+    verifier: Verifier
+    fs: FileSystem
+    engine: Engine
+    prefault: Prefault
+    cluster: Cluster
+    scrubbing: Scrubbing
+    started_at: float = field(default_factory=time.time)
+    anchor: Anchor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.anchor = Anchor(self.directory, self.identity.volume_id)
+
+    def warnings(self) -> list[str]:
+        """What a user should know about this mount."""
+        too_large = unfit(self.tier.budget_bytes, read_memory())
+        of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.scrubbing.warnings()]
+        return [*of_ram, *self.probed.notes, *descriptors.complaints(), *([too_large] if too_large else [])]
+
+    def take_apart(self, *, nothing_left: bool) -> None:
+        """Close everything; the RAM tier is removed only when nothing is left in it."""
+        self.prefault.close()
+        self.scrubbing.close()
+        if nothing_left:
+            LearnedSizes(self.settings, self.runtime).keep(self.fs.expectations)
+        self.calls.close()
+        self.copies.close()
+        self.cluster.close()
+        if self.fs.spill is not None:
+            mirroring.take_apart(self.fs.spill, nothing_left=nothing_left)
+        with self.fs.lock:  # a hung call's thread may come back at any time
+            self.tier.close()
+            self.state.close()
+            self.fs.kept.close()
+        if nothing_left:
+            places.give_up(self.place)
+        else:
+            places.let_go(self.place)
+        self.identity.release()
+
+
+def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
+    """Build all parts; on failure what was taken is given back.
+
+    Raises:
+        MachineError: backing directory, memory or tmpfs do not offer what is needed.
+        RefusedError: the identity is in use, or the RAM tier belongs to another backing directory or a newer acpfs.
+    """
+    with ExitStack() as undo, _state_named(runtime):
+        directory, identity, probed = _kept_lower(settings, link) if link.knows_lower else _lower(settings, runtime, link)
+        undo.callback(identity.release)
+        place = _take_place(settings, runtime, identity, link)
+        undo.callback(places.let_go, place)
+        link.step(f"reading the state in {place.directory}")
+        state = _open_state(settings, directory, identity, place, link)
+        undo.callback(state.close)
+        tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0])
+        undo.callback(tier.close)
+        spill = SpillPlace(settings, identity, state)
+        place.warnings += [] if link.session else spill.prepare()
+        operations, tree = OperationLog(state), LowerTree(state)
+        calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
+        undo.callback((kept := _kept(place, link)).close)
+        prefault = _prefault(settings, place, tier, lambda: fs)
+        fs: FileSystem = FileSystem(
+            settings,
+            state,
+            tier,
+            operations,
+            tree,
+            directory,
+            calls.requests,
+            copies,
+            unknown_bytes=_unknown_bytes(),
+            kept=kept,
+            fills=calls.fills,
+            available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
+            make_spill=spill.maker(tier),
+        )
+        fs.before_writers(prefault.give_back, prefault.hand_over)
+        manifest = Manifest(state, directory, fs.lock, identity.node_id)
+        before = mirroring.journal(fs.spill, state, operations, directory, identity)
+        engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
+        cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
+        scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
+        state.commit()
+        mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
+        if not link.workers_before:
+            LearnedSizes(settings, runtime).recall(fs.expectations)
+            calls.commits.submit("leftovers", _clear_leftovers, directory, place)
+        undo.pop_all()
+    return Parts(
+        settings,
+        runtime,
+        identity,
+        directory,
+        probed,
+        place,
+        state,
+        tier,
+        operations,
+        calls,
+        copies,
+        manifest,
+        Verifier(manifest, directory, fs.lock, MovingNames(operations, tree).cover),
+        fs,
+        engine,
+        prefault,
+        cluster,
+        _scrubbing(settings, scrub, fs, operations),
+    )
+
+
+def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:
+    give_way = GiveWay(fs.changes.is_writing, lambda: False, operations.clock.age_s)
+    return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now)
+
+
+@contextmanager
+def _state_named(runtime: Path) -> Iterator[None]:
+    """What SQLite refuses is told as what it is: a state that cannot be read or written, in the RAM tier, and nothing of it is lost."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise MachineError(
+            f"the state in the RAM tier (below {runtime / 'tiers'}) cannot be read or written: {error}; what it keeps stays there"
+        ) from error
+
+
+def _cluster(
+    settings: Settings,
+    identity: Identity,
+    directory: BackingDirectory,
+    engine: Engine,
+    operations: OperationLog,
+    state: StateDatabase,
+    calls: CallPools,
+    awaited: AwaitedNames,
+) -> Cluster:
+    machine = leftovers.Machine.this()
+    who = NodeRecord(
+        identity.node_id,
+        version=__version__,
+        state_version=STATE_VERSION,
+        host=machine.host,
+        hardware=machine.hardware,
+        boot_id=machine.boot_id,
+        lock=identity.lock,
+        mountpoint=os.fsencode(settings.mountpoint).decode("utf-8", "replace"),
+        started_at=time.time(),
+    )
+    pool = CallPool("nodes", NODE_THREADS, calls.health)
+    coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
+    records = NodeRecords(directory)
+    parts = (records, who, engine.gate, operations, state, settings, pool, engine.section, engine.wake)
+    cluster = Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
+    engine.stagger.place = cluster.place
+    return cluster
+
+
+def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Link) -> Place:
+    link.step("taking the RAM tier")
+    budget = budget_bytes(settings.ram, read_memory())
+    lock_fd = link.kept.get("tier", [-1])[0]
+    names = (identity.volume_id, identity.node_id)
+    place = places.take(runtime / "tiers", *names, settings.backing, budget, numa=settings.numa, lock_fd=lock_fd)
+    if place.found:
+        log.info("found the RAM tier of an earlier mount", directory=str(place.directory))
+    return place
+
+
+def _open_state(settings: Settings, directory: BackingDirectory, identity: Identity, place: Place, link: Link) -> StateDatabase:
+    """What the last worker left, or, where the RAM tier was lost, what it mirrored."""
+    path = place.directory / places.STATE_FILE
+    was_there = path.exists()
+    if not link.session:
+        mirroring.recover(settings, directory, identity, place, path)
+        mirroring.remember_node(settings, identity.node_id)
+    space = places.state_space(place)
+    space.look()
+    if link.workers_before or (path.exists() and not was_there):
+        return StateDatabase(path, space)
+    try:
+        if why := lost(path, has_bytes=places.has_bytes(place.directory)):
+            raise DamagedError(f"{path} is damaged: {why}")
+        return StateDatabase(path, space, check=True)
+    except DamagedError as error:
+        raise RefusedError(f"{error}; {places.way_out(place)}") from error
+
+
+def _prefault(settings: Settings, place: Place, tier: Tier, file_system: Callable[[], FileSystem]) -> Prefault:
+    memory, asked = read_memory(), settings.prefault
+    if asked and asked != AUTO and not place.own_tmpfs:
+        place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
+    choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.Choice(asked, "set")
+    return Prefault(
+        partial(places.spare_tmpfs, place),
+        wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(file_system().expectations.largest_save())) if place.own_tmpfs else 0,
+        budget=lambda: tier.budget_bytes,
+        used=partial(places.taken_bytes, place),
+        available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
+        machine_bytes=memory.usable_bytes,
+        why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
+        writers=lambda: file_system().open_writers,
+    )
+
+
+def _kept(place: Place, link: Link) -> Kept:
+    """The session's records; for a new session, which still has to be mounted, empty ones under a new name."""
+    session = link.session or secrets.token_hex(16)
+    kept = Kept(place.directory / "session", session)
+    if link.session and not kept.taken_over:
+        raise MachineError(f"the session cannot be taken over: its records are not in the RAM tier {place.directory}")
+    link.session_name = session
+    return kept
+
+
+def keep(parts: Parts, link: Link) -> None:
+    """Have the supervisor keep what the next worker needs to get this far without asking the backing directory.
+
+    The identity last: it says that the rest is there.
+    """
+    link.remember(
+        session=link.session_name,
+        node=parts.identity.node_id,
+        volume=parts.identity.volume_id,
+        tier=os.fspath(parts.place.directory),
+        features=asdict(parts.directory.features),
+        notes=list(parts.probed.notes),
+    )
+    link.keep("tier", [parts.place.lock_fd])
+    link.keep("backing", [parts.directory.descriptor])
+    link.keep("identity", [parts.identity.lock_fd])
+
+
+def _kept_lower(settings: Settings, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
+    """What an earlier worker of the session opened, claimed and probed."""
+    facts = link.facts
+    directory = BackingDirectory(settings.backing, facts["node"], kept_fd=link.kept["backing"][0])
+    probed = ProbeReport(Features(**facts["features"]), tuple(facts["notes"]))
+    directory.adapt(probed.features)
+    return directory, Identity(facts["node"], facts["volume"], link.kept["identity"][0]), probed
+
+
+def _clear_leftovers(directory: BackingDirectory, place: places.Place) -> None:
+    """Of node ids that ended with an earlier boot. They cost space, not correctness: where it fails now, the next mount does it."""
+    try:
+        place.warnings += leftovers.clear(directory, leftovers.Machine.this())
+    except OSError as error:
+        log.warning("what earlier boots left in the backing directory is not removed", error=error.strerror)
+
+
+def _unknown_bytes() -> int | None:
+    value = os.environ.get(UNKNOWN_VARIABLE)
+    return None if value is None else int(value)
+
+
+def _lower(settings: Settings, runtime: Path, link: Link) -> tuple[BackingDirectory, Identity, ProbeReport]:
+    """Open, claim and probe the backing directory, which may hang."""
+    node = node_id(runtime, settings.mountpoint, settings.node_id, mirroring.remembered_node(settings, runtime))
+    link.step(f"opening and probing the backing directory {settings.backing}")
+    complaint = f"backing directory {settings.backing} does not answer"
+    claimed: list[tuple[BackingDirectory, Identity]] = []
+    probed: list[ProbeReport] = []
+
+    def open_and_claim() -> None:
+        check_not_bare(settings.backing, runtime / "tiers")
+        expected = ExpectedVolume(settings, runtime)
+        expected.check()
+        directory = BackingDirectory(settings.backing, node)
+        try:
+            check_own(directory.descriptor, settings.backing)
+            claimed.append((directory, claim(directory, runtime)))
+        except OSError as error:
+            raise MachineError(f"backing directory {settings.backing} cannot be used: {error.strerror} (at .acpfs)") from error
+        expected.remember(claimed[0][1].volume_id)
+
+    within(BACKING_WAIT_S, complaint, open_and_claim)
+    directory, identity = claimed[0]
+    with ExitStack() as undo:
+        undo.callback(identity.release)
+        _refuse_rival(directory, identity, link, complaint)
+        within(BACKING_WAIT_S, complaint, lambda: probed.append(probe(directory)))
+        undo.pop_all()
+    return directory, identity, probed[0]
+
+
+def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, complaint: str) -> None:
+    """Before anything under this node id is touched."""
+    found: list[Rival | None] = []
+    parts = (NodeRecords(directory), identity.node_id, leftovers.Machine.this(), identity.lock)
+    within(BACKING_WAIT_S, complaint, lambda: found.append(Rival.found(*parts)))
+    rival = found[0]
+    if rival is None:
+        return
+
+    def look() -> None:
+        link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
+        within(BACKING_WAIT_S, complaint, rival.look)
+
+    rival.watch(look)

@@ -1,0 +1,179 @@
+"""The mirror of a mount: whose it is after a reboot, what it holds, and how it begins and ends.
+
+Looks at disks only before a mount and at its end, from threads that may hang; a worker that takes a session over asks them nothing. Not
+thread-safe: used at start and end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from acpfs.backing.identity import Identity, has_node_id
+from acpfs.backing.lower import Lower
+from acpfs.config import Settings, SpillMode
+from acpfs.errors import MachineError, RefusedError
+from acpfs.filesystem.salvage import Salvaged, salvage
+from acpfs.logger import get_logger
+from acpfs.mounting.checks import BACKING_WAIT_S, within
+from acpfs.ram.place import Place
+from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.state import StateDatabase, forget
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
+from acpfs.writeback.ops import Op
+from acpfs.writeback.spill import Spill
+
+SPILL_WAIT_S = 30.0
+REMOVE_WAIT_S = 20.0
+RECOVER_WAIT_S = 300.0
+"""Reading a journal of a million operations takes about half a minute."""
+
+log = get_logger(__name__)
+
+
+def _is_mirror(settings: Settings) -> bool:
+    return settings.spill is not None and settings.spill_mode is SpillMode.MIRROR
+
+
+# -- the node
+
+
+def remembered_node(settings: Settings, runtime: Path) -> str | None:
+    """The node id of this mount point's last mirror, where a reboot has taken the one in the runtime directory; else None.
+
+    Also for a mount without the mirror: it must find what is mirrored, to be refused.
+
+    Raises:
+        MachineError: the disk does not answer.
+    """
+    if settings.spill is None or settings.node_id is not None or has_node_id(runtime, settings.mountpoint):
+        return None
+    found: list[str] = []
+    within(SPILL_WAIT_S, f"spill directory {settings.spill} does not answer", lambda: found.extend(_read_node(_node_file(settings))))
+    return found[0] if found else None
+
+
+def remember_node(settings: Settings, node: str) -> None:
+    """For `remembered_node` after a reboot."""
+    if _is_mirror(settings):
+        within(SPILL_WAIT_S, f"spill directory {settings.spill} does not answer", lambda: _write_node(_node_file(settings), node))
+
+
+def _node_file(settings: Settings) -> Path:
+    assert settings.spill is not None
+    digest = hashlib.sha256(os.fsencode(settings.mountpoint)).hexdigest()[:16]
+    return settings.spill / f"acpfs-nodes-{os.getuid()}" / digest
+
+
+def _write_node(file: Path, node: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        file.parent.mkdir(mode=0o700)
+    temporary = file.with_suffix(f".{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as stream:
+        stream.write(f"{node}\n")
+        stream.flush()
+        os.fsync(fd)
+    temporary.rename(file)
+
+
+def _read_node(file: Path) -> list[str]:
+    """One, or none where there is none or it is not ours."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(fd) as stream:
+        return [stream.read(64).strip()] if os.fstat(fd).st_uid == os.getuid() else []
+
+
+# -- after the RAM tier was lost
+
+
+def recover(settings: Settings, lower: Lower, identity: Identity, place: Place, state: Path) -> None:
+    """What an earlier mount mirrored, and did not drain, becomes the state of this one.
+
+    Raises:
+        RefusedError: there is something, but not where this mount is told to look.
+        MachineError: a disk does not answer, or refuses.
+    """
+    if state.exists():
+        return
+    marks: list[dict[str, str]] = []
+    complaint = f"backing directory {settings.backing} does not answer"
+    way_out = f"to give it up, remove {settings.backing}/.acpfs/mirrors/{identity.node_id}"
+
+    def look_for_mark() -> None:
+        try:
+            marks.extend(filter(None, [read_mark(lower, identity.node_id)]))
+        except ValueError as error:
+            raise MachineError(f"the mark of what the last mount mirrored is damaged: {error}; {way_out}") from error
+
+    within(BACKING_WAIT_S, complaint, look_for_mark)
+    if not marks:
+        return
+    told = f"what the last mount did not drain is mirrored in {marks[0].get('spill', '?')}"
+    if settings.spill is None or not _is_mirror(settings):
+        raise RefusedError(f"{told}: mount with --spill and --spill-mode mirror; {way_out}")
+    directory = SpillDirectory(settings.spill / f"acpfs-{identity.volume_id}-{identity.node_id}")
+    journal = directory.path / journal_name(marks[0].get("token", ""))
+    found: list[Salvaged] = []
+
+    def look() -> None:
+        if not journal.is_file():
+            raise RefusedError(f"{told}, and {journal} is not there: is the disk mounted? {way_out}")
+        forget(state)
+        try:
+            found.append(salvage(journal, state, directory.size))
+        except sqlite3.Error as error:
+            raise MachineError(f"the mirror's journal {journal} cannot be read: {error}; {way_out}") from error
+
+    within(RECOVER_WAIT_S, f"spill directory {settings.spill} does not answer", look)
+    place.found = True
+    _tell(found[0], place)
+
+
+def _tell(found: Salvaged, place: Place) -> None:
+    log.warning("the RAM tier was lost: going on from the mirror", operations=found.operations, bytes=found.bytes, lost=found.lost)
+    if found.lost:
+        names = f" ({', '.join(found.lost_names)})" if found.lost_names else ""
+        place.warnings.append(f"{found.lost} operations were not mirrored yet when the RAM tier was lost, and are lost with it{names}")
+
+
+# -- beginning and end
+
+
+def journal(spill: Spill | None, state: StateDatabase, operations: OperationLog, lower: Lower, identity: Identity) -> Callable[[Op], None]:
+    """What the engine asks before each operation."""
+    if spill is None or spill.mode is not SpillMode.MIRROR:
+        return Unmirrored(lower, identity.node_id).before
+    mirror = Mirror(spill.directory, state, operations, lower, identity.node_id)
+    spill.keep_journal(mirror)
+    return mirror.before
+
+
+def begin(spill: Spill | None) -> None:
+    """All tables of the state have been created: the journal can begin with a copy of them."""
+    if spill is not None:
+        spill.begin_journal()
+
+
+def take_apart(spill: Spill, *, nothing_left: bool) -> None:
+    """At the end of a mount; a disk that hangs is not waited for long."""
+    spill.close()
+
+    def remove() -> None:
+        if spill.mirror is not None:
+            spill.mirror.close(nothing_left=nothing_left)
+        if nothing_left:
+            spill.directory.give_up()
+
+    try:
+        within(REMOVE_WAIT_S, "spill directory", remove)
+    except (MachineError, OSError):
+        return  # costs space, and a journal that says that nothing is left; the next mount removes both

@@ -1,0 +1,121 @@
+"""What control tells of the nodes: turns the cluster's records into the contracts of `acpfs.control.reports`. Used under the lock."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
+from acpfs.worker.assembly import Parts
+from acpfs.writeback.far_clocks import TOLD_S
+from acpfs.writeback.ops import Op
+from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
+
+WAITING_TOLD_MAX = 20
+
+
+def cluster_report(parts: Parts, display_path: Callable[[Op], bytes]) -> ClusterReport:
+    """For `status`."""
+    cluster = parts.cluster.statistics()
+    missing = [peer.node for peer in cluster.peers if peer.missing and not peer.forgotten]
+    return ClusterReport(
+        order=parts.settings.cluster_order.value,
+        nodes=len(cluster.peers),
+        live=sum(_state(peer) == NodeState.LIVE.value for peer in cluster.peers),
+        missing=missing,
+        waiting=[_waiting(one, display_path) for one in cluster.waiting if one.missing][:WAITING_TOLD_MAX],
+        withheld=sum(one.withheld for one in cluster.waiting),
+        clock_bound_s=cluster.clock_bound_s,
+        drift_s=cluster.drift_s,
+        record_age_s=cluster.published_age_s,
+        awaited=[os.fsdecode(path) for path in cluster.awaited][:WAITING_TOLD_MAX],
+        last_error=cluster.error or None,
+        clock_problem=clock_problem(cluster) or None,
+    )
+
+
+def clock_problem(cluster: ClusterStatistics) -> str:
+    """Which clock holds pointers up, by how much, and what helps; "" for none."""
+    live = (peer for peer in cluster.peers if _state(peer) == NodeState.LIVE.value)
+    worst = max(live, key=lambda peer: peer.clock_wait_s, default=None)
+    if worst is None or worst.clock_wait_s < TOLD_S:
+        return ""
+    theirs = worst.record.drift_s if worst.record is not None else 0.0
+    set_by = [f"that of {node} was set by {by:+.1f} s" for node, by in (("this node", cluster.drift_s), (worst.node, theirs)) if by]
+    why = " and ".join(set_by) or f"that of {worst.node} differs from this node's"
+    helps = "set it right again, or wait twice as long as it was set by until it is worked off" if set_by else "set them by NTP or PTP"
+    return f"each pointer file waits up to {worst.clock_wait_s:.0f} s longer because of wall clocks: {why}; {helps}"
+
+
+def cluster_counters(cluster: ClusterStatistics) -> dict[str, int]:
+    """For `status` and the metrics."""
+    return {
+        "node_records_written": cluster.published,
+        "pointers_passed": cluster.passed,
+        "pointers_withheld": cluster.withheld_total,
+        "name_waits": cluster.name_waits,
+        "name_waits_in_vain": cluster.name_waits_in_vain,
+    }
+
+
+def node_reports(parts: Parts) -> list[NodeReport]:
+    """This node first."""
+    cluster = parts.cluster.statistics()
+    return [_own(parts, cluster), *(_peer(peer) for peer in cluster.peers)]
+
+
+def _own(parts: Parts, cluster: ClusterStatistics) -> NodeReport:
+    record = parts.cluster.record()
+    return _report("this", record, 0.0, (0.0, 0.0), parts.settings.clock_bound_s, cluster.error)
+
+
+def _peer(peer: PeerReport) -> NodeReport:
+    record = peer.record or NodeRecord(peer.node)
+    ahead = (_finite(peer.ahead_s_min), _finite(peer.ahead_s_max))
+    return _report(_state(peer), record, peer.silent_s, ahead, peer.clock_bound_s, peer.error)
+
+
+def _report(
+    state: str, record: NodeRecord, silent_s: float, ahead: tuple[float | None, float | None], bound_s: float, error: str
+) -> NodeReport:
+    return NodeReport(
+        node=record.node,
+        state=state,
+        host=record.host,
+        mount=record.mountpoint,
+        version=record.version,
+        silent_s=silent_s,
+        lag_s=max(0.0, record.clock - record.watermark) if record.clock else None,
+        operations=record.operations,
+        dirty_bytes=record.dirty_bytes,
+        withheld=record.withheld,
+        clock_ahead_s=ahead,
+        clock_bound_s=bound_s,
+        drift_s=record.drift_s,
+        lost=record.lost,
+        errors=[*record.errors, *([error] if error else [])],
+    )
+
+
+def _state(peer: PeerReport) -> str:
+    if peer.forgotten:
+        return "forgotten"
+    if peer.record is not None and peer.record.state is not NodeState.LIVE:
+        return str(peer.record.state.value)
+    if peer.missing:
+        return "missing"
+    return NodeState.LIVE.value if peer.record is not None else "unreadable"
+
+
+def _waiting(one: WaitingPointer, display_path: Callable[[Op], bytes]) -> WaitingPointerReport:
+    """By the name under which it is to be seen."""
+    op = one.op if one.op.new_parent <= 0 else replace(one.op, parent=one.op.new_parent, name=one.op.new_name)
+    needs = None if one.needs is None else list(one.needs)
+    return WaitingPointerReport(os.fsdecode(display_path(op)), op.logged_at, one.missing, one.withheld, needs)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,563 @@
+"""A running worker as control sees it: turns the layers' records into the contracts of `acpfs.control.reports`.
+
+Takes the file system's lock for each answer and never calls the backing directory, except in `verify`, which does so on
+threads that may hang.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import trio
+import xxhash
+
+from acpfs import __version__
+from acpfs.config import CHANGEABLE, field_named, validated
+from acpfs.control.metrics import Metrics
+from acpfs.control.protocol import Json
+from acpfs.control.reports import (
+    CheckpointFile,
+    CheckpointReport,
+    ConflictReport,
+    Fault,
+    FileState,
+    GuardedReport,
+    HealthReport,
+    HeldFile,
+    MirrorReport,
+    NodeReport,
+    QueueEntry,
+    RamReport,
+    Remaining,
+    SpillReport,
+    Status,
+    StayedFile,
+    UrgentReport,
+    Verdict,
+    WorkerReport,
+)
+from acpfs.control.subject import PreloadJob
+from acpfs.control.verbs import GUARDED
+from acpfs.errors import AcpfsError, ConfigError, DeadlineError, RefusedError
+from acpfs.filesystem.filesystem import FileSystemStatistics
+from acpfs.filesystem.keeping import PINNED_SHARE_MAX
+from acpfs.filesystem.records import FileReport
+from acpfs.filesystem.spilling import Unmirrored
+from acpfs.filesystem.steps import settled
+from acpfs.logger import get_logger
+from acpfs.ram import place as places
+from acpfs.types import Seq
+from acpfs.worker import waiting_reports
+from acpfs.worker.assembly import Parts
+from acpfs.worker.checkpoint_view import CheckpointView
+from acpfs.worker.examination import examine
+from acpfs.worker.link import Link
+from acpfs.worker.node_reports import cluster_counters, cluster_report, node_reports
+from acpfs.worker.preloads import Preloads
+from acpfs.worker.remaining import is_below_any, remaining
+from acpfs.worker.setting_changes import CHANGES, answered
+from acpfs.writeback import records
+from acpfs.writeback.spill import SpillStatistics
+
+PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
+STATUS_QUEUE_ENTRIES_MAX = 100
+PROBLEM_LOOK_S = 2.0
+HASH_BUFFER_BYTES = 4 << 20
+ENGINE_COUNTERS = (
+    "persisted_ops",
+    "persisted_bytes",
+    "streamed_bytes",
+    "retries",
+    "elided_ops",
+    "discarded_ops",
+    "restarted_streams",
+    "verified_files",
+    "verify_failures",
+    "equal_files",
+    "equal_bytes",
+    "repairs",
+    "commit_groups",
+)
+RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
+"""Why held deletions were carried out."""
+UNPERSISTED = ("writing", "complete", "interrupted")
+
+
+log = get_logger(__name__)
+
+
+class Life(Protocol):
+    """What the worker does about its own end."""
+
+    @property
+    def transport(self) -> str: ...
+    @property
+    def transport_reason(self) -> str: ...
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def link(self) -> Link: ...
+    @property
+    def bypassed(self) -> tuple[float, str] | None: ...
+    @property
+    def beneath(self) -> bool: ...
+    @property
+    def preloads(self) -> Preloads: ...
+    def waiting_calls(self) -> list[waiting_reports.WaitingCall]: ...
+    async def unmount(self, *, leave: bool) -> None: ...
+    async def bypass(self, reason: str) -> None: ...
+    def reload(self) -> None: ...
+    async def finished(self) -> list[QueueEntry]: ...
+
+
+class WorkerSubject:
+    """Implements `acpfs.control.subject.Subject`."""
+
+    def __init__(self, parts: Parts, life: Life) -> None:
+        self._parts = parts
+        self._life = life
+        self._view = CheckpointView(parts)
+        self.metric_registry = Metrics(self.status)
+
+    # -- reading
+
+    def status(self) -> Status:
+        parts = self._parts
+        with parts.fs.lock:
+            fs, engine = parts.fs.statistics(), parts.engine.statistics()
+            cluster, urgent = cluster_report(parts, parts.fs.changes.display_path), parts.fs.urgent.declared()
+            ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
+            calls = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of)
+        now, bypassed, link = time.time(), self._life.bypassed, self._life.link
+        return Status(
+            state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
+            mount=os.fspath(parts.settings.mountpoint),
+            backing=os.fspath(parts.settings.backing),
+            node=parts.identity.node_id,
+            volume=parts.identity.volume_id,
+            transport=self._life.transport,
+            transport_reason=self._life.transport_reason,
+            lanes=fs.open_lanes,
+            lane_choices=fs.lane_choices,
+            fsync=parts.settings.fsync.value,
+            worker=WorkerReport(
+                os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason, link.reload_failed
+            ),
+            ram=ram,
+            queue=[_entry(entry, now) for entry in engine.queue[:STATUS_QUEUE_ENTRIES_MAX]],
+            queue_length=engine.queued_ops,
+            queue_bytes=engine.dirty_bytes,
+            parked=sum(entry.state != "withheld" for entry in engine.parked),
+            interrupted=fs.interrupted_files,
+            open_files=fs.open_files,
+            oldest_unpersisted_age_s=0.0 if engine.oldest_logged_at is None else max(0.0, now - engine.oldest_logged_at),
+            backing_health=self._health([entry for entry in engine.parked if entry.state != "withheld"]),
+            features=asdict(parts.directory.features),
+            counters=counters,
+            warnings=[*parts.warnings(), *([PINNED_FULL] if fs.is_pinned_full else []), *map(_orphan, engine.guard.orphans)],
+            pins=[os.fsdecode(path) for path in fs.pins],
+            urgent=[UrgentReport(os.fsdecode(one.path), left_s, one.uid) for one, left_s in urgent],
+            on_failure="native" if self._life.beneath else "stop",
+            bypassed_since=bypassed[0] if bypassed else None,
+            bypass_reason=bypassed[1] if bypassed else None,
+            conflicts=[_conflict(conflict) for conflict in engine.conflicts],
+            conflicts_total=engine.conflicts_total,
+            spill=_spill(fs.spill, fs.unmirrored),
+            guarded=[_guarded(held) for held in engine.guard.checkpoints],
+            guarded_operations=engine.guard.operations,
+            held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
+            waiting=[waiting_reports.writer(one) for one in fs.waiting],
+            waiting_calls=calls,
+            when_full=parts.settings.when_full.value,
+            cluster=cluster,
+        )
+
+    def _health(self, refused: Sequence[records.QueueEntry]) -> HealthReport:
+        """Calls that are answered well are no sign of health while the directory refuses operations for good."""
+        health = self._parts.calls.health.statistics()
+        state, error = health.state, health.last_error
+        if state == "ok" and refused:
+            state, error = "refusing", f"{refused[0].kind} {refused[0].name}: {refused[0].last_detail}"
+        return HealthReport(
+            state,
+            health.since,
+            health.in_flight,
+            health.stuck,
+            health.oldest_s,
+            health.failures,
+            error or None,
+            self._parts.anchor.problem or None,
+        )
+
+    async def problem(self) -> str:
+        anchor = self._parts.anchor
+        looked = self._parts.calls.syncs.submit("look", anchor.confirmed)
+        with trio.move_on_after(PROBLEM_LOOK_S):
+            await settled(looked)
+        return looked.result() if looked.done() and looked.exception() is None else anchor.problem
+
+    def trouble(self) -> str:
+        health = self._parts.calls.health.statistics()
+        said = f" ({health.last_error})" if health.last_error else ""
+        calls = {"stuck": "the backing directory does not answer", "refusing": f"the backing directory refuses calls{said}"}
+        return self._parts.anchor.problem or calls.get(health.state, "")
+
+    def configuration(self) -> Json:
+        return self._parts.settings.as_json()
+
+    def metrics(self) -> str:
+        return self.metric_registry.text()
+
+    def files(self, prefix: bytes) -> list[FileState]:
+        with self._parts.fs.lock:
+            return [self._file(report) for report in self._parts.fs.files_report(prefix)]
+
+    def _file(self, report: FileReport) -> FileState:
+        checksum = report.checksum
+        if not checksum and report.state == "clean":
+            checksum = self._parts.manifest.digest(tuple(report.path.split(b"/")))
+        return FileState(
+            os.fsdecode(report.path),
+            report.size,
+            report.state,
+            report.lane,
+            report.tier,
+            checksum or None,
+            report.error or None,
+            report.age_s,
+        )
+
+    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
+        return await examine(self._parts.fs, tell)
+
+    # -- what is left
+
+    async def follow(self, path: bytes) -> list[bytes]:
+        return await self._parts.fs.steps.drive(self._parts.fs.paths.follow(path))
+
+    async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
+        with self._parts.fs.lock:
+            known = self._parts.fs.closes_known(paths)
+        with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
+            await settled(known)
+        with self._parts.fs.lock:
+            return self._parts.fs.complete_until(paths)
+
+    def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
+        parts = self._parts
+        with parts.fs.lock:
+            return remaining(parts.log, until, paths, parts.fs.changes.display_path)
+
+    def left(self, until: int) -> list[QueueEntry]:
+        now = time.time()
+        return [_entry(entry, now) for entry in self._parts.engine.statistics().queue if entry.seq <= until]
+
+    async def nodes(self) -> list[NodeReport]:
+        with trio.move_on_after(self._parts.settings.patience_s):
+            await self._parts.cluster.look()
+        with self._parts.fs.lock:
+            return node_reports(self._parts)
+
+    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
+        await self._parts.cluster.others_persisted(tell)
+        with self._parts.fs.lock:
+            self._parts.fs.distrust()
+
+    async def forget_node(self, node: str) -> bool:
+        try:
+            return await self._parts.cluster.forget(node)
+        except OSError as error:
+            raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
+
+    def interrupted(self) -> list[QueueEntry]:
+        with self._parts.fs.lock:
+            return [_lost(report) for report in self._parts.fs.files_report() if report.state == "interrupted"]
+
+    def everything_left(self) -> list[QueueEntry]:
+        """What the RAM tier holds and the backing directory does not, at the end of the mount."""
+        with self._parts.fs.lock:
+            queued = self.left(self._parts.log.last_seq)
+            named = {entry.name for entry in queued}
+            reports = self._parts.fs.files_report()
+        queued += [_held(guarded) for guarded in self.guarded()]
+        return queued + [_lost(r) for r in reports if r.state in UNPERSISTED and os.fsdecode(r.path) not in named]
+
+    async def persisted(self, until: int) -> bool:
+        future = self._parts.engine.persisted(Seq(until))
+        await settled(future)
+        return not future.cancelled() and future.exception() is None
+
+    async def decided(self) -> None:
+        await self._parts.engine.guard.decided()
+
+    async def recorded(self) -> None:
+        await self._parts.engine.recorded()
+
+    async def restore(self, verdict: Verdict) -> int | str:
+        """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be wrong too."""
+        path, parts = os.fsencode(verdict.path), self._parts
+        with parts.fs.lock:
+            held = parts.fs.mending.held(path)
+        if isinstance(held, str):
+            return held
+        future = parts.copies.submit("hash", _digest_and_close, held.fd, held.size)
+        await settled(future)
+        if future.result() != verdict.expected:
+            return "RAM has another content than was recorded: it is not written over the damaged one"
+        with parts.fs.lock:
+            seq = parts.fs.mending.store_again(path, held.tier_id)
+            parts.state.commit()
+        if seq is None:
+            return "it was changed meanwhile: look again"
+        log.warning("repair: stored once more from RAM", path=verdict.path, was=verdict.status)
+        return seq
+
+    # -- changing
+
+    def retry(self, path: bytes) -> int:
+        with self._parts.fs.lock:
+            statistics = self._parts.engine.statistics()
+            failed = {entry.seq for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
+            resumed = self._parts.fs.interrupted.store(path)
+        return resumed + (self._parts.engine.retry(failed) if failed else 0)
+
+    def discard(self, path: bytes) -> tuple[int, list[bytes]]:
+        with self._parts.fs.lock:
+            parked = [entry.seq for entry in self._parts.engine.statistics().parked if _below(entry, path)]
+            dropped, left = self._parts.fs.interrupted.discard(path)
+        return dropped + (self._parts.engine.discard(parked) if parked else 0), left
+
+    async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
+        await settled(self._parts.copies.submit("measure RAM", self._view.measure))
+        await self._view.learn(path)
+        return self._view.reports(path)
+
+    def moments(self, report: CheckpointReport) -> tuple[float, float]:
+        return self._view.moments(report)
+
+    def checkpoint_files(self, report: CheckpointReport) -> list[CheckpointFile]:
+        return self._view.files(report)
+
+    def persisted_files(self, path: bytes) -> tuple[int, int]:
+        return self._view.persisted_files(path)
+
+    def settlements(self) -> int:
+        return self._parts.fs.catalogue.settlements
+
+    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
+        return self._life.preloads.begin(paths)
+
+    def pin(self, path: bytes) -> int:
+        with self._parts.fs.lock:
+            kept = self._parts.fs.keeping.pin(path)
+            self._parts.state.commit()
+        return kept
+
+    def unpin(self, path: bytes) -> int:
+        with self._parts.fs.lock:
+            removed = self._parts.fs.keeping.unpin(path)
+            self._parts.state.commit()
+        return removed
+
+    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
+        fs, node = self._parts.fs, None
+        try:
+            with trio.move_on_after(PROBLEM_LOOK_S) as looked:
+                node = await fs.steps.drive(fs.paths.find(path))
+        except OSError as error:
+            raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
+        if node is None or looked.cancelled_caught:
+            raise DeadlineError(f"the backing directory does not say whether there is {os.fsdecode(path)}")
+        if not node.is_dir:
+            raise RefusedError(f"{os.fsdecode(path)} is no directory (a symlink to one is none): name the directory itself")
+        if uid not in (0, node.uid):
+            raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
+        with fs.lock:
+            changed = fs.urgent.declare(path, seconds, uid) if seconds else fs.urgent.withdraw(path)
+            self._parts.state.commit()
+        return changed
+
+    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
+        with self._parts.fs.lock:
+            done = self._parts.fs.keeping.evict(path)
+            self._parts.state.commit()
+        return done.files, done.freed_bytes, [StayedFile(os.fsdecode(s.path), s.reason, s.size_bytes) for s in done.stayed]
+
+    def guarded(self) -> list[GuardedReport]:
+        with self._parts.fs.lock:
+            return [_guarded(held) for held in self._parts.engine.guard.statistics().checkpoints]
+
+    def release(self, path: bytes) -> int:
+        return self._parts.engine.guard.release(tuple(path.split(b"/")) if path else ())
+
+    async def change(self, key: str, value: str) -> Json:
+        field = field_named(key)
+        if field not in CHANGEABLE:
+            raise ConfigError(f"{key} cannot be changed while mounted; these can: {', '.join(CHANGEABLE)}")
+        wanted = getattr(validated({**self._parts.settings.as_json(given_only=True), field: value}), field)
+        asked = CHANGES[field](self._parts, wanted)
+        if asked is not None:
+            await answered(asked)
+        setattr(self._parts.settings, field, wanted)
+        self._life.link.change(self._parts.settings.as_json(given_only=True))
+        return {"key": field, "value": wanted}
+
+    # -- the end
+
+    async def unmount(self, *, leave: bool) -> None:
+        await self._life.unmount(leave=leave)
+
+    def reload(self) -> None:
+        self._life.reload()
+
+    async def bypass(self, reason: str) -> None:
+        await self._life.bypass(reason)
+
+    async def finished(self) -> list[QueueEntry]:
+        return await self._life.finished()
+
+    # -- verify
+
+    def records(self, path: bytes) -> bool:
+        rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
+        return next(rows, None) is not None
+
+    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        await self._parts.scrubbing.verify(paths, tell)
+
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+        """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
+        good, began_at = set[bytes](), time.time()
+        verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
+        while True:
+            future = self._parts.calls.verifies.submit("verify", next, verdicts, None)
+            await settled(future)
+            verdict: records.Verification | None = future.result()
+            if verdict is None:
+                for path in paths or [b""]:
+                    self._view.verified(path, good, began_at)
+                return
+            if verdict.status == "ok":
+                good.add(os.fsencode(verdict.path))
+            await tell(
+                Verdict(
+                    os.fspath(verdict.path), verdict.status, verdict.size, verdict.expected or None, verdict.found or None, verdict.error
+                )
+            )
+
+
+def _digest_and_close(fd: int, size: int) -> str:
+    """Of the first bytes of a tier file."""
+    hasher, buffer, position = xxhash.xxh3_128(), memoryview(bytearray(min(size, HASH_BUFFER_BYTES))), 0
+    try:
+        while position < size and (count := os.preadv(fd, [buffer[: size - position]], position)):
+            hasher.update(buffer[:count])
+            position += count
+    finally:
+        os.close(fd)
+    return hasher.hexdigest()
+
+
+def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
+    return QueueEntry(
+        seq=entry.seq,
+        name=entry.name,
+        operation=entry.kind,
+        size=entry.size,
+        state=entry.state,
+        age_s=max(0.0, now - entry.logged_at),
+        tries=entry.tries,
+        last_error=entry.last_error,
+        last_detail=entry.last_detail,
+        next_attempt=entry.next_attempt_at or None,
+        streamed_bytes=entry.streamed_bytes,
+    )
+
+
+def _conflict(conflict: records.Conflict) -> ConflictReport:
+    return ConflictReport(os.fsdecode(conflict.path), conflict.kind, os.fsdecode(conflict.kept_as) or None, conflict.at)
+
+
+def _guarded(held: records.GuardedCheckpoint) -> GuardedReport:
+    path, kept_as = os.fsdecode(held.path), os.fsdecode(held.kept_as) or None
+    return GuardedReport(path, kept_as, held.operations, held.files, held.size_bytes, held.since, held.until, held.why)
+
+
+def _orphan(path: tuple[bytes, ...]) -> str:
+    shown = b"/".join(path).decode("utf-8", "backslashreplace")
+    return f"a mount whose RAM tier was lost kept an old checkpoint as {shown}: move it back on the backing directory, or remove it"
+
+
+def _held(guarded: GuardedReport) -> QueueEntry:
+    """As an unmount names it."""
+    return QueueEntry(0, guarded.path, "delete", guarded.size, GUARDED, max(0.0, time.time() - guarded.since))
+
+
+def _lost(report: FileReport) -> QueueEntry:
+    return QueueEntry(0, os.fsdecode(report.path), "store", report.size, report.state, report.age_s)
+
+
+def _spill(spill: SpillStatistics | None, behind: Unmirrored | None) -> SpillReport | None:
+    if spill is None:
+        return None
+    copying = (spill.copying_files, spill.reserved_bytes)
+    place = (spill.directory, spill.mode, spill.state, spill.budget_bytes, spill.used_bytes, spill.files)
+    mirror = None
+    if spill.mirror is not None and behind is not None:
+        state = (spill.mirror.state, spill.mirror.why or None)
+        mirror = MirrorReport(*state, behind.until, behind.files, behind.bytes, spill.mirror.pending_transactions)
+    return SpillReport(*place, *copying, last_error=spill.last_error or None, mirror=mirror)
+
+
+def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
+    """Under the lock: the tmpfs says at the same moment what it holds."""
+    used, dirty, own = fs.tier.used_bytes, fs.content.dirty_bytes, parts.place.own_tmpfs
+    return RamReport(
+        budget_bytes=parts.tier.budget_bytes,
+        used_bytes=used,
+        dirty_bytes=dirty,
+        clean_bytes=max(0, used - dirty),
+        reserved_bytes=fs.tier.reserved_bytes,
+        files=fs.tier.files,
+        waiting_writers=len(fs.waiting),
+        directory=os.fspath(parts.place.directory),
+        own_tmpfs=parts.place.own_tmpfs,
+        huge_pages=parts.place.huge,
+        prefaulted_bytes=parts.prefault.ready_bytes,
+        prefault=parts.prefault.why,
+        retained_bytes=fs.content.retained_bytes,
+        pinned_bytes=fs.pinned_bytes,
+        urgent_bytes=parts.tier.urgent_bytes,
+        leaving_bytes=fs.tier.leaving_bytes,
+        peak_bytes=fs.tier.peak_bytes,
+        tmpfs_used_bytes=places.taken_bytes(parts.place) if own else 0,
+        tmpfs_size_bytes=places.size_bytes(parts.place) if own else 0,
+    )
+
+
+def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[str, int]:
+    """Everything that is counted, by one flat name each. Under the lock."""
+    counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
+    counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
+    counters |= {name: value for name, value in asdict(fs.warm).items() if name != "warming"}
+    counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
+    if fs.spill is not None:
+        spill, moved = fs.spill, fs.spilled
+        counters |= {"spill_copied_files": spill.copied_files, "spill_copied_bytes": spill.copied_bytes, "spill_failures": spill.failures}
+        counters |= {"spill_mismatches": spill.mismatches, "spill_moved_files": moved[0], "spill_moved_bytes": moved[1]}
+    counters |= {f"refused_{kind}": count for kind, count in parts.directory.refused_attributes().items()}
+    counters |= {f"guard_released_{why}": engine.guard.released.get(why, 0) for why in RELEASED_BECAUSE}
+    counters |= cluster_counters(parts.cluster.statistics())
+    counters |= parts.scrubbing.counters()
+    counters["backing_reopened"] = parts.anchor.reopened
+    counters["backing_timeouts"] = sum(pool.timed_out for pool in parts.calls.statistics())
+    return counters
+
+
+def _below(entry: records.QueueEntry, path: bytes) -> bool:
+    return not path or is_below_any(os.fsencode(entry.name), (path,))

@@ -1,0 +1,86 @@
+"""What `acpfs doctor` finds, on this machine and on one whose kernel lacks something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from acpfs.mounting import doctor
+from acpfs.ram.mounts import mount_tmpfs, unmount
+from acpfs.transport.native.protocol import InitFlag
+from acpfs.transport.native.serve import MASK_VARIABLE
+from tests.rig.mounts import mounts_below
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+SUBJECTS = {
+    "kernel",
+    "fuse",
+    "transport",
+    "passthrough",
+    "requests",
+    "fuse features",
+    "memory",
+    "control group",
+    "huge pages",
+    "shared memory",
+    "mount helper",
+    "backing directory",
+}
+
+
+def spill_texts(spill: Path, backing: Path | None = None) -> list[tuple[str, str]]:
+    """(verdict, text) of what is found about a spill directory."""
+    return [(finding.verdict, finding.text) for finding in doctor.examine(backing, spill) if finding.subject == "spill directory"]
+
+
+def examined(tmp_path: Path, mask: int) -> dict[str, dict[str, str]]:
+    """Subject → its last finding."""
+    (tmp_path / "backing").mkdir()
+    environment = {**os.environ, MASK_VARIABLE: hex(mask), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "acpfs.cli.main", "doctor", str(tmp_path / "backing"), "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not mounts_below(tmp_path)
+    assert not (tmp_path / "backing/.acpfs").exists()
+    return {finding["subject"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_every_subject_is_examined_and_nothing_is_left(tmp_path: Path) -> None:
+    found = examined(tmp_path, (1 << 64) - 1)
+    assert found.keys() >= SUBJECTS
+    assert "auto is native" in found["transport"]["text"]
+    assert "KiB each" in found["requests"]["text"]
+
+
+def test_a_kernel_that_lacks_things_is_told_with_what_it_costs(tmp_path: Path) -> None:
+    found = examined(tmp_path, ((1 << 64) - 1) & ~int(InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.MAX_PAGES))
+    assert (found["passthrough"]["verdict"], "6.9" in found["passthrough"]["text"]) == ("note", True)
+    assert "resending" in found["fuse features"]["text"]
+    assert "sysctl fs.fuse.max_pages_limit" in found["requests"]["text"]
+
+
+def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "disk").mkdir()
+    ((verdict, text),) = spill_texts(tmp_path / "missing")
+    assert (verdict, "does not exist" in text) == ("bad", True)
+    ((verdict, text),) = spill_texts(tmp_path / "backing", tmp_path / "backing")
+    assert (verdict, "lie in one another" in text) == ("bad", True)
+    (_, text), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
+    assert "GiB free" in text
+    assert any("file system of the backing directory" in note for _verdict, note in notes)
+    mount_tmpfs(tmp_path / "disk", "size=4M")
+    try:
+        (verdict, _), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
+        assert [verdict, *(verdict for verdict, _note in notes)] == ["ok", "note", "note"]
+        assert ["lies in memory" in notes[0][1], "less than the RAM tier" in notes[1][1]] == [True, True]
+    finally:
+        unmount(tmp_path / "disk", detach=True)

@@ -1,0 +1,123 @@
+"""Which transport `auto` is, on machines laid out in a directory, and what happens when it was the wrong choice."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.config import Settings, Transport
+from acpfs.errors import MachineError
+from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.records import Lane
+from acpfs.mounting.transports import Choice, Machine, choose
+from acpfs.worker.serving import serve
+
+ROOT, NOBODY, CONTAINER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Root's, with everything."""
+    (tmp_path / "status").write_text(f"Name:\tacpfs\nCapEff:\t{ROOT}\n")
+    (tmp_path / "fuse").touch()
+    return Machine("6.18.1-cloud", tmp_path / "fuse", tmp_path / "status", is_root=True, helper="/bin/fusermount3")
+
+
+def test_what_was_asked_for_is_taken(machine: Machine) -> None:
+    old = dataclasses.replace(machine, release="4.18.0")
+    assert choose(Transport.LIBFUSE, machine) == Choice(Transport.LIBFUSE, "asked for")
+    assert choose(Transport.NATIVE, old) == Choice(Transport.NATIVE, "asked for")
+
+
+def test_native_where_it_can_mount(machine: Machine) -> None:
+    chosen = choose(Transport.AUTO, machine)
+    assert (chosen.transport, chosen.forced) == (Transport.NATIVE, False)
+
+
+def test_native_for_users_who_have_the_helper(machine: Machine) -> None:
+    machine.status.write_text(f"CapEff:\t{NOBODY}\n")
+    user = dataclasses.replace(machine, is_root=False)
+    assert "without passthrough" in choose(Transport.AUTO, user).reason
+    assert choose(Transport.AUTO, dataclasses.replace(user, helper=None)).transport is Transport.LIBFUSE
+
+
+def test_libfuse_for_root_that_may_not_mount(machine: Machine) -> None:
+    machine.status.write_text(f"CapEff:\t{CONTAINER}\n")
+    chosen = choose(Transport.AUTO, machine)
+    assert chosen.transport is Transport.LIBFUSE
+    assert "CAP_SYS_ADMIN" in chosen.reason
+
+
+@pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.3.0", "unheard-of"])
+def test_libfuse_on_old_kernels(machine: Machine, release: str) -> None:
+    chosen = choose(Transport.AUTO, dataclasses.replace(machine, release=release))
+    assert (chosen.transport, release in chosen.reason) == (Transport.LIBFUSE, True)
+
+
+def test_libfuse_without_the_device(machine: Machine) -> None:
+    machine.device.unlink()
+    assert str(machine.device) in choose(Transport.AUTO, machine).reason
+
+
+# -- when the session cannot be made
+
+
+class FileSystemDouble:
+    """As much of the file system as choosing needs."""
+
+    def __init__(self) -> None:
+        self.lanes = Lanes()
+        self.lanes.offer(Lane.DIRECT, passthrough=True)
+
+
+class Transports:
+    """Doubles of both; native fails, before or after it said ready."""
+
+    def __init__(self, *, ready_first: bool = False) -> None:
+        self.ready_first = ready_first
+        self.used: list[Transport] = []
+
+    def load(self, transport: Transport) -> Any:
+        async def run(_fs: Any, _settings: Settings, ready: Callable[[], None]) -> None:
+            self.used.append(transport)
+            if transport is Transport.LIBFUSE or self.ready_first:
+                ready()
+            if transport is Transport.NATIVE:
+                raise MachineError("no session")
+
+        def serve_double(fs: Any, settings: Settings, ready: Callable[[], None]) -> Awaitable[None]:
+            return run(fs, settings, ready)
+
+        return serve_double
+
+
+def run(transports: Transports, choice: Choice) -> tuple[Any, list[Choice]]:
+    fs: Any = FileSystemDouble()
+    told: list[Choice] = []
+
+    async def main() -> None:
+        await serve(choice, fs, Settings(backing=Path("/b"), mountpoint=Path("/m")), told.append, load=transports.load)
+
+    trio.run(main)
+    return fs, told
+
+
+def test_auto_falls_back_to_libfuse_and_says_why() -> None:
+    transports = Transports()
+    fs, told = run(transports, Choice(Transport.NATIVE, "the fastest", forced=False))
+    assert transports.used == [Transport.NATIVE, Transport.LIBFUSE]
+    assert (told[0].transport, told[0].reason) == (Transport.LIBFUSE, "the native transport failed: no session")
+    assert fs.lanes.offered() == ["libfuse"]
+
+
+@pytest.mark.parametrize(("forced", "ready_first"), [(True, False), (False, True)], ids=["asked for", "after it was mounted"])
+def test_no_other_transport(forced: bool, ready_first: bool) -> None:
+    transports = Transports(ready_first=ready_first)
+    with pytest.raises(MachineError, match="no session"):
+        run(transports, Choice(Transport.NATIVE, "x", forced=forced))
+    assert transports.used == [Transport.NATIVE]

@@ -1,0 +1,60 @@
+"""What is left of the log for somebody who waits, and whether it will come: judged by as much of it as the engine looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from acpfs.control.reports import Remaining
+from acpfs.ram.state import StateDatabase
+from acpfs.types import ROOT, Ino
+from acpfs.worker.remaining import COUNTED_OPS_MAX, remaining
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.ops import WITHHELD, Op, OpKind
+from acpfs.writeback.records import QUEUE_ENTRIES_MAX
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> OperationLog:
+    return OperationLog(StateDatabase(tmp_path / "state.db"))
+
+
+def fill(log: OperationLog, directory: bytes, count: int, *, held: bool) -> list[Op]:
+    """So many operations; the first one is parked where they are to be held."""
+    ops = [log.append(OpKind.MKDIR, Ino(log.last_seq + 10), parent=ROOT, name=b"%s/%d" % (directory, n)) for n in range(count)]
+    for op in ops:
+        op.held = held
+    if held:
+        ops[0].held, ops[0].last_error = False, 13
+        log.park(ops[0])
+    return ops
+
+
+def left(log: OperationLog, *paths: bytes) -> Remaining:
+    return remaining(log, log.last_seq, paths, lambda op: op.name)
+
+
+@pytest.mark.clause("S24")
+def test_what_comes_behind_much_that_is_parked_is_waited_for(log: OperationLog) -> None:
+    fill(log, b"refused", QUEUE_ENTRIES_MAX + 10, held=True)
+    assert left(log).stuck
+    fill(log, b"fine", 1, held=False)
+    assert left(log) == Remaining(QUEUE_ENTRIES_MAX + 11, 0, stuck=False)
+    assert left(log, b"fine") == Remaining(1, 0, stuck=False)
+
+
+@pytest.mark.clause("S24")
+def test_what_the_engine_does_not_look_at_is_not_taken_for_persisted(log: OperationLog) -> None:
+    fill(log, b"refused", COUNTED_OPS_MAX, held=True)
+    assert left(log, b"fine") == Remaining(0, 0, stuck=False)
+    fill(log, b"fine", 2, held=False)
+    assert left(log, b"fine") == Remaining(2, 0, stuck=True), "nothing comes any more, until somebody does something about it"
+
+
+@pytest.mark.clause("S161")
+def test_what_waits_for_missing_nodes_was_refused_by_nobody(log: OperationLog) -> None:
+    (pointer,) = fill(log, b"pointer", 1, held=True)
+    assert (left(log).stuck, left(log).withheld) == (True, False)
+    pointer.last_error = WITHHELD
+    assert (left(log).stuck, left(log).withheld) == (True, True)
