@@ -258,8 +258,11 @@ def holds_a_lock(process: int) -> bool:
 
 def watched_files(process: int) -> int:
     """How many files a process has open that nobody can read or write through it: that is all it has of the kind."""
-    infos = (file.read_text() for file in Path(f"/proc/{process}/fdinfo").iterdir())
-    return sum(int(re.findall(r"^flags:\s*(\d+)", info, re.MULTILINE)[0], 8) & os.O_PATH != 0 for info in infos) - 1  # one is the mount
+    found = -1  # one is the mount
+    for file in Path(f"/proc/{process}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed between the list and the look
+            found += int(re.findall(r"^flags:\s*(\d+)", file.read_text(), re.MULTILINE)[0], 8) & os.O_PATH != 0
+    return found
 
 
 def lock_takers(mount: AcpfsMount) -> list[int]:
