@@ -6,7 +6,7 @@ import contextlib
 import enum
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
@@ -106,6 +106,8 @@ class Content:
     in_flight: int = 0
     """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
     closing: bool = False
+    when_idle: Callable[[], None] | None = None
+    """Called once, under the lock, by the last of them."""
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
     moving: bool = False
@@ -133,6 +135,9 @@ class Content:
             yield
         finally:
             self.in_flight -= 1
+            call, self.when_idle = (None, self.when_idle) if self.in_flight else (self.when_idle, None)
+            if call is not None:
+                call()
             if self.closing and not self.in_flight:
                 self.close()
 

@@ -3,7 +3,7 @@
 Linux gives a tmpfs file that grows pages as large as the write. What is written in small pieces would so be mapped in small pages for as
 long as it is in RAM. Pages that are allocated beyond the end of a file are large whatever is written, and its size does not show them:
 so a writer that is killed, and a daemon that is, leave a file that is as long as what was written. What was not needed goes when the last
-writer in the passthrough lane has gone, before anybody else may write. Nothing is taken that others may need: a file must be expected, RAM
+writer in the passthrough lane has gone and no other write is under way. Nothing is taken that others may need: a file must be expected, RAM
 plentiful beside it, and who pays for the pages the same as if its writer had made them. Used under the file system's lock.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -28,9 +30,25 @@ PUNCH = FALLOC_PUNCH_HOLE | KEEP_SIZE
 BYTES_MIN = 2 * HUGE_PAGE_BYTES
 """Smaller files have few pages anyway."""
 PIECE_BYTES = 64 << 20
-"""Taken at a time under the lock: 0.2 ms, or 15 where memory is in small pieces. The first at the open, before anybody writes."""
+"""Taken or given back at a time under the lock: 0.2 ms, or 15 where memory is in small pieces. The first at the open or close."""
 HOLES_MAX = 256
 """So many holes are given back; what has more is made of small pieces, and large pages in it are few."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What is taken for a tier file, and how much of it is given back already."""
+
+    size: int
+    end: int
+    """Where it ends; what lies beyond the end of the file goes from here downwards."""
+    at: int = 0
+    """Then holes in it, from here upwards."""
+    holes: int = 0
+
+    def again(self) -> None:
+        """Somebody may have written, or punched holes, where it was looked at."""
+        self.at = self.holes = 0
 
 
 class PagesAhead:
@@ -39,8 +57,7 @@ class PagesAhead:
     def __init__(self, tier: Tier, contents: Contents, admission: Admission, threads: CallPool, lock: RLock) -> None:
         """`threads`: where all but the first piece is taken."""
         self._tier, self._contents, self._admission, self._threads, self._lock = tier, contents, admission, threads, lock
-        self._ends: dict[TierId, int] = {}
-        """Tier file → where what is taken for it ends."""
+        self._taken: dict[TierId, _Taken] = {}
         self.hand_over: Callable[[int, bool], None] = lambda _bytes, _waits: None
         """Called before so many bytes are taken: memory that was made ready comes free for them; `waits`: even if that has to wait."""
 
@@ -48,14 +65,16 @@ class PagesAhead:
         """Take pages for a writer that was promised room, and is the first."""
         node = handle.node
         content = node.content
-        if content is None or node.size or node.kernel_writers or self._tier.allocated_bytes(content.tier_id) or not self._tier.large_pages:
+        if content is None or node.size or node.kernel_writers or content.in_flight or not self._tier.large_pages:
+            return
+        if self._tier.allocated_bytes(content.tier_id):
             return
         size = self._admission.sure_bytes(handle) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         if size < BYTES_MIN:
             return
-        for gone in [tier_id for tier_id in self._ends if not self._tier.allocated_bytes(tier_id)]:
-            del self._ends[gone]  # its bytes were replaced, and its end is nobody's business any more
-        self._ends[content.tier_id] = size
+        for gone in [tier_id for tier_id in self._taken if not self._tier.allocated_bytes(tier_id)]:
+            del self._taken[gone]  # its bytes were replaced, and its end is nobody's business any more
+        self._taken[content.tier_id] = _Taken(size, 0)
         fd = self._contents.opened(content)
         st = os.fstat(fd)
         first = min(size, PIECE_BYTES)
@@ -71,6 +90,7 @@ class PagesAhead:
             return False
         try:
             fallocate(self._contents.opened(content), KEEP_SIZE, start, size)
+            self._taken[content.tier_id].end = start + size
         except OSError:
             return False
         finally:
@@ -83,7 +103,7 @@ class PagesAhead:
             piece = min(PIECE_BYTES, size - start)
             self.hand_over(piece, True)
             with self._lock:
-                goes_on = node.content is content and content.in_ram and node.kernel_writers and content.tier_id in self._ends
+                goes_on = node.content is content and content.in_ram and node.kernel_writers and content.tier_id in self._taken
                 if not goes_on or content.seen != UNSEEN or content.reserved or not self._take(content, start, piece):
                     return
 
@@ -91,44 +111,83 @@ class PagesAhead:
         """An earlier worker had the file, and may have taken pages for it."""
         content = node.content
         if content is not None and content.in_ram and self._tier.allocated_bytes(content.tier_id) > _whole_pages(node.size):
-            self._ends[content.tier_id] = self._tier.allocated_bytes(content.tier_id) + _whole_pages(node.size)
+            end = self._tier.allocated_bytes(content.tier_id) + _whole_pages(node.size)
+            self._taken[content.tier_id] = _Taken(end, end)
             self.cut(node)
 
     def cut(self, node: Node) -> None:
         """Give back what was not written, unless somebody may still write it unseen. The file looks as before, its times too."""
         content = node.content
-        if content is None or node.kernel_writers or content.tier_id not in self._ends:
+        if content is None or content.tier_id not in self._taken:
             return
-        end = self._ends.pop(content.tier_id)
-        if not content.in_ram or content.reserved:
-            return
+        self._taken[content.tier_id].again()
+        if not self._cut(node, content):
+            self._threads.submit("pages", self._cut_rest, node, content)
+
+    def _cut_rest(self, node: Node, content: Content) -> None:
+        while True:
+            with self._lock:
+                if self._cut(node, content):
+                    return
+
+    def _cut(self, node: Node, content: Content) -> bool:
+        """A piece; whether there is none left, or none that may go now."""
+        taken = self._taken.get(content.tier_id)
+        if taken is None or node.content is not content or node.kernel_writers:  # the last one of those will cut
+            return True
+        if content.in_flight:  # a write without the lock may be on its way to where nothing is yet
+            content.when_idle = partial(self.cut, node)
+            return True
+        if content.in_ram and not content.reserved and self._give_back(node, content, taken):
+            return False
+        del self._taken[content.tier_id]
+        if node.blocks * BLOCK_BYTES < taken.size // 2:
+            self._admission.unsure(node)
+        self._tier.room_changed()
+        return True
+
+    def _give_back(self, node: Node, content: Content, taken: _Taken) -> bool:
+        """Whether there may be more."""
+        was_open = content.fd >= 0 and not content.closing
         fd = self._contents.opened(content)
         st = os.fstat(fd)
         self._tier.look_full()
-        if end > _whole_pages(st.st_size):
-            fallocate(fd, PUNCH, _whole_pages(st.st_size), end - _whole_pages(st.st_size))
-        _punch_holes(fd, st.st_size)
+        bytes_left, piece = PIECE_BYTES, 1
+        while piece and bytes_left > 0:
+            piece = _punch_end(fd, st.st_size, taken, bytes_left) or _punch_hole(fd, st.st_size, taken, bytes_left)
+            bytes_left -= piece
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
         node.blocks = self._tier.settle_fd(content.tier_id, fd).st_blocks
-        if node.blocks * BLOCK_BYTES < end // 2:
-            self._admission.unsure(node)
-        self._tier.room_changed()
+        if not was_open:
+            content.close()
+        return piece > 0
 
 
 def _whole_pages(size: int) -> int:
     return -(-size // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
-def _punch_holes(fd: int, size: int) -> None:
-    """What nobody wrote between the pieces that were written."""
-    at = 0
-    with suppress(OSError):  # ENXIO: no more data
-        for _ in range(HOLES_MAX):
-            start = os.lseek(fd, at, os.SEEK_HOLE)
-            if start >= size:
-                return
-            try:
-                at = os.lseek(fd, start, os.SEEK_DATA)
-            except OSError:
-                at = size
-            fallocate(fd, PUNCH, start, at - start)
+def _punch_end(fd: int, size: int, taken: _Taken, bytes_max: int) -> int:
+    """What lies beyond the end of the file, or a part of it; how many bytes."""
+    start = max(_whole_pages(size), taken.end - bytes_max)
+    piece = max(0, taken.end - start)
+    if piece:
+        fallocate(fd, PUNCH, start, piece)
+        taken.end = start
+    return piece
+
+
+def _punch_hole(fd: int, size: int, taken: _Taken, bytes_max: int) -> int:
+    """What nobody wrote between two pieces that were written, or a part of it; how many bytes."""
+    with suppress(OSError):  # ENXIO: nothing behind it
+        start = os.lseek(fd, taken.at, os.SEEK_HOLE)
+        if start >= size or taken.holes >= HOLES_MAX:
+            return 0
+        end = size
+        with suppress(OSError):  # ENXIO: it is the last one
+            end = os.lseek(fd, start, os.SEEK_DATA)
+        taken.at = min(end, start + bytes_max)
+        taken.holes += taken.at == end
+        fallocate(fd, PUNCH, start, taken.at - start)
+        return taken.at - start
+    return 0

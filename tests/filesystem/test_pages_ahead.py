@@ -9,7 +9,9 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from acpfs.filesystem import pages_ahead
 from acpfs.filesystem.records import AttributeChange, Attributes, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.ram.control_groups import LimitedGroup, own_limits
+from acpfs.ram.tier import fallocate
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -51,6 +54,13 @@ def run(base: Path, *scenarios: Scenario, session: str = "", **changes: Any) -> 
 
 def taken(w: World) -> int:
     return w.fs.statistics().tier.used_bytes
+
+
+def pages(w: World, ino: Ino) -> int:
+    """Of one file, without the copies that small versions are."""
+    content = w.fs._table[ino].content
+    assert content is not None
+    return w.tier.stat(content.tier_id).st_blocks * 512
 
 
 def write(opened: OpenFile, size: int, start: int = 0) -> None:
@@ -169,8 +179,9 @@ def test_the_rest_is_not_taken_where_somebody_goes_by_the_mtime_or_nobody_writes
                 await w.do(w.fs.setattr(made.ino, AttributeChange(mtime_ns=12345), opened.handle, CALLER))
             else:
                 await w.close(opened)
-            rest, *words = rests.pop()
-            rest(*words)
+            while rests:
+                rest, *words = rests.pop(0)
+                rest(*words)
             assert (await attributes(w, made.ino)).mtime_ns == (12345 if change == "times" else made.mtime_ns)
             if change == "times":
                 await w.close(opened)
@@ -295,3 +306,74 @@ def test_after_a_new_mount_nothing_of_them_is_left(base: Path) -> None:
         assert report.size == MIB
 
     run(base, lost, found)
+
+
+def test_pages_stay_while_a_write_without_the_lock_is_under_way(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, goes_on, over = Event(), Event(), Event()
+    pwrite = os.pwrite
+
+    def held_write(fd: int, data: bytes, offset: int) -> int:
+        under_way.set()
+        assert goes_on.wait(60)
+        try:
+            return pwrite(fd, data, offset)
+        finally:
+            over.set()
+
+    def just_before(fd: int, mode: int, offset: int, length: int) -> None:
+        if mode & pages_ahead.PUNCH == pages_ahead.PUNCH and under_way.is_set():
+            goes_on.set()
+            assert over.wait(60)
+        fallocate(fd, mode, offset, length)
+
+    async def scenario(w: World) -> None:
+        await expect(w)
+        opened, made = await opened_new(w)
+        write(opened, PIECE)
+        other = await w.do(w.fs.open(made.ino, os.O_WRONLY | os.O_SYNC, CALLER))
+        assert other.lane is not Lane.PASSTHROUGH
+        monkeypatch.setattr(os, "pwrite", held_write)
+        monkeypatch.setattr(pages_ahead, "fallocate", just_before)
+        async with trio.open_nursery() as nursery:
+            for start in (3 * MIB, 6 * MIB):
+                call = w.fs.write(other.handle, start, b"y" * PIECE)
+                nursery.start_soon(trio.to_thread.run_sync, partial(w.fs.steps.run, call))
+            await trio.to_thread.run_sync(under_way.wait, 60)
+            await w.close(opened)
+            goes_on.set()
+        monkeypatch.undo()
+        assert pages(w, made.ino) <= 6 * MIB, "given back when the last write was over"
+        await closed(w, other)
+        data = (w.backing / "model-1.pt").read_bytes()
+        assert data[3 * MIB :] == b"y" * PIECE + bytes(3 * MIB - PIECE) + b"y" * PIECE
+
+    run(base, scenario, hold=False)
+
+
+def test_much_is_given_back_in_pieces(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(w: World) -> None:
+        rests: list[tuple[Any, ...]] = []
+        await expect(w)
+        opened, made = await opened_new(w)
+        write(opened, PIECE)
+        write(opened, PIECE, 3 * MIB)
+        seen = await attributes(w, made.ino)
+        monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
+        monkeypatch.setattr(w.fs._ahead._threads, "submit", lambda *words: rests.append(words[1:]))
+        await w.close(opened)
+        assert pages(w, made.ino) == FILE - 2 * MIB
+        again = await w.do(w.fs.open(made.ino, os.O_WRONLY, CALLER))
+        write(again, PIECE, 7 * MIB)
+        rest, *words = rests.pop()
+        rest(*words)
+        assert pages(w, made.ino) == FILE - 2 * MIB + PIECE, "somebody may be writing there now"
+        await w.close(again)
+        rest, *words = rests.pop()
+        rest(*words)
+        assert pages(w, made.ino) <= 4 * MIB + PIECE
+        assert (await attributes(w, made.ino)).mtime_ns >= seen.mtime_ns
+        await w.drained()
+        data = (w.backing / "model-1.pt").read_bytes()
+        assert [at for at in range(0, len(data), PIECE) if any(data[at : at + PIECE])] == [0, 3 * MIB, 7 * MIB]
+
+    run(base, scenario)
