@@ -238,15 +238,15 @@ class Spares:
             self._put(ino, replace(spare, look=look))
 
     def given_up(self, version: Version | None) -> bool:
-        """The version will never lie under its name. Whether its staging file is a spare now. Under the lock."""
+        """The version will never lie under its name. Whether its staging file is a spare now, as that of a log is. Under the lock."""
         if version is None:
             return False
         spare = self._spares.get(version.ino)
         if spare is not None and spare.after == version.vid:
             del self._spares[version.ino]  # it still lies there itself, or may come back
             self._remove(spare.name)
-        staged, _before = self._staged.pop(version.vid, (None, 0))
-        if staged is None or staged.name != version.staging_name or version.ino not in self._shown:
+        staged, before = self._staged.pop(version.vid, (None, 0))
+        if staged is None or not before or staged.name != version.staging_name or version.ino not in self._shown:
             return False
         self._put(version.ino, staged)
         return True

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.writeback import source, spares
-from acpfs.writeback.ops import Op
+from acpfs.writeback.ops import Op, VersionState
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
 from tests.writeback.test_random import Application, KilledError, Mortal, assert_arrived, assert_prefixes
@@ -272,6 +272,28 @@ def test_a_version_given_up_before_its_commit_is_no_loss(world: World) -> None:
             world.lower.fault = lambda _label, _path: None
         assert world.engine.statistics().elided_ops == 3
         assert world.engine.statistics().streamed_bytes - before < SIZE
+
+    in_one_run(world, body)
+
+
+@pytest.mark.clause("S233")
+def test_a_version_given_up_leaves_nothing_if_it_had_not_grown(world: World) -> None:
+    """A checkpoint that is written over again and again is no log, and no room is spent on what it might have been."""
+
+    def held(label: str, path: tuple[bytes, ...]) -> None:
+        if label == "mkdir" and path == (b"before",):
+            raise error(errno.EIO)
+
+    async def body(file: Growing) -> None:
+        await file.store(os.urandom(SIZE))
+        world.lower.fault = held
+        world.mkdir("before")
+        given_up = world.store("log", os.urandom(SIZE))
+        await world.until(lambda: given_up.version is not None and given_up.version.state is VersionState.STAGED)
+        assert world.engine.discard([given_up.seq]) == 1
+        await world.until(lambda: world.lower.list_staging() == [])
+        world.lower.fault = lambda _label, _path: None
+        await world.until(lambda: not len(world.log))
 
     in_one_run(world, body)
 
