@@ -14,7 +14,7 @@ import pytest
 from acpfs.backing.name_filter import NameFilter
 from acpfs.backing.nodes import NodeRecord
 from tests.cluster import ranks
-from tests.cluster.stand import HEARTBEAT_S, Stand
+from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount, wait_gone
 
 clause = pytest.mark.clause
@@ -26,11 +26,11 @@ DIRECTORY, NAME, LATE = "iter_0000001", "shard1.bin", "iter_0000002"
 
 
 @contextmanager
-def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60) -> Iterator[Stand]:
+def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60, **options: object) -> Iterator[Stand]:
     """Two nodes with a directory of both; the second one has closed what it cannot persist, and the first one knows."""
     shared = tmp_path / "shared"
     (shared / DIRECTORY).mkdir(parents=True)
-    with Stand(tmp_path, [shared] * 2, transport, wait_for_peers=wait_for_peers, attr_timeout=60) as two:
+    with Stand(tmp_path, [shared] * 2, transport, wait_for_peers=wait_for_peers, attr_timeout=60, **options) as two:
         first, second = two.nodes
         second.ask("set", key="bandwidth", value="1")
         (second.path / DIRECTORY / NAME).write_bytes(SHARD)
@@ -140,7 +140,7 @@ def test_the_time_is_bounded_and_can_be_changed_in_use(transport: str, tmp_path:
 
 @clause("S172")
 def test_a_node_that_dies_is_waited_for_until_it_counts_as_missing(transport: str, tmp_path: Path) -> None:
-    with stand(tmp_path, transport) as two:
+    with stand(tmp_path, transport, wait_for_peers=600, node_timeout=SOON_MISSING_S) as two:
         first, second = two.nodes
         with opened(first, Path(DIRECTORY, NAME)) as (found,):
             second.kill()
