@@ -332,6 +332,8 @@ class NodeTable:
 
     def drop(self, node: Node) -> None:
         """Forget a node that nothing needs: its names become unknown."""
+        if not node.names:  # deleted: what was said of it is not of the next file with its number
+            self._log.needs.tell(node.ino, None)
         for parent, name in list(node.names):
             self.unname(parent, name)
         del self._nodes[node.ino]

@@ -99,3 +99,20 @@ def test_flags_owner_and_names(tmp_path: Path) -> None:
         assert not [op for op in w.log if op.kind is OpKind.SETXATTR]
 
     run(tmp_path, scenario)
+
+
+@clause("S282")
+def test_a_file_that_is_deleted_takes_it_along(tmp_path: Path) -> None:
+    """The backing directory may give the number to another file."""
+
+    async def scenario(w: World) -> None:
+        ino, kept = await w.write(b"deleted", b"x"), await w.write(b"kept", b"x")
+        for one in (ino, kept):
+            await w.do(w.fs.setxattr(one, NEEDS, b"node1"))
+        await w.do(w.fs.unlink(ROOT, b"deleted"))
+        await w.drained()
+        for one in (ino, kept):
+            w.fs.forget([(one, 1)])
+        assert (w.log.needs.told(ino), w.log.needs.told(kept)) == (None, ("node1",))
+
+    run(tmp_path, scenario)

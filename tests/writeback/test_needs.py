@@ -78,6 +78,9 @@ def test_an_exchange_has_the_words_of_both_and_one_that_is_taken_back_gives_them
     both = Op(node.log.last_seq, OpKind.EXCHANGE, one, victim=other)
     node.log.needs.take(both)
     assert (node.log.needs.of(both), bool(node.log.needs)) == (("b", "c", "d"), False)
+    node.log.needs.tell(one, ("b",))
+    node.log.needs.take(both)
+    assert node.log.needs.of(both) == ("b",), "the other was given nothing, and adds nothing"
     op = pointer(node, "b")
     node.log.needs.give_back(op)
     assert (node.log.needs.of(op), node.log.needs.told(op.ino)) == (None, ("b",))
