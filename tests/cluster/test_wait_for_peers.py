@@ -26,11 +26,11 @@ DIRECTORY, NAME, LATE = "iter_0000001", "shard1.bin", "iter_0000002"
 
 
 @contextmanager
-def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60, **options: object) -> Iterator[Stand]:
+def stand(tmp_path: Path, transport: str, wait_for_peers: float = 60, node_timeout: float = 120) -> Iterator[Stand]:
     """Two nodes with a directory of both; the second one has closed what it cannot persist, and the first one knows."""
     shared = tmp_path / "shared"
     (shared / DIRECTORY).mkdir(parents=True)
-    with Stand(tmp_path, [shared] * 2, transport, wait_for_peers=wait_for_peers, attr_timeout=60, **options) as two:
+    with Stand(tmp_path, [shared] * 2, transport, wait_for_peers=wait_for_peers, attr_timeout=60, node_timeout=node_timeout) as two:
         first, second = two.nodes
         second.ask("set", key="bandwidth", value="1")
         (second.path / DIRECTORY / NAME).write_bytes(SHARD)
