@@ -19,6 +19,7 @@ import trio
 from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
 from acpfs.control.slots import NoPlaceError, Slots
 from acpfs.control.subject import Subject
+from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import HANDLERS
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
 from acpfs.logger import get_logger
@@ -26,13 +27,10 @@ from acpfs.logger import get_logger
 CLIENTS_MAX = 64
 """Connections whose request is not read yet, or is answered at once."""
 WAITING_MAX = 64
-"""Requests beside those that wait for something, perhaps for ever: they must not keep `status` and `unmount` out."""
-LASTING = frozenset({"flush", "wait", "watch", "verify", "repair", "preload", "wait_nodes", "doctor", "verify_ram"})
+"""Requests beside those, whose verb may wait for something, perhaps for ever: they must not keep `status` and `unmount` out."""
 REQUEST_WAIT_S = 10.0
 SEND_WAIT_S = 30.0
 LISTEN_BACKLOG = 64
-OWNER_ONLY = frozenset({"discard", "set", "bypass", "unmount", "forget_node"})
-"""Verbs that give up data, change what others share, or end the mount: members of the control group may do all but these."""
 _PEERCRED = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 _GROUPS_BYTES_MAX = 1024
@@ -121,13 +119,13 @@ class ControlServer:
             except BadRequestError as error:
                 await _answer(stream, error_message(error))
                 return
-            if request.verb in LASTING:
+            if request.verb in VERBS and VERBS[request.verb].lasting:
                 place.close()
                 place.enter_context(self._waiting.one(owner=owner))
             await self._answer_to(request, stream, owner=owner)
 
     async def _answer_to(self, request: Request, stream: trio.SocketStream, *, owner: bool) -> None:
-        if request.verb in OWNER_ONLY and not owner:
+        if request.verb in VERBS and VERBS[request.verb].owner_only and not owner:
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError(f"permission denied: {request.verb} is for the mount's owner and root only")))
             return

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.cli import show
-from acpfs.cli.ctl import VERBS
+from acpfs.cli.ctl import COMMANDS as VERBS
 from acpfs.cli.main import COMMANDS
 from acpfs.cli.verbs.status import unsafe_lines
 from acpfs.config import FIELDS, option_name

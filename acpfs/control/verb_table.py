@@ -1,0 +1,270 @@
+"""The table of control verbs: one entry each, from which permission, place, command, help and the document's lines follow.
+
+`acpfs.control.server` asks it who may ask and for how long, `acpfs.cli.ctl` which commands there are, `tools/write_tables.py` writes
+its texts into OPERATIONS. `tests/control/test_verb_table.py` checks that each entry has a handler, and each handler an entry. Data only:
+commands read it before they have imported anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One verb of the control socket. Without `usage` it has no command of its own.
+
+    `help`: its line in `acpfs-ctl --help`, for verbs that are a module of `acpfs.cli.verbs`.
+    `usage`, `does`: its row in OPERATIONS, "Commands". `answer`: its row in "Other verbs".
+    `lasting`: it may wait for something, perhaps for ever, and must not keep `status` and `unmount` out.
+    `owner_only`: it gives up data, changes what others share, or ends the mount; members of the control group may do all but these.
+    """
+
+    help: str = ""
+    usage: tuple[str, ...] = ()
+    does: str = ""
+    answer: str = ""
+    lasting: bool = False
+    owner_only: bool = False
+
+
+VERBS: dict[str, Verb] = {
+    "status": Verb(
+        help="What is not yet safe, and why; RAM tier, queue, health.",
+        usage=("status [--watch]",),
+        does="first what is not yet safe and why; then RAM tier, queue, health of the backing directory, counters",
+    ),
+    "flush": Verb(
+        help="Return when all that is complete now is persisted.",
+        usage=("flush [PATH…] [--timeout S]",),
+        does="return when all that was complete at the call (below PATHs) is persisted",
+        answer="`operations`, `bytes`: what there was to wait for; `guarded` as in `status`",
+        lasting=True,
+    ),
+    "wait": Verb(
+        help="Return when these paths are persisted, or verified.",
+        usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
+        does=(
+            "return when these paths, as they are now, are persisted; `--verified`: also read back and equal by checksum; "
+            "`--count`: when at least N files below PATHs are persisted and none is left there that is not"
+        ),
+        answer="`operations`, `bytes`: what there was to wait for; `--verified`: also `verified`, number of files",
+        lasting=True,
+    ),
+    "checkpoints": Verb(
+        help="Each checkpoint: saved, persisted, where it loads from.",
+        usage=("checkpoints [PATH]",),
+        does=(
+            "each checkpoint at and below PATH that was written or looked at through the mount: step, files, size, state, time to "
+            "save and until persisted, where it loads from and in about how long"
+        ),
+        answer=(
+            "list of `path`, `save_dir`, `step`, `epoch`, `state` (`writing`, `complete`: closed and nothing persisted, "
+            "`persisting`, `persisted`, `verified`, `evicted`: persisted and nothing in RAM), `files`, `persisted_files`, `bytes`, "
+            "`ram_bytes`, `began_at` (first create), `closed_at` (last close, or rename into place), `persisted_at`, "
+            "`verified_at`, `save_s` (first create to last close), `persist_s` (first create until persisted), `loads_from` "
+            "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM and backing directory were read "
+            "so far; `null` where one of them never was)"
+        ),
+    ),
+    "ls": Verb(
+        help="State of each file in the RAM tier or the queue.",
+        usage=("ls [PATH]",),
+        does="state, size, age, place, lane, checksum and error of each file in the RAM tier or the queue",
+        answer=(
+            "list of `path`, `size`, `state` (`writing`, `complete`, `streaming`, `staged`, `committed`, `clean`, `parked`, "
+            "`interrupted`), `lane`, `tier` (`ram`, `spill`, `backing`, `ram+backing`), `checksum`, `error`, `age_s`"
+        ),
+    ),
+    "verify": Verb(
+        help="Read the backing directory and compare with the recorded checksums.",
+        usage=("verify [PATH…]",),
+        does="read the backing directory and compare with the recorded checksums; without PATH everything that is recorded",
+        answer=(
+            "list of `path`, `status` (`ok`, `mismatch`, `missing`, `unknown`: never written through a mount, `unreadable`), "
+            "`size`, `expected`, `found`, `error`"
+        ),
+        lasting=True,
+    ),
+    "verify_ram": Verb(
+        usage=("verify --ram [PATH…]",),
+        does=(
+            "compare what RAM has of files with the recorded checksums; a bad copy of what is persisted leaves RAM (`repaired`), "
+            "bytes that are nowhere else are named (`damaged`, exit code 1)"
+        ),
+        answer=(
+            "list of the same, of files that are whole in RAM: `status` `ok`, `unknown` (no checksum to compare with), `repaired`, "
+            "`damaged`; `error` says what follows from it"
+        ),
+        lasting=True,
+    ),
+    "doctor": Verb(
+        help="Look whether the mount's own state is as it must be.",
+        usage=("doctor",),
+        does=(
+            "look whether what the mount knows of files, names and their bytes in RAM agrees; exits 1 and names what does not. It "
+            "changes nothing and can be asked at any time"
+        ),
+        answer="list of `path`, `fault` (in words); empty when all is as it must be",
+        lasting=True,
+    ),
+    "retry": Verb(
+        help="Try again what failed, now.",
+        usage=("retry PATH",),
+        does=(
+            "try again, now, what failed or was refused at and below PATH; store files whose writer was lost as they are; exits 1 "
+            "where there is nothing"
+        ),
+        answer="`operations`: how many",
+    ),
+    "reload": Verb(
+        help="Restart the worker with the installed code, without unmounting.",
+        usage=("reload [--timeout SECONDS]",),
+        does="restart the worker with the installed code, without unmounting ([below](#when-a-worker-dies))",
+    ),
+    "bypass": Verb(
+        help="Take the mount away: new opens reach the backing directory itself.",
+        usage=("bypass [--reason TEXT]",),
+        does=(
+            "take the mount away from over the backing directory: new opens are native under the same path "
+            "([below](#when-acpfs-cannot-go-on))"
+        ),
+        owner_only=True,
+    ),
+    "repair": Verb(
+        help="Write what `verify` finds bad once more, from RAM where RAM still has it.",
+        usage=("repair PATH… [--timeout S]",),
+        does=(
+            "verify, and write what is not as recorded once more from RAM where RAM still has the recorded content; says why where "
+            "it cannot, and exits 1"
+        ),
+        answer="list as of `verify`, of what was bad: `status` `repaired`, or as it still is with `error` saying why",
+        lasting=True,
+    ),
+    "preload": Verb(
+        help="Bring files or checkpoints to RAM before they are read.",
+        usage=(
+            "preload PATH… [--wait]",
+            "preload --latest",
+        ),
+        does="bring files, or the newest checkpoint, to RAM before they are read ([below](#what-comes-to-ram))",
+        answer=(
+            "with `--wait` a list of `path`, `size`, `status` (`verified`, `unknown`: no checksum to compare with, `in RAM`: it "
+            "was, `no room`, `changed`, `mismatch`, `differs`: from the manifest, which others may have made out of date, `failed: "
+            "…`)"
+        ),
+        lasting=True,
+    ),
+    "pin": Verb(
+        help="Keep what lies at and below paths in RAM, now and later.",
+        usage=("pin PATH…",),
+        does="keep what lies at and below PATHs in RAM, now and later ([below](#what-stays-in-ram))",
+        answer="`pinned_bytes`: what pins keep in RAM now",
+    ),
+    "unpin": Verb(
+        help="Take pins off.",
+        usage=("unpin PATH…",),
+        does="take off the pins at and below PATHs; exits 1 where there are none",
+        answer="`pins`: how many were taken off",
+    ),
+    "urgent": Verb(
+        help="Give files below a directory the reserve of RAM, for an hour at most.",
+        usage=("urgent DIR [--for 1h] [--off]",),
+        does=(
+            "let files at and below DIR take the part of RAM that `reserve` keeps for them, for an hour at most; for DIR's owner "
+            "and root ([below](#files-that-must-not-wait))"
+        ),
+        answer="`changed`: whether it is urgent now, or with `--off` was until now",
+    ),
+    "evict": Verb(
+        help="Let what is clean leave RAM now.",
+        usage=("evict PATH…",),
+        does="let clean contents at and below PATHs leave RAM now, and say what stayed and why",
+        answer="`files`, `bytes`: what left; `items`: what stayed, with `path`, `reason`, `size`",
+    ),
+    "release": Verb(
+        help="Carry out deletions of checkpoints that are held back.",
+        usage=(
+            "release PATH…",
+            "release --all",
+        ),
+        does=(
+            "carry out deletions of checkpoints that are held back ([below](#what-stays-on-the-backing-directory)), at and below "
+            "PATHs or all; exits 1 where there are none"
+        ),
+        answer="`checkpoints`: of how many the deletion is carried out now",
+    ),
+    "discard": Verb(
+        help="Give up what the backing directory refused for good, with its data.",
+        usage=("discard PATH",),
+        does=(
+            "give up what was refused for good, and files whose writer was lost, at and below PATH: with their data; exits 1 where "
+            "there is nothing, or where somebody has such a file open"
+        ),
+        answer="`operations`: how many; `open`: paths of interrupted files that somebody has open, which stay",
+        owner_only=True,
+    ),
+    "nodes": Verb(
+        help="The mounts that share the backing directory; `nodes forget NODE` goes on without one.",
+        usage=("nodes",),
+        does=(
+            "all members, that is all mounts of the backing directory: who lives, how far each has drained, how their clocks "
+            "differ ([below](#many-machines))"
+        ),
+        answer=(
+            "list of `node`, `state` (`this`, `live`, `missing`, `away`: ended with something in its RAM tier, `left`: unmounted "
+            "in order, `gone`: its machine was started again, `forgotten`, `unreadable`), `host`, `mount`, `version`, `silent_s`, "
+            "`lag_s` (its watermark behind its clock), `operations`, `dirty_bytes`, `withheld`, `clock_ahead_s` (two bounds of "
+            "what its clock is ahead of this member's; null: not measured), `clock_bound_s`, `drift_s`, `lost` (between which "
+            "times it may have lost what it closed), `errors`"
+        ),
+    ),
+    "wait_nodes": Verb(
+        usage=("nodes wait [--timeout S]",),
+        does=(
+            "return when what other live members had closed before is persisted and can be read here; 4: not in time, and which "
+            "members still drain"
+        ),
+        answer="`nodes`: who still drains; empty when it is done",
+        lasting=True,
+    ),
+    "forget_node": Verb(
+        usage=("nodes forget NODE",),
+        does=(
+            "go on without a member that is missing, or that a pointer names and nobody knows: what it had not persisted is given "
+            "up; 5 if it lives"
+        ),
+        owner_only=True,
+    ),
+    "config": Verb(
+        help="Effective settings.",
+        usage=("config",),
+        does="effective settings",
+        answer="setting → value",
+    ),
+    "set": Verb(
+        help="Change bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget, wait_for_peers or reserve.",
+        usage=("set KEY=VALUE…",),
+        does=(
+            "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, `spill_budget`, `wait_for_peers`, "
+            "`reserve` until the mount ends"
+        ),
+        answer="changed setting → new value",
+        owner_only=True,
+    ),
+    "metrics": Verb(
+        help="Prometheus metrics as text.",
+        usage=("metrics",),
+        does="Prometheus metrics as text",
+    ),
+    "watch": Verb(
+        answer=(
+            "(socket only, without end) an event `checkpoint` for each that becomes safe: `checkpoint` as above, `files` with "
+            "`path`, `size`, `persisted`, `checksum`; arguments `count`, `settle_s`, `after`"
+        ),
+        lasting=True,
+    ),
+    "unmount": Verb(
+        owner_only=True,
+    ),
+}
