@@ -81,6 +81,20 @@ class Request:
             raise BadRequestError(f"{self.verb}: {key} must be a list of strings")
         return [path_from_text(item) for item in value]
 
+    def some_paths(self) -> list[bytes]:
+        """At least one path below the mount point."""
+        paths = self.paths()
+        if not paths:
+            raise BadRequestError(f"{self.verb}: name at least one path")
+        return paths
+
+    def one_path(self) -> bytes:
+        """The only path."""
+        paths = self.paths()
+        if len(paths) != 1:
+            raise BadRequestError(f"{self.verb}: name exactly one path")
+        return paths[0]
+
 
 def path_from_text(text: str) -> bytes:
     """A path below the mount point, as bytes.

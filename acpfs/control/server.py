@@ -10,6 +10,7 @@ import grp
 import os
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,8 @@ import trio
 
 from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
 from acpfs.control.slots import NoPlaceError, Slots
-from acpfs.control.subject import Subject
 from acpfs.control.verb_table import VERBS
-from acpfs.control.verbs import HANDLERS
+from acpfs.control.verbs import Answer
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
 from acpfs.logger import get_logger
 
@@ -42,15 +42,17 @@ log = get_logger("acpfs.control")
 class ControlServer:
     """Listens at `path` from construction on, answers once `run` runs."""
 
-    def __init__(self, path: Path, subject: Subject, group: str | None = None, *, kept_fd: int = -1) -> None:
-        """Bind the socket: mode 0600, or 0660 for a group. `kept_fd`: it was bound by an earlier worker, and clients wait in it.
+    def __init__(self, path: Path, answers: Mapping[str, Answer], group: str | None = None, *, kept_fd: int = -1) -> None:
+        """Bind the socket: mode 0600, or 0660 for a group.
+
+        `answers`: verb → what answers it. `kept_fd`: the socket was bound by an earlier worker, and clients wait in it.
 
         Raises:
             ConfigError: there is no such group.
             OSError: the socket cannot be made.
         """
         self.path = path
-        self._subject = subject
+        self._answers = answers
         self._gid = None if group is None else _gid_of(group)
         self._socket = _listening(path, self._gid) if kept_fd < 0 else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
         self._quick = Slots(CLIENTS_MAX, "control connections")
@@ -142,11 +144,11 @@ class ControlServer:
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 scope.cancel()  # not raised: it would travel through the handler's nurseries as a group
 
-        handler = HANDLERS.get(request.verb)
+        answer = self._answers.get(request.verb)
         try:
-            if handler is None:
+            if answer is None:
                 raise BadRequestError(f"no such verb: {request.verb[:100]!r}")
-            return {"result": await handler(self._subject, request, tell)}
+            return {"result": await answer(request, tell)}
         except AcpfsError as error:
             return error_message(error)
         except Exception as error:

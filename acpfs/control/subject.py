@@ -1,4 +1,4 @@
-"""What the verbs need of a running worker; `acpfs.supervisor` implements it, tests have a double.
+"""What `acpfs.control.verbs` needs of a running worker; `acpfs.worker.subject` implements it, tests have a double.
 
 Every method that is not async returns at once: nothing here may call the backing directory, so that control answers while it hangs.
 """
@@ -12,40 +12,16 @@ from acpfs.control.protocol import Json
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
-    Fault,
     FileState,
     GuardedReport,
-    NodeReport,
-    PreloadedFile,
     QueueEntry,
     Remaining,
     Status,
-    StayedFile,
     Verdict,
 )
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""
-
-
-class PreloadJob(Protocol):
-    """Files on their way to RAM."""
-
-    def left(self) -> tuple[int, int]:
-        """Files and bytes that have not come yet."""
-        ...
-
-    async def ended(self) -> None:
-        """Wait for the last one."""
-        ...
-
-    def outcome(self) -> list[PreloadedFile]:
-        """How each ended.
-
-        Raises:
-            AcpfsError: there is nothing at a path, or the backing directory does not answer.
-        """
-        ...
 
 
 class Subject(Protocol):
@@ -112,10 +88,6 @@ class Subject(Protocol):
         """Read back from the backing directory and compare with the manifest."""
         ...
 
-    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
-        """Compare what RAM has at and below paths (all: none) with what was recorded; let go of bad copies of what is persisted."""
-        ...
-
     async def restore(self, verdict: Verdict) -> int | str:
         """Store what RAM has of a bad file once more, if it has what was recorded; its log number, or in words why not."""
         ...
@@ -164,46 +136,6 @@ class Subject(Protocol):
         """Changes when a checkpoint came to be persisted."""
         ...
 
-    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
-        """Begin to bring files at and below paths (none: the newest checkpoint) to RAM."""
-        ...
-
-    def pin(self, path: bytes) -> int:
-        """Keep what lies at and below a path in RAM; bytes that all pins keep.
-
-        Raises:
-            RefusedError: pins would keep too much of the budget.
-        """
-        ...
-
-    def unpin(self, path: bytes) -> int:
-        """Take pins off at and below a path; how many."""
-        ...
-
-    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
-        """Give files at and below a directory the reserve of RAM, for so long (0: not any more); False: it was not urgent.
-
-        Raises:
-            AcpfsError: there is no such directory, it is not that user's, or this cannot be (`RefusedError`).
-        """
-        ...
-
-    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
-        """Let clean contents at and below a path leave RAM: (files, bytes that came free, what stayed and why)."""
-        ...
-
-    async def nodes(self) -> list[NodeReport]:
-        """This mount and all others of the backing directory, as their records say now."""
-        ...
-
-    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
-        """Return when every other node that lives has persisted what it had closed before now; `tell` who has not, look by look."""
-        ...
-
-    async def forget_node(self, node: str) -> bool:
-        """Pointers wait no more for a node that is missing; False: it lives, or there is none of that name."""
-        ...
-
     def interrupted(self) -> list[QueueEntry]:
         """Files whose writer was lost with an earlier daemon."""
         ...
@@ -234,10 +166,6 @@ class Subject(Protocol):
 
     async def finished(self) -> list[QueueEntry]:
         """Wait for the end after `unmount`; what stays in the RAM tier."""
-        ...
-
-    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
-        """What must never be so of files and names, and is; the first ones of many. `tell`: how many pieces were looked at."""
         ...
 
     def metrics(self) -> str:

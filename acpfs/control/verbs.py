@@ -11,14 +11,15 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
-from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request, path_from_text
+from acpfs.control.protocol import Json, RemoteError, Request, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
-from acpfs.control.subject import PreloadJob, Report, Subject
-from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
+from acpfs.control.subject import Report, Subject
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
@@ -37,6 +38,8 @@ UNVERIFIED = "nothing can be verified there"
 LATE = "not everything is persisted in time"
 
 Handler = Callable[[Subject, Request, Report], Awaitable[Json]]
+Answer = Callable[[Request, Report], Awaitable[Json]]
+"""A handler that knows its subject."""
 
 
 async def status(subject: Subject, _request: Request, _tell: Report) -> Json:
@@ -67,7 +70,7 @@ async def flush(subject: Subject, request: Request, tell: Report) -> Json:
 
 async def wait(subject: Subject, request: Request, tell: Report) -> Json:
     """`flush` for named paths; with `verified`, also read them back; with `count`, when so many files are persisted."""
-    paths = _paths(request)
+    paths = request.some_paths()
     count = count_of(request)
     if count:
         files = await wait_for_count(subject, paths, count, request.seconds("timeout_s"), tell)
@@ -93,30 +96,6 @@ async def verify(subject: Subject, request: Request, tell: Report) -> Json:
     """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
     await _still_there(subject, UNVERIFIED)
     return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
-
-
-async def verify_ram(subject: Subject, request: Request, tell: Report) -> Json:
-    """Compare what RAM has with the checksums; each verdict is an item."""
-    paths = request.paths()  # not in the nursery, which would wrap what it raises
-    one_at_a_time = trio.Lock()
-
-    async def judge(verdict: Verdict) -> None:
-        async with one_at_a_time:
-            await tell({"event": "items", "items": [asdict(verdict)]})
-
-    async def still_at_it() -> None:
-        """A large file takes long, and the client is not to give up."""
-        while True:
-            await trio.sleep(PROGRESS_INTERVAL_S)
-            async with one_at_a_time:
-                with trio.CancelScope(shield=True):  # never half a line
-                    await tell({"event": "progress"})
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(still_at_it)
-        await subject.verify_ram(paths, judge)
-        nursery.cancel_scope.cancel()
-    return {"items": []}
 
 
 async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
@@ -158,63 +137,12 @@ def _tell_repaired(tell: Report) -> Callable[[Verdict], Awaitable[None]]:
 
 
 async def retry(subject: Subject, request: Request, _tell: Report) -> Json:
-    return {"operations": subject.retry(_one_path(request))}
+    return {"operations": subject.retry(request.one_path())}
 
 
 async def discard(subject: Subject, request: Request, _tell: Report) -> Json:
-    operations, left = subject.discard(_one_path(request))
+    operations, left = subject.discard(request.one_path())
     return {"operations": operations, "open": [_shown(path) for path in left]}
-
-
-async def preload(subject: Subject, request: Request, tell: Report) -> Json:
-    """Bring files to RAM; with `wait`, until they are there, each that was brought or not an item."""
-    job = subject.preload([] if request.flag("latest") else _paths(request))
-    if not request.flag("wait"):
-        return {"items": []}
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_tell_left, job, tell)
-        await job.ended()
-        nursery.cancel_scope.cancel()
-    files = job.outcome()
-    for start in range(0, len(files), BATCH_ITEMS):
-        await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
-    return {"items": []}
-
-
-async def _tell_left(job: PreloadJob, tell: Report) -> None:
-    while True:
-        files, size = job.left()
-        await tell({"event": "progress", "operations": files, "bytes": size})
-        await trio.sleep(PROGRESS_INTERVAL_S)
-
-
-async def pin(subject: Subject, request: Request, _tell: Report) -> Json:
-    return {"pinned_bytes": [subject.pin(path) for path in _paths(request)][-1]}
-
-
-async def unpin(subject: Subject, request: Request, _tell: Report) -> Json:
-    return {"pins": sum(subject.unpin(path) for path in _paths(request))}
-
-
-async def urgent(subject: Subject, request: Request, _tell: Report) -> Json:
-    """Who asks is what the kernel said of the connection, never what the request says."""
-    path, off = _one_path(request), request.flag("off")
-    seconds = request.seconds("for_s")
-    if off == (seconds is not None):
-        raise BadRequestError(f"{request.verb}: say for how long, or off")
-    if seconds == 0:
-        raise BadRequestError(f"{request.verb}: for no time at all")
-    return {"changed": await subject.urgent(path, seconds or 0.0, request.uid)}
-
-
-async def evict(subject: Subject, request: Request, tell: Report) -> Json:
-    """Each file that stayed is an item."""
-    files = freed = 0
-    for path in _paths(request):
-        evicted, came_free, stayed = subject.evict(path)
-        files, freed = files + evicted, freed + came_free
-        await tell({"event": "items", "items": [asdict(file) for file in stayed]})
-    return {"files": files, "bytes": freed, "items": []}
 
 
 async def release(subject: Subject, request: Request, _tell: Report) -> Json:
@@ -224,29 +152,6 @@ async def release(subject: Subject, request: Request, _tell: Report) -> Json:
 
 async def change(subject: Subject, request: Request, _tell: Report) -> Json:
     return await subject.change(request.text("key"), request.text("value"))
-
-
-async def nodes(subject: Subject, _request: Request, _tell: Report) -> Json:
-    return {"nodes": [asdict(node) for node in await subject.nodes()]}
-
-
-async def wait_nodes(subject: Subject, request: Request, _tell: Report) -> Json:
-    """Until what others had closed before the call can be read here."""
-    behind: list[str] = []
-    with trio.move_on_after(_limit(request.seconds("timeout_s"))):
-        await subject.others_persisted(lambda names: behind.__setitem__(slice(None), names))
-        return {"nodes": []}
-    why = f"still draining: {', '.join(behind)}" if behind else "the backing directory does not say which nodes there are"
-    error = RemoteError(why, {"nodes": behind})
-    error.exit_code = ExitCode.TIMEOUT
-    raise error
-
-
-async def forget_node(subject: Subject, request: Request, _tell: Report) -> Json:
-    node = request.text("node")
-    if not await subject.forget_node(node):
-        raise RefusedError(f"{node} lives, or there is no node of that name: only one that is missing can be forgotten")
-    return {"node": node}
 
 
 async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
@@ -286,21 +191,6 @@ async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
     return worker
 
 
-async def doctor(subject: Subject, _request: Request, tell: Report) -> Json:
-    """Look at the worker's own state; each fault is an item."""
-    told_at = time.monotonic()
-
-    async def looked(pieces: int) -> None:
-        nonlocal told_at
-        if time.monotonic() >= told_at + PROGRESS_INTERVAL_S:
-            told_at = time.monotonic()
-            await tell({"event": "progress", "pieces": pieces})
-
-    faults = await subject.examine(looked)
-    await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
-    return {"items": []}
-
-
 async def bypass(subject: Subject, request: Request, _tell: Report) -> Json:
     await subject.bypass(request.text("reason"))
     return subject.status().to_json()
@@ -314,27 +204,22 @@ HANDLERS: dict[str, Handler] = {
     "flush": flush,
     "wait": wait,
     "verify": verify,
-    "verify_ram": verify_ram,
     "repair": repair,
     "retry": retry,
     "discard": discard,
     "release": release,
     "checkpoints": checkpoints,
     "watch": watch,
-    "preload": preload,
-    "pin": pin,
-    "unpin": unpin,
-    "urgent": urgent,
-    "evict": evict,
     "set": change,
-    "doctor": doctor,
     "bypass": bypass,
     "reload": reload,
     "unmount": unmount,
-    "nodes": nodes,
-    "wait_nodes": wait_nodes,
-    "forget_node": forget_node,
 }
+
+
+def answers(subject: Subject) -> dict[str, Answer]:
+    """Verb → what answers it for this subject."""
+    return {verb: partial(handler, subject) for verb, handler in HANDLERS.items()}
 
 
 async def _drain_complete(subject: Subject, paths: Sequence[bytes], timeout_s: float | None, tell: Report) -> Json:
@@ -484,20 +369,6 @@ def _left_s(deadline: float) -> float:
 
 def _limit(timeout_s: float | None) -> float:
     return math.inf if timeout_s is None else timeout_s
-
-
-def _paths(request: Request) -> list[bytes]:
-    paths = request.paths()
-    if not paths:
-        raise BadRequestError(f"{request.verb}: name at least one path")
-    return paths
-
-
-def _one_path(request: Request) -> bytes:
-    paths = request.paths()
-    if len(paths) != 1:
-        raise BadRequestError(f"{request.verb}: name exactly one path")
-    return paths[0]
 
 
 def _shown(path: bytes | str) -> str:

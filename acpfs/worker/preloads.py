@@ -31,7 +31,7 @@ log = get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What one request brings; implements `acpfs.control.subject.PreloadJob`."""
+    """What one request brings."""
 
     fs: FileSystem
     paths: Sequence[bytes]
@@ -42,18 +42,22 @@ class Job:
     end: trio.Event = field(default_factory=trio.Event)
 
     def left(self) -> tuple[int, int]:
-        """See `PreloadJob`."""
+        """Files and bytes that have not come yet."""
         with self.fs.lock:
             came = sum(self.fs.preloading.came(ino) for ino in self.coming)
         total = sum(found.size for found in self.files)
         return len(self.files) - len(self.brought), max(0, total - sum(b.size for b in self.brought) - came)
 
     async def ended(self) -> None:
-        """See `PreloadJob`."""
+        """Wait for the last one."""
         await self.end.wait()
 
     def outcome(self) -> list[PreloadedFile]:
-        """See `PreloadJob`."""
+        """How each file ended.
+
+        Raises:
+            AcpfsError: there is nothing at a path, or the backing directory does not answer.
+        """
         if self.error:
             raise AcpfsError(self.error)
         return self.brought

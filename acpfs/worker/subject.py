@@ -24,26 +24,22 @@ from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
     ConflictReport,
-    Fault,
     FileState,
     GuardedReport,
     HealthReport,
     HeldFile,
     MirrorReport,
-    NodeReport,
     QueueEntry,
     RamReport,
     Remaining,
     SpillReport,
     Status,
-    StayedFile,
     UrgentReport,
     Verdict,
     WorkerReport,
 )
-from acpfs.control.subject import PreloadJob
 from acpfs.control.verbs import GUARDED
-from acpfs.errors import AcpfsError, ConfigError, DeadlineError, RefusedError
+from acpfs.errors import ConfigError
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
@@ -55,10 +51,8 @@ from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
-from acpfs.worker.examination import examine
 from acpfs.worker.link import Link
-from acpfs.worker.node_reports import cluster_counters, cluster_report, node_reports
-from acpfs.worker.preloads import Preloads
+from acpfs.worker.node_reports import cluster_counters, cluster_report
 from acpfs.worker.remaining import is_below_any, remaining
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import records
@@ -106,8 +100,6 @@ class Life(Protocol):
     def bypassed(self) -> tuple[float, str] | None: ...
     @property
     def beneath(self) -> bool: ...
-    @property
-    def preloads(self) -> Preloads: ...
     def waiting_calls(self) -> list[waiting_reports.WaitingCall]: ...
     async def unmount(self, *, leave: bool) -> None: ...
     async def bypass(self, reason: str) -> None: ...
@@ -232,9 +224,6 @@ class WorkerSubject:
             report.age_s,
         )
 
-    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
-        return await examine(self._parts.fs, tell)
-
     # -- what is left
 
     async def follow(self, path: bytes) -> list[bytes]:
@@ -256,23 +245,6 @@ class WorkerSubject:
     def left(self, until: int) -> list[QueueEntry]:
         now = time.time()
         return [_entry(entry, now) for entry in self._parts.engine.statistics().queue if entry.seq <= until]
-
-    async def nodes(self) -> list[NodeReport]:
-        with trio.move_on_after(self._parts.settings.patience_s):
-            await self._parts.cluster.look()
-        with self._parts.fs.lock:
-            return node_reports(self._parts)
-
-    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
-        await self._parts.cluster.others_persisted(tell)
-        with self._parts.fs.lock:
-            self._parts.fs.distrust()
-
-    async def forget_node(self, node: str) -> bool:
-        try:
-            return await self._parts.cluster.forget(node)
-        except OSError as error:
-            raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
 
     def interrupted(self) -> list[QueueEntry]:
         with self._parts.fs.lock:
@@ -349,45 +321,6 @@ class WorkerSubject:
     def settlements(self) -> int:
         return self._parts.fs.catalogue.settlements
 
-    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
-        return self._life.preloads.begin(paths)
-
-    def pin(self, path: bytes) -> int:
-        with self._parts.fs.lock:
-            kept = self._parts.fs.keeping.pin(path)
-            self._parts.state.commit()
-        return kept
-
-    def unpin(self, path: bytes) -> int:
-        with self._parts.fs.lock:
-            removed = self._parts.fs.keeping.unpin(path)
-            self._parts.state.commit()
-        return removed
-
-    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
-        fs, node = self._parts.fs, None
-        try:
-            with trio.move_on_after(PROBLEM_LOOK_S) as looked:
-                node = await fs.steps.drive(fs.paths.find(path))
-        except OSError as error:
-            raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
-        if node is None or looked.cancelled_caught:
-            raise DeadlineError(f"the backing directory does not say whether there is {os.fsdecode(path)}")
-        if not node.is_dir:
-            raise RefusedError(f"{os.fsdecode(path)} is no directory (a symlink to one is none): name the directory itself")
-        if uid not in (0, node.uid):
-            raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
-        with fs.lock:
-            changed = fs.urgent.declare(path, seconds, uid) if seconds else fs.urgent.withdraw(path)
-            self._parts.state.commit()
-        return changed
-
-    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
-        with self._parts.fs.lock:
-            done = self._parts.fs.keeping.evict(path)
-            self._parts.state.commit()
-        return done.files, done.freed_bytes, [StayedFile(os.fsdecode(s.path), s.reason, s.size_bytes) for s in done.stayed]
-
     def guarded(self) -> list[GuardedReport]:
         with self._parts.fs.lock:
             return [_guarded(held) for held in self._parts.engine.guard.statistics().checkpoints]
@@ -426,9 +359,6 @@ class WorkerSubject:
     def records(self, path: bytes) -> bool:
         rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
         return next(rows, None) is not None
-
-    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
-        await self._parts.scrubbing.verify(paths, tell)
 
     async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""

@@ -32,6 +32,7 @@ from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
+from acpfs.control.verbs import answers
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
@@ -52,6 +53,7 @@ from acpfs.worker.metrics_tasks import MetricsTasks
 from acpfs.worker.notify import Busy, ServiceManager, beat
 from acpfs.worker.preloads import Preloads
 from acpfs.worker.subject import WorkerSubject
+from acpfs.worker.verbs import WorkerVerbs
 from acpfs.worker.waiting_reports import WaitingCall
 
 if TYPE_CHECKING:
@@ -117,7 +119,7 @@ class Worker:
         found = fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
         self.bypassed = (found.since, found.reason) if found is not None and found.since and found.uncovered else None
         """Since when, and why, new opens are native."""
-        self.preloads = Preloads(parts.fs, parts.manifest)
+        self._preloads = Preloads(parts.fs, parts.manifest)
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
 
@@ -147,7 +149,7 @@ class Worker:
             undo.callback(self._unregister)
             server = ControlServer(
                 self._parts.runtime / "sockets" / os.path.basename(self._record.socket),
-                self._subject,
+                answers(self._subject) | WorkerVerbs(self._parts, self._preloads).answers(),
                 self._settings.control_group,
                 kept_fd=self.link.kept.get("control", [-1])[0],
             )
@@ -269,7 +271,7 @@ class Worker:
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(metrics.write)
-        nursery.start_soon(self.preloads.run, self._settings.preload)
+        nursery.start_soon(self._preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
         nursery.start_soon(self._parts.scrubbing.run)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))

@@ -13,39 +13,18 @@ from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
-    Fault,
     FileState,
     GuardedReport,
     HealthReport,
-    NodeReport,
-    PreloadedFile,
     QueueEntry,
     RamReport,
     Remaining,
     Status,
-    StayedFile,
     Verdict,
     WorkerReport,
 )
 from acpfs.control.server import ControlServer
-from acpfs.control.subject import PreloadJob
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
-
-
-class DoublePreload:
-    """Everything has come already."""
-
-    def __init__(self, files: list[PreloadedFile]) -> None:
-        self.files = files
-
-    def left(self) -> tuple[int, int]:
-        return 0, 0
-
-    async def ended(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def outcome(self) -> list[PreloadedFile]:
-        return self.files
 
 
 class DoubleSubject:
@@ -55,13 +34,11 @@ class DoubleSubject:
         self.ops: list[tuple[int, str, int, bool]] = []
         self.file_rows: list[FileState] = []
         self.verdicts: list[Verdict] = []
-        self.faults: list[Fault] = []
         self.lost: list[QueueEntry] = []
         self.guarded_rows: list[GuardedReport] = []
         self.reports: list[CheckpointReport] = []
         self.persisted_rows = (0, 0)
         self.settled = 0
-        self.node_rows: list[NodeReport] = []
         self.busy = False
         self.unmounted = trio.Event()
         self.changed = trio.Event()
@@ -69,16 +46,6 @@ class DoubleSubject:
         self.absent: set[bytes] = set()
         self.stuck = False
         self.gone = ""
-        self.declared: list[tuple[bytes, float, int]] = []
-
-    async def nodes(self) -> list[NodeReport]:
-        return self.node_rows
-
-    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
-        tell([row.node for row in self.node_rows])
-
-    async def forget_node(self, node: str) -> bool:
-        return any(row.node == node and row.state == "missing" for row in self.node_rows)
 
     def done(self, number: int) -> None:
         self.ops = [op for op in self.ops if op[0] != number]
@@ -164,14 +131,6 @@ class DoubleSubject:
         for verdict in self.verdicts:
             await tell(verdict)
 
-    async def examine(self, tell: Callable[[int], Awaitable[None]]) -> list[Fault]:
-        await tell(1)
-        return self.faults
-
-    async def verify_ram(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
-        for verdict in self.verdicts:
-            await tell(verdict)
-
     async def restore(self, verdict: Verdict) -> int | str:
         return "its copy has left RAM"
 
@@ -195,22 +154,6 @@ class DoubleSubject:
 
     def settlements(self) -> int:
         return self.settled
-
-    def preload(self, paths: Sequence[bytes]) -> PreloadJob:
-        return DoublePreload([PreloadedFile(path.decode(), 1, "verified") for path in paths])
-
-    def pin(self, path: bytes) -> int:
-        raise RefusedError("pins would keep too much")
-
-    def unpin(self, path: bytes) -> int:
-        return 0
-
-    async def urgent(self, path: bytes, seconds: float, uid: int) -> bool:
-        self.declared.append((path, seconds, uid))
-        return seconds > 0
-
-    def evict(self, path: bytes) -> tuple[int, int, list[StayedFile]]:
-        return 0, 0, []
 
     def guarded(self) -> list[GuardedReport]:
         return self.guarded_rows

@@ -19,6 +19,7 @@ from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
 from acpfs.control.server import WAITING_MAX, ControlServer
 from acpfs.control.slots import NoPlaceError, Slots
+from acpfs.control.verbs import answers
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, socket_of
 
@@ -34,7 +35,7 @@ def serve(tmp_path: Path, scenario: Scenario, subject: DoubleSubject | None = No
     async def main() -> None:
         with trio.fail_after(TEST_LIMIT_S):
             subj = subject or DoubleSubject()
-            control = ControlServer(tmp_path / "c.sock", subj, **options)
+            control = ControlServer(tmp_path / "c.sock", answers(subj), **options)
             kept.append(control)
             async with trio.open_nursery() as nursery:
                 await nursery.start(control.run)
@@ -89,7 +90,7 @@ def test_a_control_group_opens_it_to_the_group(tmp_path: Path) -> None:
 
 def test_an_unknown_group_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such-group"):
-        ControlServer(tmp_path / "c.sock", DoubleSubject(), "no-such-group")
+        ControlServer(tmp_path / "c.sock", {}, "no-such-group")
 
 
 def test_a_stranger_is_refused_whatever_the_sockets_mode_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,20 @@
 
 import runpy
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from acpfs.cli import verbs
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import HANDLERS
+from acpfs.worker.verbs import WorkerVerbs
 
 
 def test_each_verb_has_a_handler() -> None:
-    assert sorted(HANDLERS) == sorted(VERBS)
+    nothing = cast("Any", None)
+    of_worker = WorkerVerbs(nothing, nothing).answers()
+    assert sorted([*HANDLERS, *of_worker]) == sorted(VERBS)
 
 
 def test_each_command_is_a_module_of_its_name() -> None:

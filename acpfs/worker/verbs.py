@@ -1,0 +1,208 @@
+"""Verbs of the control socket that ask or change one part of the worker: what stays in RAM, other members, a look at the mount's state.
+
+Those that wait for the drain or tell of it need only `acpfs.control.subject` and are in `acpfs.control.verbs`. Takes the file system's
+lock for each step and never calls the backing directory from trio's thread; waits are cancelled when the client goes away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+
+import trio
+
+from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request
+from acpfs.control.reports import StayedFile, Verdict
+from acpfs.control.subject import Report
+from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
+from acpfs.filesystem.nodes import Node
+from acpfs.worker.assembly import Parts
+from acpfs.worker.examination import examine
+from acpfs.worker.node_reports import node_reports
+from acpfs.worker.preloads import Job, Preloads
+
+LOOK_S = 2.0
+"""Whether a directory is there, the backing directory must say within this time."""
+
+
+class WorkerVerbs:
+    """The handlers, over the parts that they need."""
+
+    def __init__(self, parts: Parts, preloads: Preloads) -> None:
+        self._parts = parts
+        self._preloads = preloads
+
+    def answers(self) -> dict[str, Answer]:
+        """Verb → what answers it."""
+        return {
+            "preload": self._preload,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "evict": self._evict,
+            "urgent": self._urgent,
+            "verify_ram": self._verify_ram,
+            "doctor": self._doctor,
+            "nodes": self._nodes,
+            "wait_nodes": self._wait_nodes,
+            "forget_node": self._forget_node,
+        }
+
+    # -- what is in RAM
+
+    async def _preload(self, request: Request, tell: Report) -> Json:
+        """Bring files to RAM; with `wait`, until they are there, each that was brought or not an item."""
+        job = self._preloads.begin([] if request.flag("latest") else request.some_paths())
+        if not request.flag("wait"):
+            return {"items": []}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell_left, job, tell)
+            await job.ended()
+            nursery.cancel_scope.cancel()
+        files = job.outcome()
+        for start in range(0, len(files), BATCH_ITEMS):
+            await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
+        return {"items": []}
+
+    async def _pin(self, request: Request, _tell: Report) -> Json:
+        kept_bytes = 0
+        for path in request.some_paths():
+            with self._parts.fs.lock:
+                kept_bytes = self._parts.fs.keeping.pin(path)
+                self._parts.state.commit()
+        return {"pinned_bytes": kept_bytes}
+
+    async def _unpin(self, request: Request, _tell: Report) -> Json:
+        removed = 0
+        for path in request.some_paths():
+            with self._parts.fs.lock:
+                removed += self._parts.fs.keeping.unpin(path)
+                self._parts.state.commit()
+        return {"pins": removed}
+
+    async def _evict(self, request: Request, tell: Report) -> Json:
+        """Each file that stayed is an item."""
+        files = freed = 0
+        for path in request.some_paths():
+            with self._parts.fs.lock:
+                done = self._parts.fs.keeping.evict(path)
+                self._parts.state.commit()
+            files, freed = files + done.files, freed + done.freed_bytes
+            stayed = [StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed]
+            await tell({"event": "items", "items": [asdict(file) for file in stayed]})
+        return {"files": files, "bytes": freed, "items": []}
+
+    async def _urgent(self, request: Request, _tell: Report) -> Json:
+        """Who asks is what the kernel said of the connection, never what the request says."""
+        path, off = request.one_path(), request.flag("off")
+        seconds = request.seconds("for_s")
+        if off == (seconds is not None):
+            raise BadRequestError(f"{request.verb}: say for how long, or off")
+        if seconds == 0:
+            raise BadRequestError(f"{request.verb}: for no time at all")
+        node = await self._found(path)
+        if not node.is_dir:
+            raise RefusedError(f"{os.fsdecode(path)} is no directory (a symlink to one is none): name the directory itself")
+        if request.uid not in (0, node.uid):
+            raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
+        fs = self._parts.fs
+        with fs.lock:
+            changed = fs.urgent.declare(path, seconds, request.uid) if seconds else fs.urgent.withdraw(path)
+            self._parts.state.commit()
+        return {"changed": changed}
+
+    async def _found(self, path: bytes) -> Node:
+        fs, node = self._parts.fs, None
+        try:
+            with trio.move_on_after(LOOK_S) as looked:
+                node = await fs.steps.drive(fs.paths.find(path))
+        except OSError as error:
+            raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
+        if node is None or looked.cancelled_caught:
+            raise DeadlineError(f"the backing directory does not say whether there is {os.fsdecode(path)}")
+        return node
+
+    # -- looks
+
+    async def _verify_ram(self, request: Request, tell: Report) -> Json:
+        """Compare what RAM has with the checksums; each verdict is an item."""
+        paths = request.paths()  # not in the nursery, which would wrap what it raises
+        one_at_a_time = trio.Lock()
+
+        async def judge(verdict: Verdict) -> None:
+            async with one_at_a_time:
+                await tell({"event": "items", "items": [asdict(verdict)]})
+
+        async def still_at_it() -> None:
+            """A large file takes long, and the client is not to give up."""
+            while True:
+                await trio.sleep(PROGRESS_INTERVAL_S)
+                async with one_at_a_time:
+                    with trio.CancelScope(shield=True):  # never half a line
+                        await tell({"event": "progress"})
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(still_at_it)
+            await self._parts.scrubbing.verify(paths, judge)
+            nursery.cancel_scope.cancel()
+        return {"items": []}
+
+    async def _doctor(self, _request: Request, tell: Report) -> Json:
+        """Look at the worker's own state; each fault is an item."""
+        faults = await examine(self._parts.fs, _now_and_then(tell))
+        await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
+        return {"items": []}
+
+    # -- other members
+
+    async def _nodes(self, _request: Request, _tell: Report) -> Json:
+        with trio.move_on_after(self._parts.settings.patience_s):
+            await self._parts.cluster.look()
+        with self._parts.fs.lock:
+            return {"nodes": [asdict(node) for node in node_reports(self._parts)]}
+
+    async def _wait_nodes(self, request: Request, _tell: Report) -> Json:
+        """Until what others had closed before the call can be read here."""
+        behind: list[str] = []
+        limit_s = request.seconds("timeout_s")
+        with trio.move_on_after(float("inf") if limit_s is None else limit_s):
+            await self._parts.cluster.others_persisted(lambda names: behind.__setitem__(slice(None), names))
+            with self._parts.fs.lock:
+                self._parts.fs.distrust()
+            return {"nodes": []}
+        why = f"still draining: {', '.join(behind)}" if behind else "the backing directory does not say which nodes there are"
+        error = RemoteError(why, {"nodes": behind})
+        error.exit_code = ExitCode.TIMEOUT
+        raise error
+
+    async def _forget_node(self, request: Request, _tell: Report) -> Json:
+        node = request.text("node")
+        try:
+            forgotten = await self._parts.cluster.forget(node)
+        except OSError as error:
+            raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
+        if not forgotten:
+            raise RefusedError(f"{node} lives, or there is no node of that name: only one that is missing can be forgotten")
+        return {"node": node}
+
+
+async def _tell_left(job: Job, tell: Report) -> None:
+    while True:
+        files, size = job.left()
+        await tell({"event": "progress", "operations": files, "bytes": size})
+        await trio.sleep(PROGRESS_INTERVAL_S)
+
+
+def _now_and_then(tell: Report) -> Callable[[int], Awaitable[None]]:
+    """Tells how many pieces were looked at, not more often than a client needs to hear it."""
+    told_at = time.monotonic()
+
+    async def looked(pieces: int) -> None:
+        nonlocal told_at
+        if time.monotonic() >= told_at + PROGRESS_INTERVAL_S:
+            told_at = time.monotonic()
+            await tell({"event": "progress", "pieces": pieces})
+
+    return looked
