@@ -27,7 +27,7 @@ LAYERS = [
     "backing",
 ]
 """From top to bottom; a layer imports only what stands to its right, and the bottom."""
-BOTTOM = {"errors", "types", "checkpoints", "config", "descriptors", "logger", "processes"}
+BOTTOM = {"errors", "types", "checkpoints", "checksum", "config", "descriptors", "logger", "processes"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
     "training": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
@@ -108,6 +108,13 @@ def test_torch_is_imported_only_where_it_is_the_subject() -> None:
                 if _is_torch(name) or (not late and _needs_torch(name))
             ]
     assert wrong == []
+
+
+def test_contents_have_one_checksum() -> None:
+    others = {"checksum.py", "nodes.py", "name_filter.py", "directory.py"}
+    """`acpfs.checksum` itself, and what hashes records and names."""
+    found = {path.name for path in SOURCES for name, _line, _late in _modules(path) if name == "xxhash"}
+    assert found - others <= {"spares.py"}, "contents have theirs from acpfs.checksum"
 
 
 def _is_torch(name: str) -> bool:

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import xxhash
-
 from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.lower import Lower, LowerStat, Note
 from acpfs.backing.progress import Progress
+from acpfs.checksum import Checksum
 
 PIECE_BYTES = 1 << 20
 """What one request of the kernel asks for at most."""
@@ -79,7 +78,7 @@ class Fill:
         self._state = bytearray(self._count)
         self._coming: dict[int, Future[None]] = {}
         self._there = self._hashed = self._next = 0
-        self._hasher = xxhash.xxh3_128()
+        self._hasher = Checksum()
         self._hashing = self._ended = False
         self._readers = 0
         self._users = 1

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from threading import RLock
 
-import xxhash
-
 from acpfs.backing.lower import Lower, LowerPath
+from acpfs.checksum import of_reads
 from acpfs.filesystem.keeping import below
 from acpfs.filesystem.mending import Clean, Mending
 from acpfs.ram.spill import is_spilled
@@ -173,21 +172,14 @@ class RamScrub:
         return note.digest if note is not None and is_about else ""
 
     def _digest(self, clean: Clean, pace: Pace) -> str:
-        hasher, position = xxhash.xxh3_128(), 0
         fd = self._tier.open(clean.tier_id)
         try:
             buffer = memoryview(bytearray(min(clean.size, SLICE_MAX_BYTES)))
-            while position < clean.size:
-                pace(min(clean.size - position, len(buffer)))
-                count = os.preadv(fd, [buffer[: clean.size - position]], position)
-                if not count:
-                    break
-                hasher.update(buffer[:count])
-                position += count
+            digest, read_bytes = of_reads(lambda piece, at: os.preadv(fd, [piece], at), buffer, clean.size, before=pace)
         finally:
             os.close(fd)
-        self.read_bytes += position
-        return hasher.hexdigest()
+        self.read_bytes += read_bytes
+        return digest
 
     def _judge(self, ino: Ino, clean: Clean, lower_path: LowerPath, expected: str, found: str) -> Finding | None:
         """RAM has other bytes than were recorded: which copy is the good one?"""

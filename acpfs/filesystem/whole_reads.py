@@ -10,11 +10,10 @@ import errno
 import os
 import time
 
-import xxhash
-
 from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
 from acpfs.backing.progress import Progress
 from acpfs.backing.read_rate import ReadRate
+from acpfs.checksum import Checksum
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
@@ -59,7 +58,7 @@ class WholeReads:
         progress.begin()
         before = self._there.lstat(path)
         source = self._there.open_read(path)
-        hasher, done = xxhash.xxh3_128(), 0
+        hasher, done = Checksum(), 0
         try:
             while done < size and (data := os.pread(source, min(CHUNK_BYTES, size - done), done)):
                 progress.moved(len(data))
@@ -81,7 +80,7 @@ class WholeReads:
         """
         progress.begin()
         source = self._there.open_read(path)
-        hasher, position = xxhash.xxh3_128(), 0
+        hasher, position = Checksum(), 0
         try:
             before = self._lower.stat_fd(source)
             while data := os.pread(source, CHUNK_BYTES, position):

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import xxhash
-
+from acpfs.checksum import Checksum
 from acpfs.control.runtime import places_to_look
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.ram.place import DATA, STATE_FILE
@@ -197,7 +196,7 @@ def _copy_unnamed(file: Path, target: Path, why: str) -> Saved:
 
 def _copied(file: Path, target: Path, to: Path, size: int | None) -> Saved:
     """The first bytes of a tier file, and what is wrong with that."""
-    number, hasher, begins, done = int(file.name) if file.name.isdigit() else 0, xxhash.xxh3_128(), b"", 0
+    number, hasher, begins, done = int(file.name) if file.name.isdigit() else 0, Checksum(), b"", 0
     try:
         (target / to).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(target / to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

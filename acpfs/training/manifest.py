@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import xxhash
-
+from acpfs.checksum import Checksum
 from acpfs.errors import AcpfsError
 from acpfs.training.messages import Manifest, SavedFile
 from acpfs.training.records import MalformedError, from_json, to_json
@@ -43,7 +42,7 @@ def read_manifest(directory: Path) -> Manifest | None:
 
 def saved_file(directory: Path, path: Path) -> SavedFile:
     """What to report of a file that was written."""
-    digest, size = xxhash.xxh3_128(), 0
+    digest, size = Checksum(), 0
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 import trio
-import xxhash
 
 from acpfs import __version__
+from acpfs.checksum import of_reads
 from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
 from acpfs.control.protocol import Json
@@ -383,14 +383,11 @@ class WorkerSubject:
 
 def _digest_and_close(fd: int, size: int) -> str:
     """Of the first bytes of a tier file."""
-    hasher, buffer, position = xxhash.xxh3_128(), memoryview(bytearray(min(size, HASH_BUFFER_BYTES))), 0
     try:
-        while position < size and (count := os.preadv(fd, [buffer[: size - position]], position)):
-            hasher.update(buffer[:count])
-            position += count
+        buffer = memoryview(bytearray(min(size, HASH_BUFFER_BYTES)))
+        return of_reads(lambda piece, at: os.preadv(fd, [piece], at), buffer, size)[0]
     finally:
         os.close(fd)
-    return hasher.hexdigest()
 
 
 def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:

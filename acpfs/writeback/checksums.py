@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, closing, suppress
 from threading import RLock
 
 import trio
-import xxhash
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.health import current_call
+from acpfs.checksum import Checksum, hash_zeros
 from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.writeback.arrival import Bell, outcome
@@ -28,7 +28,7 @@ from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, Version, VersionState
-from acpfs.writeback.source import AbandonedError, Source, hash_zeros
+from acpfs.writeback.source import AbandonedError, Source
 
 BATCH_OPS = 64
 SOON_S, WAIT_S = 1.0, 5.0
@@ -156,7 +156,7 @@ def digest_in_ram(
     Raises:
         OSError, AbandonedError: it was given up, or moved to the spill directory meanwhile.
     """
-    hasher, position = xxhash.xxh3_128(), 0
+    hasher, position = Checksum(), 0
     with closing(Source(_Reading(version), tier, lock, buffer, None)) as source:
         while position < size and source.hashes_holes:
             wanted = min(size - position, len(buffer))

@@ -12,8 +12,6 @@ import os
 from threading import RLock
 from typing import Protocol
 
-import xxhash
-
 from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import TierId
@@ -22,7 +20,6 @@ from acpfs.writeback.verify import OnlyCopyError
 
 HOLES_HASHED_BYTES_MAX = 64 << 30
 """Of one file; some ten seconds. With more it has no checksum: a terabyte of zeros would hold up for minutes what comes after it."""
-_ZEROS = memoryview(bytes(1 << 20))
 
 
 class AbandonedError(Exception):
@@ -146,11 +143,3 @@ class Source:
             if error.errno != errno.ENXIO:
                 raise
             return otherwise  # no data until the end of the file
-
-
-def hash_zeros(hasher: xxhash.xxh3_128, count: int) -> None:
-    """What a hole adds to a checksum."""
-    while count:
-        step = min(count, len(_ZEROS))
-        hasher.update(_ZEROS[:step])
-        count -= step

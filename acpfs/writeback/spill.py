@@ -21,12 +21,11 @@ from pathlib import Path
 from threading import RLock
 from typing import TypeVar
 
-import xxhash
-
 from acpfs.backing.calls import CallPool
 from acpfs.backing.filling import begin_write_out, forget_pages
 from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.progress import Progress
+from acpfs.checksum import Checksum
 from acpfs.config import SpillMode, share_of
 from acpfs.errors import errno_name
 from acpfs.logger import get_logger
@@ -323,7 +322,7 @@ class Spill:
         raise UnsteadyError
 
     def _fill_once(self, making: Making, fd: int, size: int) -> str:
-        hasher, position = xxhash.xxh3_128(), 0
+        hasher, position = Checksum(), 0
         buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
         with contextlib.closing(Source(making, self._tier, self._lock, buffer, self)) as source:
             while position < size:
@@ -475,7 +474,7 @@ class Spill:
         return partial(self._copy_back, copy, progress)
 
     def _copy_back(self, copy: Copy, progress: Progress, fd: int) -> None:
-        hasher, position = xxhash.xxh3_128(), 0
+        hasher, position = Checksum(), 0
         source = self.directory.open(copy.name)
         try:
             while data := os.pread(source, PIECE_BYTES, position):

@@ -13,13 +13,13 @@ import mmap
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from threading import RLock
-
-import xxhash
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, LowerStat, Note
+from acpfs.checksum import Checksum, hash_zeros, of_reads
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import VersionId
@@ -30,7 +30,7 @@ from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
-from acpfs.writeback.source import AbandonedError, Source, hash_zeros
+from acpfs.writeback.source import AbandonedError, Source
 from acpfs.writeback.spares import Growth, NotGrownError, Spare, Spares
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.verify import MisreadError, OnlyCopyError, digest_of
@@ -287,13 +287,8 @@ class Streamer:
             raise OnlyCopyError(error.errno, error.strerror) from error
 
     def _hash(self, stream: Stream, fd: int) -> str:
-        hasher, position = xxhash.xxh3_128(), 0
         with self._buffer(max(1, stream.version.size)) as buffer:
-            while count := self._lower.read(fd, buffer, position):
-                hasher.update(buffer[:count])
-                position += count
-                stream.progress()
-        return hasher.hexdigest()
+            return of_reads(partial(self._lower.read, fd), buffer, passed=lambda _count: stream.progress())[0]
 
     # -- bytes
 
@@ -362,7 +357,7 @@ class Streamer:
 
     def _copy_once(self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None) -> str:
         """`first_bytes`: no more than these."""
-        hasher, position, end, hashed = xxhash.xxh3_128(), 0, growth.kept_bytes, True
+        hasher, position, end, hashed = Checksum(), 0, growth.kept_bytes, True
         size = stream.version.size if first_bytes is None else first_bytes
         if size < end:
             raise NotGrownError

@@ -11,13 +11,13 @@ import os
 import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import PurePosixPath
 from threading import RLock
 from typing import Protocol
 
-import xxhash
-
 from acpfs.backing.lower import Lower, LowerPath
+from acpfs.checksum import of_reads
 from acpfs.writeback import absence
 from acpfs.writeback.records import Verification
 
@@ -48,18 +48,13 @@ class OnlyCopyError(OSError):
 
 def digest_of(lower: Lower, path: LowerPath, progress: Callable[[], None] = lambda: None) -> tuple[str, int]:
     """xxh3-128 and size of what the backing file system has, not of what is cached of it."""
-    hasher, position = xxhash.xxh3_128(), 0
     fd = lower.open_uncached(path)
     try:
         pages = lower.stat_fd(fd).size // mmap.PAGESIZE + 1
         with mmap.mmap(-1, min(BUFFER_BYTES, pages * mmap.PAGESIZE)) as memory, memoryview(memory) as buffer:
-            while count := lower.read(fd, buffer, position):
-                hasher.update(buffer[:count])
-                position += count
-                progress()
+            return of_reads(partial(lower.read, fd), buffer, passed=lambda _count: progress())
     finally:
         lower.close(fd)
-    return hasher.hexdigest(), position
 
 
 class Verifier:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-import xxhash
 from torch.distributed.tensor import DTensor
 
+from acpfs.checksum import Checksum
 from acpfs.errors import ConfigError
 from acpfs.training.messages import Shard
 from acpfs.training.torch.hooks import local_optimizer
@@ -47,7 +47,7 @@ class LocalState:
 
     def digest(self, shard: Shard) -> str:
         """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal digests."""
-        digest = xxhash.xxh3_128()
+        digest = Checksum()
         for name, values in sorted(self.shard(shard).items()):
             for key, value in sorted(values.items()):
                 digest.update(f"{name}\0{key}\0".encode())
