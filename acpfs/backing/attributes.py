@@ -6,7 +6,6 @@ counted: data must not stay in RAM for the lack of an attribute.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import threading
@@ -14,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from acpfs.backing.lower import Attributes, LowerStat
+from acpfs.backing.quirks import NO_ATTRIBUTE, NO_XATTR
 
 OWN_XATTR_PREFIX = b"user.acpfs."
 DIGEST_XATTR = b"user.acpfs.xxh3"
@@ -21,10 +21,6 @@ FSYNC_XATTR = b"user.acpfs.fsync"
 NEEDS_XATTR = b"user.acpfs.needs"
 """For the mount alone: never on the backing directory."""
 """On a directory: `ordered` or `durable`, for all files below that are opened from then on. Users set it, and it is kept like theirs."""
-
-_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EOVERFLOW})
-_XATTR_REFUSED = _REFUSED | {errno.ERANGE, errno.E2BIG, errno.ENOSPC, errno.ENODATA, errno.ENOTDIR, errno.ENAMETOOLONG}
-"""ENOSPC: ext4 without large xattrs says so for values of 4 KiB. A file system that is full will say so to a write as well."""
 
 
 def signed_ino(ino: int) -> int:
@@ -74,7 +70,7 @@ class AttributeSetter:
 
     def set_times(self, utime: Callable[[], None]) -> None:
         """Only an entry's owner may choose its times; a directory that others own may be written to all the same."""
-        self._try("times", _REFUSED, utime)
+        self._try("times", NO_ATTRIBUTE, utime)
 
     def apply_fd(self, fd: int, attributes: Attributes) -> None:
         """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
@@ -85,7 +81,7 @@ class AttributeSetter:
             st = os.fstat(fd)  # either may change the mode
         mode = attributes.mode
         if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(st.st_mode):
-            self._try("mode", _REFUSED, lambda: os.chmod(fd, stat.S_IMODE(mode)))
+            self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(fd, stat.S_IMODE(mode)))
         times = _times(st, attributes)
         if times is not None:
             self.set_times(lambda: os.utime(fd, ns=times))
@@ -101,7 +97,7 @@ class AttributeSetter:
             if not stat.S_ISLNK(st.st_mode):
                 self._xattrs(magic, attributes.xattrs)
                 if mode is not None and stat.S_IMODE(mode) != stat.S_IMODE(os.fstat(fd).st_mode):
-                    self._try("mode", _REFUSED, lambda: os.chmod(magic, stat.S_IMODE(mode)))
+                    self._try("mode", NO_ATTRIBUTE, lambda: os.chmod(magic, stat.S_IMODE(mode)))
             times = _times(st, attributes)
             if times is not None:
                 self.set_times(lambda: os.utime(magic, ns=times))
@@ -116,7 +112,7 @@ class AttributeSetter:
             return False
         assert uid is not None
         assert gid is not None
-        self._try("owner", _REFUSED, lambda: chown(uid, gid))
+        self._try("owner", NO_ATTRIBUTE, lambda: chown(uid, gid))
         return True
 
     def _xattrs(self, target: int | str, xattrs: Mapping[bytes, bytes | None]) -> None:
@@ -126,9 +122,9 @@ class AttributeSetter:
             return
         for name, value in xattrs.items():
             if value is None:
-                self._try("xattr", _XATTR_REFUSED, lambda name=name: os.removexattr(target, name))  # type: ignore[misc]
+                self._try("xattr", NO_XATTR, lambda name=name: os.removexattr(target, name))  # type: ignore[misc]
             else:
-                self._try("xattr", _XATTR_REFUSED, lambda name=name, value=value: os.setxattr(target, name, value))  # type: ignore[misc]
+                self._try("xattr", NO_XATTR, lambda name=name, value=value: os.setxattr(target, name, value))  # type: ignore[misc]
 
 
 def _times(st: os.stat_result, attributes: Attributes) -> tuple[int, int] | None:

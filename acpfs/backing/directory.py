@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -20,16 +20,16 @@ import xxhash
 from acpfs.backing import crossing, filling
 from acpfs.backing.areas import OWN, staged_in, staging_name
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
-from acpfs.backing.lower import ASIDE_PREFIX, CANNOT, Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
-from acpfs.backing.own_files import NO_DIRECTORY_SYNC, OwnFiles
+from acpfs.backing.lower import ASIDE_PREFIX, Attributes, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.own_files import OwnFiles
+from acpfs.backing.quirks import CANNOT, NAME_BYTES_MAX, NO_DIRECTORY_SYNC, NO_EXCHANGE, Features, top_exists
 from acpfs.backing.syscalls import rename_exchange
 from acpfs.errors import MachineError
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _COUNTED_TOGETHER = 32
 """So many looks at names are counted at once: each count also says that the call goes on."""
-_NO_EXCHANGE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
-_UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, 255)
+_UNKNOWN_SPACE = SpaceInfo(4096, 1 << 38, 1 << 38, 1 << 38, 0, 0, NAME_BYTES_MAX)
 """Of a small FUSE server that does not say: 1 PiB, for with none programs would not begin to write."""
 
 
@@ -104,7 +104,7 @@ class BackingDirectory(OwnFiles):
     def lstat(self, path: LowerPath) -> LowerStat:
         self._count("lstat")
         if not path:
-            with _top_exists():
+            with top_exists():
                 return lower_stat(os.fstat(self._root_fd))
         with self._entries.parent(path) as (dir_fd, name):
             return lower_stat(os.stat(name, dir_fd=dir_fd, follow_symlinks=False))
@@ -134,7 +134,7 @@ class BackingDirectory(OwnFiles):
             found = self._list(path)
             has_own = any(entry.name == OWN for entry in found) and self._entries.areas.is_area(path)
             return [entry for entry in found if entry.name != OWN] if has_own else found
-        with _top_exists():
+        with top_exists():
             return [entry for entry in self._list(path) if entry.name != OWN]
 
     def _list(self, path: LowerPath) -> list[LowerEntry]:
@@ -285,7 +285,7 @@ class BackingDirectory(OwnFiles):
                 try:
                     return rename_exchange(fd_a, name_a, fd_b, name_b)
                 except OSError as error:
-                    if error.errno not in _NO_EXCHANGE:
+                    if error.errno not in NO_EXCHANGE:
                         raise
         return self._exchange_by_renames(a, b)
 
@@ -511,15 +511,6 @@ class BackingDirectory(OwnFiles):
     def close(self, fd: int) -> None:
         self._count("close")
         os.close(fd)
-
-
-@contextlib.contextmanager
-def _top_exists() -> Iterator[None]:
-    """A top that is said to be missing is trouble (ESTALE), no answer: an evicted client of CephFS says so of what it has open."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
 
 
 def _type_bits(entry: os.DirEntry[str]) -> int:

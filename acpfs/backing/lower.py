@@ -7,15 +7,14 @@ long as the backing file system likes and raises `OSError` with the backing file
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from acpfs.backing.quirks import Features
+
 LowerPath = tuple[bytes, ...]
-CANNOT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-"""Answers that mean that a file system cannot do something at all: small FUSE servers say ENOSYS, FAT says EPERM to links."""
 ASIDE_PREFIX = "exchange-"
 """Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
 OVERFLOW_PREFIX = "overflowed-"
@@ -99,25 +98,6 @@ class Attributes(Protocol):
     def xattrs(self) -> Mapping[bytes, bytes | None]:
         """To set; value None: remove."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What the backing file system can do, probed at mount."""
-
-    xattrs: bool = True
-    hard_links: bool = True
-    symlinks: bool = True
-    chown: bool = True
-    fsync_directory: bool = True
-    rename_exchange: bool = True
-    direct_io: bool = True
-    direct_writes: bool = False
-    """Large files are best written past the page cache."""
-    page_cache: bool = True
-    """What one process reads stays in the kernel's page cache for the next."""
-    time_granularity_ns: int = 1
-    name_bytes_max: int = 255
 
 
 @dataclass(frozen=True, slots=True)

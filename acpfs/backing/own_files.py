@@ -13,9 +13,8 @@ from collections import Counter
 from acpfs.backing.areas import OWN, decode, encode
 from acpfs.backing.entries import Entries
 from acpfs.backing.health import current_call
-from acpfs.backing.lower import CANNOT, Features, LowerPath
-
-NO_DIRECTORY_SYNC = CANNOT | {errno.EINVAL, errno.EBADF, errno.EACCES}
+from acpfs.backing.lower import LowerPath
+from acpfs.backing.quirks import NO_DIRECTORY_SYNC, Features
 
 
 class StrangeFileError(OSError, ValueError):

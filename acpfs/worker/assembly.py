@@ -23,10 +23,10 @@ from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
-from acpfs.backing.lower import Features
 from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
+from acpfs.backing.quirks import Features
 from acpfs.backing.rivals import Rival
 from acpfs.config import AUTO, Settings
 from acpfs.errors import MachineError, RefusedError

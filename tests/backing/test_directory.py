@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from acpfs.backing import probe as probe_module
+from acpfs.backing import quirks
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
-from acpfs.backing.lower import Features, Lower, lstat_each
+from acpfs.backing.lower import Lower, lstat_each
 from acpfs.backing.nodes import NodeRecord, NodeRecords
 from acpfs.backing.probe import probe
+from acpfs.backing.quirks import Features
 from acpfs.backing.syscalls import Opener
 from acpfs.errors import MachineError, RefusedError
 from acpfs.writeback.ops import Metadata
@@ -310,7 +311,7 @@ def test_what_a_file_system_cannot_do_at_all_is_no_failure(
 
     for name in ("link", "symlink", "chown", "setxattr", "getxattr", "listxattr", "statvfs"):
         monkeypatch.setattr(os, name, cannot)
-    monkeypatch.setattr(probe_module, "rename_exchange", cannot)
+    monkeypatch.setattr(quirks, "rename_exchange", cannot)
     put(directory, (b"file",), b"x")
     assert directory.digest((b"file",)) == ""
     assert directory.xattrs((b"file",)) == {}

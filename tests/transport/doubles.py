@@ -13,7 +13,8 @@ from pathlib import Path
 from acpfs.backing import filling
 from acpfs.backing.attributes import lower_stat
 from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.quirks import Features
 from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram.kept import Kept

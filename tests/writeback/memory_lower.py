@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from acpfs.backing.lower import Attributes, Features, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.lower import Attributes, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.quirks import Features
 
 OWN = b".acpfs"
 STAGING: LowerPath = (OWN, b"staging", b"node")
