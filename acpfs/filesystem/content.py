@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 
 from acpfs.filesystem.steps import shared
-from acpfs.ram.spill import is_spilled
+from acpfs.ram.spill import is_spilled, spilled_id, version_of
 from acpfs.ram.tier import HUGE_PAGE_BYTES
-from acpfs.types import TierId
+from acpfs.types import NO_TIER, TierId, VersionId
 
 UNSEEN = (0, -1)
 """Looks like no file: every look at one finds it changed."""
@@ -37,21 +38,20 @@ class Outgrown:
     finished: Future[None] = field(default_factory=shared)
     """The staging file has all bytes, or will never have them."""
 
-    def to_text(self) -> str:
-        """For the state database: the name, and runs of pieces."""
+    def gone_text(self) -> str:
+        """For the state database: runs of pieces."""
         runs: list[list[int]] = []
         for piece in sorted(self.gone):
             if runs and runs[-1][1] == piece:
                 runs[-1][1] = piece + 1
             else:
                 runs.append([piece, piece + 1])
-        return f"{self.name}|" + ",".join(f"{start}-{end}" for start, end in runs)
+        return ",".join(f"{start}-{end}" for start, end in runs)
 
     @classmethod
-    def from_text(cls, text: str) -> Outgrown:
-        """Inverse of `to_text`."""
-        name, _bar, runs = text.partition("|")
-        pairs = [run.split("-") for run in runs.split(",") if run]
+    def from_row(cls, name: str, gone: str) -> Outgrown:
+        """`gone`: as `gone_text` has it."""
+        pairs = [run.split("-") for run in gone.split(",") if run]
         return cls(name, {piece for start, end in pairs for piece in range(int(start), int(end))})
 
 
@@ -73,9 +73,21 @@ class Writing(enum.Enum):
         return cls.APPENDING if offset == file_size and (by_append or size <= LOG_PIECE_BYTES_MAX) else cls.WHOLE
 
 
-_MODIFIED, _FAILED_SHIFT, _FAILED_MASK, _INTERRUPTED, _WHOLE, _WAS_WHOLE = 1, 1, 0xFF, 1 << 9, 1 << 10, 1 << 11
-FAILED_AT_SHIFT = 12
-"""Bits of `Content.state`: an errno is less than 256; offsets below 2 PiB then fit into SQLite's 63 bits."""
+@dataclass(slots=True)
+class Remainder:
+    """The first `size` bytes of a file, in a tier file; see `remainder`."""
+
+    tier_id: TierId
+    size: int
+
+
+COLUMNS = ("tier_id", "head", "staging", "gone", "spilled", "modified", "interrupted", "failed", "failed_at", "writing", "last_writing")
+"""Of the state database. `head`: so many first bytes are all that the tier file has, the rest is on the backing directory. `staging`: a
+file that has all bytes, or the pieces `gone` of a tier file. `spilled`: the version whose copy in the spill directory has all bytes."""
+DDL = """tier_id INTEGER, head INTEGER NOT NULL, staging TEXT, gone TEXT NOT NULL, spilled INTEGER NOT NULL,
+  modified INTEGER, interrupted INTEGER NOT NULL, failed INTEGER NOT NULL, failed_at INTEGER NOT NULL,
+  writing TEXT NOT NULL, last_writing TEXT NOT NULL"""
+_NO_CONTENT = (0, 0, 0, 0, Writing.APPENDING.value, Writing.APPENDING.value)
 
 
 @dataclass(slots=True, eq=False)
@@ -141,19 +153,6 @@ class Content:
             if self.closing and not self.in_flight:
                 self.close()
 
-    def state(self) -> int:
-        """For the state database: whether it is modified, and how, and a failed write, in one number."""
-        failed = self.failed << _FAILED_SHIFT | self.failed_at << FAILED_AT_SHIFT if self.failed else 0
-        whole = _WHOLE * (self.writing is Writing.WHOLE) | _WAS_WHOLE * (self.last_writing is Writing.WHOLE)
-        return _MODIFIED * self.modified | _INTERRUPTED * self.interrupted | failed | whole
-
-    def set_state(self, number: int) -> None:
-        """Inverse of `state`."""
-        self.modified, self.interrupted = bool(number & _MODIFIED), bool(number & _INTERRUPTED)
-        self.failed, self.failed_at = number >> _FAILED_SHIFT & _FAILED_MASK, number >> FAILED_AT_SHIFT
-        self.writing = Writing.WHOLE if number & _WHOLE else Writing.APPENDING
-        self.last_writing = Writing.WHOLE if number & _WAS_WHOLE else Writing.APPENDING
-
     def frozen(self) -> None:
         """All of it is in a version now."""
         self.modified = self.interrupted = False
@@ -177,12 +176,42 @@ class Content:
         return not (self.overflow or self.spilled or self.outgrown is not None)
 
 
-@dataclass(slots=True)
-class Remainder:
-    """The first `size` bytes of a file, in a tier file; see `remainder`."""
+def to_row(content: Content | None, remainder: Remainder | None) -> tuple[object, ...]:
+    """Values of `COLUMNS`."""
+    if content is None:
+        return (NO_TIER, 0, "", "", 0, *_NO_CONTENT) if remainder is None else (remainder.tier_id, remainder.size, "", "", 0, *_NO_CONTENT)
+    outgrown, spilled = content.outgrown, content.spilled
+    return (
+        NO_TIER if spilled else content.tier_id,
+        0,
+        content.overflow if outgrown is None else outgrown.name,
+        "" if outgrown is None else outgrown.gone_text(),
+        version_of(content.tier_id) if spilled else 0,
+        content.modified,
+        content.interrupted,
+        content.failed,
+        content.failed_at,
+        content.writing.value,
+        content.last_writing.value,
+    )
 
-    tier_id: TierId
-    size: int
+
+def from_row(row: tuple[Any, ...]) -> tuple[Content | None, Remainder | None]:
+    """Inverse of `to_row`."""
+    tier_id, head, staging, gone, spilled, modified, interrupted, failed, failed_at, writing, last_writing = row
+    if head:
+        return None, Remainder(TierId(tier_id), head)
+    if not (tier_id or staging or spilled):
+        return None, None
+    content = Content(spilled_id(VersionId(spilled)) if spilled else TierId(tier_id))
+    if tier_id and staging:
+        content.outgrown = Outgrown.from_row(staging, gone)
+    else:
+        content.overflow = staging
+    content.modified, content.interrupted = bool(modified), bool(interrupted)
+    content.failed, content.failed_at = failed, failed_at
+    content.writing, content.last_writing = Writing(writing), Writing(last_writing)
+    return content, None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,7 @@ class FileSystem:
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
-        left = Remainders(self._state, self._tier, self._table, versions)
+        left = Remainders(self._tier, self._table, versions)
         return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, Marks(self._state), left)
 
     # -- start

@@ -16,9 +16,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem.content import Content, Outgrown, Remainder
+from acpfs.filesystem import content
+from acpfs.filesystem.content import Content, Remainder
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Child, Directory
 from acpfs.ram.state import StateDatabase
@@ -29,11 +31,11 @@ from acpfs.writeback.lower_tree import LowerTree
 UPPER_INO_FIRST = 1 << 62
 """Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""
 
-DDL = """
+DDL = f"""
 CREATE TABLE IF NOT EXISTS node (
   ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER, size INTEGER, blocks INTEGER,
   atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT, unlogged INTEGER,
-  target BLOB, xattrs TEXT, tier_id INTEGER, modified INTEGER, overflow TEXT);
+  target BLOB, xattrs TEXT, {content.DDL});
 CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
@@ -506,8 +508,8 @@ class NodeTable:
 
     def _load(self) -> None:
         links = {}
-        for row in self._state.rows("SELECT * FROM node"):
-            node, links[row[0]] = _node_from_row(row), row[5]
+        for row in self._state.rows(f"SELECT {', '.join(_COLUMNS)} FROM node"):  # noqa: S608 - constants
+            node, links[row[0]] = _node_from_row(row), row[_COLUMNS.index("nlink")]
             self._insert(node)
             self._recorded.add(node.ino)
             if node.lower_ino:
@@ -528,12 +530,11 @@ class NodeTable:
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 
 
-_INSERT_NODE = """INSERT OR REPLACE INTO node (
-  ino, mode, uid, gid, rdev, lower_ino, identity, target, xattrs,
-  nlink, size, blocks, atime_ns, mtime_ns, ctime_ns, unlogged, tier_id, modified, overflow)
-  VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_UPDATE_NODE = """UPDATE node SET nlink = ?, size = ?, blocks = ?, atime_ns = ?, mtime_ns = ?, ctime_ns = ?, unlogged = ?,
-  tier_id = ?, modified = ?, overflow = ? WHERE ino = ?"""
+_SELDOM = ("mode", "uid", "gid", "rdev", "lower_ino", "identity", "target", "xattrs")
+_OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *content.COLUMNS)
+_COLUMNS = ("ino", *_SELDOM, *_OFTEN)
+_INSERT_NODE = f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
+_UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608 - constants
 
 
 def _seldom_changed(node: Node) -> tuple[object, ...]:
@@ -543,50 +544,20 @@ def _seldom_changed(node: Node) -> tuple[object, ...]:
 
 
 def _often_changed(node: Node) -> tuple[object, ...]:
-    content = node.content
     return (
         *(node.nlink, node.size, node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.unlogged),
-        content.tier_id if content else 0,
-        content.state() if content else 0,
-        (content.outgrown.to_text() if content.outgrown else content.overflow) if content else "",
+        *content.to_row(node.content, node.remainder),
     )
 
 
-def _node_from_row(row: tuple[object, ...]) -> Node:
-    (
-        ino,
-        mode,
-        uid,
-        gid,
-        rdev,
-        nlink,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        lower_ino,
-        identity,
-        unlogged,
-        target,
-        xattrs,
-        tier_id,
-        modified,
-        overflow,
-    ) = row
-    node = Node(ino, mode, uid, gid, rdev, size=size, blocks=blocks)  # type: ignore[arg-type]
-    node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)  # type: ignore[call-overload]
-    node.directory_links = int(nlink)  # type: ignore[call-overload]
-    node.lower_ino = int(lower_ino)  # type: ignore[call-overload]
+def _node_from_row(row: tuple[Any, ...]) -> Node:
+    ino, mode, uid, gid, rdev, lower_ino, identity, target, xattrs, nlink, size, blocks, atime, mtime, ctime, unlogged, *bytes_at = row
+    node = Node(ino, mode, uid, gid, rdev, size=size, blocks=blocks, target=target, unlogged=bool(unlogged))
+    node.atime_ns, node.mtime_ns, node.ctime_ns = int(atime), int(mtime), int(ctime)
+    node.directory_links = int(nlink)
+    node.lower_ino = int(lower_ino)
     node.identity = tuple(json.loads(str(identity))) if identity else None
-    node.unlogged = bool(unlogged)
-    node.target = target  # type: ignore[assignment]
     if xattrs is not None:
         node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
-    if tier_id and overflow:
-        node.content = Content(TierId(int(tier_id)), outgrown=Outgrown.from_text(str(overflow)))  # type: ignore[call-overload]
-    elif tier_id or overflow:
-        node.content = Content(TierId(int(tier_id)), overflow=str(overflow))  # type: ignore[call-overload]
-    if node.content is not None:
-        node.content.set_state(int(modified))  # type: ignore[call-overload]
+    node.content, node.remainder = content.from_row(tuple(bytes_at))
     return node

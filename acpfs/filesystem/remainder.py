@@ -1,7 +1,7 @@
 """Remainders: the first bytes of large files whose rest has left RAM.
 
 A file of which a part was evicted has no content any more and counts as one that is only on the backing directory; what is left of it
-in RAM is kept beside, and spares reads of these bytes. So everybody who does not know remainders is right about the file. The row is
+in RAM is kept beside, and spares reads of these bytes. So everybody who does not know remainders is right about the file. Its row is
 committed before the tier file is cut: a crash in between leaves more than the row says, never less. Used under the file system's lock.
 """
 
@@ -12,11 +12,9 @@ import os
 from acpfs.filesystem.content import Remainder
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.versions import Versions
-from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
-from acpfs.types import Ino, TierId
+from acpfs.types import TierId
 
-DDL = "CREATE TABLE IF NOT EXISTS remainder (ino INTEGER PRIMARY KEY, tier_id INTEGER NOT NULL, size INTEGER NOT NULL);"
 CUT_FILE_BYTES_MIN = 64 << 20
 """Smaller files leave as a whole: reading them again costs less than a second request for the rest."""
 CUT_BYTES_MIN = 32 << 20
@@ -28,18 +26,16 @@ ALIGNMENT_BYTES = 2 << 20
 class Remainders:
     """Makes, reads and gives up remainders."""
 
-    def __init__(self, state: StateDatabase, tier: Tier, table: NodeTable, versions: Versions) -> None:
-        """Load what the last worker left."""
-        self._state, self._tier, self._versions = state, tier, versions
-        state.create(DDL)
+    def __init__(self, tier: Tier, table: NodeTable, versions: Versions) -> None:
+        """Those that the last worker left: what the tier has not got any more, the backing directory has."""
+        self._tier, self._table, self._versions = tier, table, versions
         there = set(tier.ids())
-        for ino, tier_id, size in state.rows("SELECT ino, tier_id, size FROM remainder"):
-            node = table.get(Ino(ino))
-            if node is None or node.content is not None or TierId(tier_id) not in there:
-                state.change("DELETE FROM remainder WHERE ino = ?", (ino,))
-            else:
-                node.remainder = Remainder(TierId(tier_id), size)
-                versions.use(TierId(tier_id))
+        for node in table.recorded():
+            if node.remainder is not None and node.remainder.tier_id in there:
+                versions.use(node.remainder.tier_id)
+            elif node.remainder is not None:
+                node.remainder = None
+                table.changed(node)
 
     @staticmethod
     def size_after(node_size: int, taken: int, wanted: int) -> int:
@@ -52,14 +48,14 @@ class Remainders:
     def cut(self, node: Node, tier_id: TierId, size: int) -> None:
         """The node keeps the first bytes of a tier file that it uses already, and nothing else of its content."""
         node.remainder = Remainder(tier_id, size)
-        self._state.change("INSERT OR REPLACE INTO remainder VALUES (?, ?, ?)", (node.ino, tier_id, size))
+        self._table.changed(node)
         self._tier.cut(tier_id, size)
 
     def drop(self, node: Node) -> None:
         """Nothing of it is needed any more."""
         remainder, node.remainder = node.remainder, None
         if remainder is not None:
-            self._state.change("DELETE FROM remainder WHERE ino = ?", (node.ino,))
+            self._table.changed(node)
             self._versions.unuse(remainder.tier_id)
 
     def read(self, remainder: Remainder, offset: int, size: int) -> bytes:

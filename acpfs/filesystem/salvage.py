@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from acpfs.ram.spill import spilled_id
-from acpfs.types import ROOT, VersionId
+from acpfs.ram.migration import migrate
+from acpfs.ram.state import STATE_VERSION
+from acpfs.types import ROOT
 from acpfs.writeback.ops import OpKind, VersionState
 
 NAMES_MAX = 20
@@ -55,7 +56,9 @@ def salvage(journal: Path, target: Path, size_of: Callable[[str], int]) -> Salva
         source.backup(db)
         db.execute("PRAGMA journal_mode=DELETE")
         db.execute("BEGIN")
+        migrate(db)
         found = _Salvage(db, size_of).run()
+        db.execute(f"PRAGMA user_version={STATE_VERSION}")
         db.execute("COMMIT")
     unfinished.rename(target)
     return found
@@ -119,9 +122,9 @@ class _Salvage:
         is_staged = version["state"] in _STAGED and version["staging_name"]
         if is_staged and (copy is None or copy["size"] != version["size"]):
             self._db.execute("DELETE FROM spilled WHERE vid = ?", (vid,))
-            self._db.execute("UPDATE version SET tier_id = 0 WHERE vid = ?", (vid,))
+            self._db.execute("UPDATE version SET tier_id = 0, spilled = 0 WHERE vid = ?", (vid,))
         elif copy is not None:
-            self._db.execute("UPDATE version SET tier_id = ?, size = ? WHERE vid = ?", (spilled_id(VersionId(vid)), copy["size"], vid))
+            self._db.execute("UPDATE version SET tier_id = 0, spilled = 1, size = ? WHERE vid = ?", (copy["size"], vid))
         else:
             return False
         self._found.bytes += version["size"]
@@ -173,16 +176,18 @@ class _Salvage:
         node, links = rows[0], Counter(self._children.values())[ino]
         is_dir = node["mode"] & 0o170000 == 0o040000
         nlink = node["nlink"] if ino == ROOT or (is_dir and links) else links
-        tier_id, overflow, size, mtime_ns = 0, "", node["size"], node["mtime_ns"]
+        staging, spilled, size, mtime_ns = "", 0, node["size"], node["mtime_ns"]
         stored = self._rows("SELECT version.*, op.meta FROM op JOIN version USING (vid) WHERE op.ino = ? ORDER BY seq DESC LIMIT 1", ino)
         if stored:
             version = stored[0]
             size, mtime_ns = version["size"], json.loads(version["meta"])[4] or mtime_ns
             if links:
-                tier_id, overflow = version["tier_id"], "" if version["tier_id"] else version["staging_name"]
+                staging, spilled = ("", version["vid"]) if version["spilled"] else (version["staging_name"], 0)
         elif node["identity"] and not is_dir:
             _lower_ino, size, mtime_ns, _ctime_ns = json.loads(node["identity"])
         self._db.execute(
-            "UPDATE node SET tier_id = ?, overflow = ?, modified = 0, unlogged = 0, nlink = ?, size = ?, mtime_ns = ? WHERE ino = ?",
-            (tier_id, overflow, nlink, size, mtime_ns, ino),
+            """UPDATE node SET tier_id = 0, head = 0, staging = ?, gone = '', spilled = ?, unlogged = 0,
+              modified = 0, interrupted = 0, failed = 0, failed_at = 0, writing = 'appending', last_writing = 'appending',
+              nlink = ?, size = ?, mtime_ns = ? WHERE ino = ?""",
+            (staging, spilled, nlink, size, mtime_ns, ino),
         )

@@ -20,16 +20,14 @@ from pathlib import Path
 from acpfs.checksum import Checksum
 from acpfs.control.runtime import places_to_look
 from acpfs.errors import ConfigError, RefusedError
+from acpfs.ram.migration import migrate
 from acpfs.ram.place import DATA, STATE_FILE
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.state import lost
-from acpfs.types import ROOT, TierId
+from acpfs.types import ROOT
 
 NAMED, UNNAMED, LIST = "files", "unnamed", "salvaged.json"
 PIECE_BYTES = 8 << 20
 SHOWN_BYTES = 16
-_MODIFIED = 1
-"""In a node's `modified`: changed since its last version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +114,7 @@ def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[in
                     shutil.copy(tier / name, copy.with_name(name))
             with contextlib.closing(sqlite3.connect(copy)) as db:
                 damage = str(db.execute("PRAGMA quick_check(1)").fetchone()[0])
+                migrate(db)
                 why = why or ("" if damage == "ok" else damage)
                 return why, _claims(db, everything=everything or bool(why))
         except (OSError, sqlite3.Error, ValueError, TypeError) as error:
@@ -129,21 +128,22 @@ def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[Claim
     versions = "SELECT op.ino, op.parent, op.name, vid, tier_id, size, digest FROM op JOIN version USING (vid)"
     for ino, parent, name, vid, tier_id, size, digest in db.execute(versions):
         path = _path(ino, parents) or _path(ino, {**parents, ino: (parent, bytes(name))})
-        if path and tier_id and not is_spilled(TierId(tier_id)):
+        if path and tier_id:
             found.setdefault(tier_id, []).append(Claim(path, size, digest, vid))
-    for ino, tier_id, state, identity, rest in db.execute("SELECT ino, tier_id, modified, identity, overflow FROM node WHERE tier_id > 0"):
+    contents = "SELECT ino, tier_id, modified, identity, staging FROM node WHERE tier_id > 0 AND head = 0"
+    for ino, tier_id, modified, identity, staging in db.execute(contents):
         path, note = _path(ino, parents), ""
-        if rest:
-            note = f"a part of it is in the staging file {str(rest).partition('|')[0]} on the backing directory"
-        if not path or is_spilled(TierId(tier_id)):
+        if staging:
+            note = f"a part of it is in the staging file {staging} on the backing directory"
+        if not path:
             continue
         claims = found.setdefault(tier_id, [])
-        if state & _MODIFIED:
+        if modified:
             claims.append(Claim(path + b".being-written", None, "", 0, note))
         elif not claims and (everything or not identity):
             claims.append(Claim(path, None, "", 0, note))
     if not everything:  # else they are copied, too: without a name, for they are only parts
-        for (tier_id,) in db.execute("SELECT tier_id FROM remainder"):
+        for (tier_id,) in db.execute("SELECT tier_id FROM node WHERE head > 0"):
             found.setdefault(tier_id, [])
     return _told_apart(found)
 

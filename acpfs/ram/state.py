@@ -29,10 +29,11 @@ from typing import Any
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram import wal
+from acpfs.ram.migration import migrate
 from acpfs.ram.state_space import StateSpace
 
-STATE_VERSION = 1
-"""Format of all tables together. A worker refuses a state that is newer than itself."""
+STATE_VERSION = 2
+"""Format of all tables together. A worker refuses a state that is newer than itself, and brings up one that is older (`migration`)."""
 
 Row = tuple[Any, ...]
 Statement = tuple[str, Sequence[Any], bool]
@@ -150,6 +151,8 @@ class StateDatabase:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=OFF")
         self._open = False
+        self._is_trial = False
+        """The open transaction has brought up an older format, and is not committed before `accept`."""
         self._writers: list[Callable[[], None]] = []
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
@@ -199,15 +202,29 @@ class StateDatabase:
                 f"the state in {self.path} has version {found}, this acpfs knows {STATE_VERSION}: drain it with the newer acpfs"
             )
         if found != STATE_VERSION:  # a worker that takes over must come to serve where nothing can be written
+            if found:
+                self._begin()
+                self._is_trial = True
+                migrate(self._db)
             self._db.execute(f"PRAGMA user_version={STATE_VERSION}")
+
+    def accept(self) -> None:
+        """All layers have read what the last worker left, and this one goes on with it.
+
+        Until then nothing is written to a state of an older format: if this worker does not come to serve, the older one takes over again.
+        """
+        self._is_trial = False
+        self.commit()
+        self._mark_in_use()
 
     def create(self, ddl: str) -> None:
         """Run `CREATE TABLE IF NOT EXISTS …` statements of a layer.
 
-        Ends the transaction, as `executescript` does by itself: an earlier layer may have changed rows as it read them.
+        Ends the transaction: an earlier layer may have changed rows as it read them.
         """
         self._end()
-        self._db.executescript(ddl)
+        for statement in ddl.split(";"):  # `executescript` would commit a trial
+            self._db.execute(statement)
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
@@ -265,7 +282,7 @@ class StateDatabase:
             write()
         if not self._settle() and not (self._try_at <= 0 and self._settle()):
             return False
-        if self._after:
+        if self._after and not self._is_trial:
             actions, self._after = self._after, []
             for action in actions:
                 action()
@@ -323,7 +340,7 @@ class StateDatabase:
 
     def _end(self) -> bool:
         """End the transaction, if there is one; False: its changes are late."""
-        if self._open:
+        if self._open and not self._is_trial:
             try:
                 self._db.execute("COMMIT")
             except sqlite3.Error as error:
@@ -354,7 +371,7 @@ class StateDatabase:
                 self._db.execute("ROLLBACK")
 
     def _fall_behind(self, error: sqlite3.Error) -> None:
-        if _is_bug(error):
+        if self._is_trial or _is_bug(error):
             raise error
         self._roll_back()
         self.problem = str(error)

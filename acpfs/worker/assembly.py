@@ -170,7 +170,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
         cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
-        state.commit()
+        state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
             LearnedSizes(settings, runtime).recall(fs.expectations)

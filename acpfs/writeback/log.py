@@ -17,7 +17,7 @@ from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.needs import Needs
-from acpfs.writeback.op_rows import COMMITTED, LET_GO, PARKED, op_from_row
+from acpfs.writeback.op_rows import COMMITTED, LET_GO, LOAD_VERSIONS, PARKED, SAVE_VERSION, op_from_row, version_from_row, version_row
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.waiters import Waiter, Waiters
 
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS op (
   next_attempt_at REAL NOT NULL, parked INTEGER NOT NULL, committed INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS version (
   vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL, state TEXT NOT NULL,
-  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL);
+  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL, spilled INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS replaces (seq INTEGER PRIMARY KEY, since REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
@@ -220,19 +220,7 @@ class OperationLog:
         """Persist a changed version."""
         if version.vid in self._sizes:
             self._count(version)
-        self._state.change(
-            "INSERT OR REPLACE INTO version VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                version.vid,
-                version.ino,
-                version.tier_id,
-                version.size,
-                version.state.value,
-                version.staging_name,
-                version.staging_ino,
-                version.digest,
-            ),
-        )
+        self._state.change(SAVE_VERSION, version_row(version))
         version.changed = self._state.changes
 
     def _count(self, version: Version) -> None:
@@ -579,11 +567,7 @@ class OperationLog:
             self._state.change_many("INSERT OR REPLACE INTO counter VALUES (?, ?)", rows)
 
     def _load(self) -> None:
-        versions: dict[int, Version] = {}
-        for vid, ino, tier_id, size, state, staging_name, staging_ino, digest in self._state.rows("SELECT * FROM version"):
-            known = VersionState(state)
-            known = VersionState.COMPLETE if known is VersionState.STREAMING else known
-            versions[vid] = Version(VersionId(vid), Ino(ino), TierId(tier_id), size, known, staging_name, int(staging_ino), digest)
+        versions: dict[int, Version] = {row[0]: version_from_row(row) for row in self._state.rows(LOAD_VERSIONS)}
         for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
             self._index(*op_from_row(row, versions))
             self.clock.not_before(next(reversed(self._ops.values())).logged_at)

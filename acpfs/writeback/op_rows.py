@@ -1,14 +1,21 @@
-"""How an operation is read back from its row in the state database; `OperationLog` writes it."""
+"""The rows of operations and versions in the state database; `OperationLog` writes and reads them."""
 
 from __future__ import annotations
 
-from acpfs.types import Seq
-from acpfs.writeback.ops import Metadata, Op, OpKind, Version
+from typing import Any
+
+from acpfs.ram.spill import is_spilled, spilled_id
+from acpfs.types import NO_TIER, Ino, Seq, TierId, VersionId
+from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 
 COMMITTED = 2
 """In the column `committed`: 0 not handed to the backing directory yet, 1 begun, 2 committed."""
 PARKED, LET_GO = 1, 2
 """Bits in the column `parked`."""
+LOAD_VERSIONS = "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
+"""`spilled`: the copy in the spill directory has the bytes, and no tier file."""
+SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
+  VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 
 
 def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:
@@ -38,3 +45,19 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
         started=committed == COMMITTED,
     )
     return op, bool(creates)
+
+
+def version_row(version: Version) -> tuple[object, ...]:
+    """Values for `SAVE_VERSION`."""
+    place = (NO_TIER, True) if is_spilled(version.tier_id) else (version.tier_id, False)
+    staged = (version.state.value, version.staging_name, version.staging_ino, version.digest)
+    return (version.vid, version.ino, *place, version.size, *staged)
+
+
+def version_from_row(row: tuple[Any, ...]) -> Version:
+    """A row of `LOAD_VERSIONS`; one that was streaming is complete again."""
+    vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest = row
+    known = VersionState(state)
+    known = VersionState.COMPLETE if known is VersionState.STREAMING else known
+    place = spilled_id(VersionId(vid)) if spilled else TierId(tier_id)
+    return Version(VersionId(vid), Ino(ino), place, size, known, staging_name, int(staging_ino), digest)

@@ -147,9 +147,9 @@ def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transp
             file.write(b"one ")
             state = code / "acpfs/ram/state.py"
             text = state.read_text()
-            state.write_text(text.replace("STATE_VERSION = 1", "STATE_VERSION = 0"))
+            state.write_text(text.replace("STATE_VERSION = 2", "STATE_VERSION = 1"))
             assert state.read_text() != text
-            with pytest.raises(CommandError, match=r"reload refused: the state in .* has version 1, this acpfs knows 0"):
+            with pytest.raises(CommandError, match=r"reload refused: the state in .* has version 2, this acpfs knows 1"):
                 mount.ctl("reload")
             file.write(b"two")
         assert (mount.path / "f").read_bytes() == b"one two"

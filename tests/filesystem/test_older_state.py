@@ -1,0 +1,137 @@
+"""A state database that an older acpfs left: what its rows say of files, and when it is changed."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from acpfs.filesystem.content import Outgrown, Writing
+from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.remainder import Remainders
+from acpfs.filesystem.salvage import salvage
+from acpfs.filesystem.versions import Versions
+from acpfs.mounting import tier_salvage
+from acpfs.ram.spill import spilled_id
+from acpfs.ram.state import STATE_VERSION, StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import NO_TIER, ROOT, VersionId
+from acpfs.writeback.log import OperationLog
+from acpfs.writeback.lower_tree import LowerTree
+
+VERSION_1 = Path(__file__).with_name("state_v1.sql")
+"""Written by the code of version 1, one file for each place where bytes can be; `op` and `version` beside them."""
+TIER_FILES = 5
+
+
+@pytest.fixture
+def tier_directory(tmp_path: Path) -> Path:
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
+        db.executescript(VERSION_1.read_text())
+    (tmp_path / "data").mkdir()
+    for number in range(1, TIER_FILES + 1):
+        (tmp_path / "data" / str(number)).write_bytes(b"bytes")
+    return tmp_path
+
+
+def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationLog]:
+    log, tier = OperationLog(state), Tier(directory, 1 << 30)
+    table = NodeTable(state, log, LowerTree(state))
+    Remainders(tier, table, Versions(tier, log))
+    tier.close()
+    return table, log
+
+
+def check(table: NodeTable, log: OperationLog) -> None:
+    """What was written into `VERSION_1`."""
+    nodes: dict[bytes, Node] = {name: table[child.ino] for name, child in table[ROOT].dir.children.items()}
+    contents = {name: node.content for name, node in nodes.items() if node.content is not None}
+    in_ram, spilled, outgrown, overflowed = (contents[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
+    assert (in_ram.tier_id, in_ram.modified, in_ram.writing, in_ram.last_writing) == (1, True, Writing.WHOLE, Writing.WHOLE)
+    assert (spilled.tier_id, spilled.spilled, spilled.modified) == (spilled_id(VersionId(1)), True, False)
+    assert isinstance(outgrown.outgrown, Outgrown)
+    assert (outgrown.tier_id, outgrown.outgrown.name, outgrown.outgrown.gone) == (2, "overflowed-0123456789abcdef", {2, 3, 4, 9})
+    assert (outgrown.modified, outgrown.failed, outgrown.failed_at, outgrown.overflow) == (True, 5, 3 << 40, "")
+    assert (overflowed.tier_id, overflowed.overflow, overflowed.outgrown) == (NO_TIER, "overflowed-fedcba9876543210", None)
+    assert (contents[b"interrupted"].modified, contents[b"interrupted"].interrupted) == (True, True)
+    assert (contents[b"clean"].tier_id, contents[b"clean"].modified, contents[b"clean"].writing) == (5, False, Writing.APPENDING)
+    left = nodes[b"head-left"].remainder
+    assert left is not None
+    assert (left.tier_id, left.size, nodes[b"head-left"].content) == (4, 56 << 20, None)
+    versions = {op.name: op.version for op in log if op.version is not None}
+    places = {name: (version.tier_id, version.staging_name) for name, version in versions.items()}
+    expected = {b"spilled": (spilled_id(VersionId(1)), ""), b"overflowed": (NO_TIER, overflowed.overflow), b"clean": (5, "")}
+    assert places == expected
+
+
+def version_of(path: Path) -> int:
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_state_of_version_1_says_what_it_said(tier_directory: Path) -> None:
+    path = tier_directory / "state.sqlite"
+    for _ in range(2):  # first as it was left, then as it was brought up
+        state = StateDatabase(path, check=True)
+        check(*layers(state, tier_directory))
+        state.accept()
+        state.close()
+        assert version_of(path) == STATE_VERSION
+
+
+def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code(tier_directory: Path) -> None:
+    path = tier_directory / "state.sqlite"
+    state = StateDatabase(path)
+    with contextlib.closing(sqlite3.connect(":memory:")) as before:
+        before.executescript(VERSION_1.read_text())
+        table, log = layers(state, tier_directory)
+        done: list[None] = []
+        state.after_commit(lambda: done.append(None))
+        table.changed(table[ROOT])
+        assert state.commit()
+        assert not done, "a tier file would go that the older code still needs"
+        state._db.close()  # killed: what is not committed is not there
+        del log
+        with contextlib.closing(sqlite3.connect(path)) as after:
+            assert after.execute("PRAGMA user_version").fetchone() == (1,)
+            for name in ("node", "version", "remainder", "op", "child"):
+                assert after.execute(f"SELECT * FROM {name}").fetchall() == before.execute(f"SELECT * FROM {name}").fetchall()
+    state = StateDatabase(path)  # and so may the newer one, a second time
+    check(*layers(state, tier_directory))
+    state.accept()
+    state.close()
+
+
+def test_salvage_reads_a_tier_of_version_1(tier_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    saved = tier_salvage.salvage(tier_directory, tmp_path_factory.mktemp("target"))
+    targets = {one.number: one.target for one in saved}
+    assert targets == {
+        1: "files/in-ram.being-written",
+        2: "files/outgrown.being-written",
+        3: "files/interrupted.being-written",
+        5: "files/clean",
+    }
+    assert version_of(tier_directory / "state.sqlite") == 1
+
+
+def test_a_journal_of_version_1_becomes_a_state(tier_directory: Path, tmp_path: Path) -> None:
+    """The mirror's journal is the state once more; one that a reboot ended is of the code of then."""
+    journal, target = tmp_path / "journal.sqlite", tmp_path / "after" / "state.sqlite"
+    target.parent.mkdir()
+    shutil.copy(tier_directory / "state.sqlite", journal)
+    with contextlib.closing(sqlite3.connect(journal)) as db:
+        for ddl in ("mark (ino INTEGER)", "mirror_seed (token TEXT)", "place (ino INTEGER, parent INTEGER, name BLOB)"):
+            db.execute(f"CREATE TABLE {ddl}")
+        db.execute("CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL)")
+        db.execute("INSERT INTO spilled VALUES (1, 'copy', 3145728, '')")
+        db.commit()
+    found = salvage(journal, target, lambda _name: 3 << 20)
+    assert (found.operations, found.lost) == (1, 2)
+    assert version_of(target) == STATE_VERSION
+    state = StateDatabase(target)
+    (row,) = state.rows("SELECT spilled, tier_id, staging FROM node WHERE spilled > 0")
+    assert row == (1, NO_TIER, "")
+    state.close()
