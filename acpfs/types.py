@@ -17,6 +17,8 @@ NO_TIER = TierId(0)
 VersionId = NewType("VersionId", int)
 """Number of a frozen content of a file."""
 
+NO_VERSION = VersionId(0)
+
 HandleId = NewType("HandleId", int)
 """Number of an open file or directory, as the kernel names it."""
 

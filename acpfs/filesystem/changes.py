@@ -249,7 +249,7 @@ class Changes:
 
     def _back_to_last(self, node: Node) -> bool:
         """Show what was complete last, if that is on its way to the backing directory."""
-        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.tier_id), None)
+        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.is_local), None)
         if last is None or last.version is None:
             return False
         self._contents.adopt_version(node, last.version)

@@ -13,9 +13,9 @@ from threading import Event
 from typing import Any
 
 from acpfs.filesystem.steps import shared
-from acpfs.ram.spill import is_spilled, spilled_id, version_of
 from acpfs.ram.tier import HUGE_PAGE_BYTES
-from acpfs.types import NO_TIER, TierId, VersionId
+from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
+from acpfs.writeback.ops import Version
 
 UNSEEN = (0, -1)
 """Looks like no file: every look at one finds it changed."""
@@ -92,11 +92,16 @@ _NO_CONTENT = (0, 0, 0, 0, Writing.APPENDING.value, Writing.APPENDING.value)
 
 @dataclass(slots=True, eq=False)
 class Content:
-    """Current content of a regular file: all bytes of a tier file, or of a staging file (`overflow`), or some in either (`outgrown`)."""
+    """Current content of a regular file.
+
+    All bytes of a tier file, of a staging file (`overflow`) or of a copy of a version (`spilled`), or some in a tier file (`outgrown`).
+    """
 
     tier_id: TierId
     overflow: str = ""
     """Name of the staging file that has the bytes, because RAM had no room for them; then `tier_id` is 0."""
+    spilled: VersionId = NO_VERSION
+    """The version whose copy in the spill directory has the bytes; then `tier_id` is 0, and it is closed or only being read."""
     sealed: bool = False
     """A version needs the staging file as it is; it changes only after that is persisted."""
     outgrown: Outgrown | None = None
@@ -165,10 +170,9 @@ class Content:
         self.failed, self.failed_at = other.failed, other.failed_at
         return self
 
-    @property
-    def spilled(self) -> bool:
-        """Whether its bytes are in the spill directory; then it is equal to a version, closed or only being read."""
-        return is_spilled(self.tier_id)
+    def is_on(self, version: Version) -> bool:
+        """Whether its bytes are in the tier file, or in the copy, that has the version's."""
+        return self.spilled == version.vid if version.spilled else self.tier_id == version.tier_id
 
     @property
     def in_ram(self) -> bool:
@@ -180,13 +184,13 @@ def to_row(content: Content | None, remainder: Remainder | None) -> tuple[object
     """Values of `COLUMNS`."""
     if content is None:
         return (NO_TIER, 0, "", "", 0, *_NO_CONTENT) if remainder is None else (remainder.tier_id, remainder.size, "", "", 0, *_NO_CONTENT)
-    outgrown, spilled = content.outgrown, content.spilled
+    outgrown = content.outgrown
     return (
-        NO_TIER if spilled else content.tier_id,
+        content.tier_id,
         0,
         content.overflow if outgrown is None else outgrown.name,
         "" if outgrown is None else outgrown.gone_text(),
-        version_of(content.tier_id) if spilled else 0,
+        content.spilled,
         content.modified,
         content.interrupted,
         content.failed,
@@ -203,7 +207,7 @@ def from_row(row: tuple[Any, ...]) -> tuple[Content | None, Remainder | None]:
         return None, Remainder(TierId(tier_id), head)
     if not (tier_id or staging or spilled):
         return None, None
-    content = Content(spilled_id(VersionId(spilled)) if spilled else TierId(tier_id))
+    content = Content(TierId(tier_id), spilled=VersionId(spilled))
     if tier_id and staging:
         content.outgrown = Outgrown.from_row(staging, gone)
     else:

@@ -26,10 +26,9 @@ from acpfs.filesystem.retention import Retention
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
 from acpfs.filesystem.versions import Versions
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
 from acpfs.ram.waiting import Purpose
-from acpfs.types import NO_TIER, TierId
+from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
@@ -130,20 +129,20 @@ class Contents:
         self._table.changed(node)
         return content
 
-    def adopt(self, node: Node, tier_id: TierId) -> None:
-        """Give a node a clean content that was read from the backing directory into `tier_id`."""
+    def adopt(self, node: Node, tier_id: TierId, spilled: VersionId = NO_VERSION) -> None:
+        """Give a node a clean content that was read from the backing directory into `tier_id`, or that a version has."""
         self._versions.use(tier_id)
         self._let_go(node)
-        node.content = Content(tier_id)
+        node.content = Content(tier_id, spilled=spilled)
         self.retention.settle(node)
         self._table.changed(node)
 
     def adopt_version(self, node: Node, version: Version) -> None:
         """Give a node the content of a version that is not persisted yet; it may have the first bytes of a tier file that went on."""
-        if not is_spilled(version.tier_id):
+        if not version.spilled:
             self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
         self._resized(node, version.size)
-        self.adopt(node, version.tier_id)
+        self.adopt(node, version.tier_id, version.vid if version.spilled else NO_VERSION)
 
     def drop(self, node: Node) -> None:
         """The node's content is not needed any more (evicted, deleted, or outdated)."""
@@ -175,8 +174,7 @@ class Contents:
 
     def opened(self, content: Content) -> int:
         """The content's descriptor, open from now until `closed`."""
-        assert not content.overflow, content.overflow
-        assert not content.spilled, content.tier_id
+        assert content.tier_id, (content.overflow, content.spilled)
         if content.fd < 0:
             content.fd = self._tier.open(content.tier_id)
         content.closing = False
@@ -450,7 +448,7 @@ class Contents:
 
     def still_frozen(self, version: Version) -> bool:
         """See `Listener`."""
-        return self.kernel.still_frozen(version) if version.tier_id else not self._overflow.is_changing(version.staging_name)
+        return self.kernel.still_frozen(version) if version.is_local else not self._overflow.is_changing(version.staging_name)
 
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
@@ -514,7 +512,7 @@ class Contents:
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be: its bytes are free to go, unless they are the current content."""
         self.kernel.forget(version)
-        if not version.tier_id:
+        if not version.is_local:
             node = self._table.get(version.ino)
             if node is not None and node.content is not None and node.content.overflow == version.staging_name:
                 self.drop(node)
@@ -529,8 +527,8 @@ class Contents:
 
     def _drop_unreadable(self, version: Version) -> None:
         """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""
-        node = self._table.get(version.ino) if is_spilled(version.tier_id) or self._tier.is_lost(version.tier_id) else None
-        if node is not None and node.content is not None and node.content.tier_id == version.tier_id and node.content.busy is None:
+        node = self._table.get(version.ino) if version.spilled or self._tier.is_lost(version.tier_id) else None
+        if node is not None and node.content is not None and node.content.busy is None and node.content.is_on(version):
             self.drop(node)
 
     async def mark(self, node: Node, *, behind: bool = False) -> None:

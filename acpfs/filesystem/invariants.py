@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, ROOT, Ino, Seq, TierId
 from acpfs.writeback.log import OperationLog
@@ -109,7 +108,7 @@ class Invariants:
             yield "it has bytes in RAM, but no name, and nobody has it open"
         if node.remainder is not None:
             yield from self._wrong_tier_file(node.remainder.tier_id, node.remainder.size)
-        if node.content is not None and not node.content.overflow:
+        if node.content is not None and node.content.tier_id:
             yield from self._wrong_tier_file(node.content.tier_id, _bytes_in_ram(node, node.content))
 
     def _wrong_version(self, seq: Seq) -> list[Violation]:
@@ -121,7 +120,7 @@ class Invariants:
 
     def _wrong_tier_file(self, tier_id: TierId, size: int) -> Iterable[str]:
         """What was lost before the mount is another matter: `status` names it."""
-        if is_spilled(tier_id) or self._tier.is_lost(tier_id):
+        if self._tier.is_lost(tier_id):
             return
         try:
             found = self._tier.stat(tier_id).st_size

@@ -318,7 +318,7 @@ class LowerView:
             self._count_links(node, st.nlink)
         if node.identity == st.identity():
             return
-        if node.is_file and node.tier_id:
+        if node.is_file and node.has_local_bytes:
             self._contents.drop(node)
         if node.identity is None or node.identity[:3] != st.identity()[:3]:
             node.keep_cache = False

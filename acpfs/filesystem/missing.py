@@ -10,7 +10,6 @@ import errno
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.logger import get_logger
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log import OperationLog
@@ -32,13 +31,13 @@ class Missing:
                 self._lose(op.version.tier_id, table.path(op.ino))
         clean = 0
         for node in table:
-            if node.content is not None and not node.content.overflow and self._is_gone(node.content.tier_id):
+            if node.content is not None and self._is_gone(node.content.tier_id):
                 clean += self._judge(node)
         if clean:
             _log.warning("files in the RAM tier are gone that the backing directory has: they are read from there", files=clean)
 
     def _is_gone(self, tier_id: TierId) -> bool:
-        return tier_id != NO_TIER and not is_spilled(tier_id) and tier_id not in self._there
+        return tier_id != NO_TIER and tier_id not in self._there
 
     def _judge(self, node: Node) -> bool:
         """Whether nothing is lost with a node's content."""

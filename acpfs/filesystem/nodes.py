@@ -24,7 +24,7 @@ from acpfs.filesystem.content import Content, Remainder
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Child, Directory
 from acpfs.ram.state import StateDatabase
-from acpfs.types import NO_INO, NO_TIER, ROOT, Ino, TierId
+from acpfs.types import NO_INO, NO_TIER, NO_VERSION, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 
@@ -126,6 +126,11 @@ class Node:
         if self.content is not None:
             return self.content.tier_id
         return NO_TIER if self.remainder is None else self.remainder.tier_id
+
+    @property
+    def has_local_bytes(self) -> bool:
+        """Whether RAM or the spill directory has some of its bytes."""
+        return self.tier_id != NO_TIER or (self.content is not None and self.content.spilled != NO_VERSION)
 
     @property
     def is_dir(self) -> bool:

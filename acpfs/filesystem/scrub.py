@@ -17,7 +17,6 @@ from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
 from acpfs.filesystem.keeping import below
 from acpfs.filesystem.mending import Clean, Mending
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES
@@ -108,7 +107,7 @@ class RamScrub:
     def _version(self, op: Op) -> Version | None:
         """What can be compared and matters: it has a checksum, its bytes are only here, and it was not saved again."""
         version = op.version
-        if version is None or not version.digest or version.is_staged or not version.tier_id or is_spilled(version.tier_id):
+        if version is None or not version.digest or version.is_staged or not version.tier_id:
             return None
         if op.tentative or op.unsealed or self._tier.is_lost(version.tier_id) or self._listener.version_of_open_file(version):
             return None

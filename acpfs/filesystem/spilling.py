@@ -22,11 +22,10 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, wait
 from acpfs.filesystem.versions import Versions
-from acpfs.ram.spill import is_spilled, spilled_id, version_of
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
-from acpfs.types import Seq, VersionId
+from acpfs.types import NO_TIER, NO_VERSION, Seq, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, Version, VersionState
 from acpfs.writeback.spill import COPY_THREADS, Spill
@@ -82,7 +81,7 @@ class Spilling:
         contents.on_version, contents.on_finished = self._complete, self._finished
         room.relief = self._relieve
         for op in log:
-            if op.version is not None and op.version.tier_id:
+            if op.version is not None and op.version.is_local:
                 self._complete(op.version)
 
     # -- which versions there are
@@ -186,7 +185,7 @@ class Spilling:
         while wanted > 0 and self._by_size and len(self.spill.making) < COPY_THREADS:
             entry = heapq.heappop(self._by_size)
             version = self._live.get(entry[1])
-            if version is None or entry[1] in self.spill.copies or not self._in_ram(version):
+            if version is None or entry[1] in self.spill.copies or not version.tier_id:
                 continue
             if not self.spill.takes(version.size):
                 put_back.append(entry)
@@ -231,10 +230,6 @@ class Spilling:
     def _op(self, version: Version) -> Op | None:
         return next((op for op in self._log.pending_of(version.ino) if op.version is version), None)
 
-    @staticmethod
-    def _in_ram(version: Version) -> bool:
-        return bool(version.tier_id) and not is_spilled(version.tier_id)
-
     def _content_on(self, version: Version) -> tuple[Node | None, Content | None]:
         node = self._table.get(version.ino)
         content = node.content if node is not None else None
@@ -254,17 +249,16 @@ class Spilling:
 
     def _leave_ram(self, version: Version) -> int:
         """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
-        if not self._in_ram(version) or not self._may_leave(version):
+        if not version.tier_id or not self._may_leave(version):
             return 0
-        source, target = version.tier_id, spilled_id(version.vid)
+        source = version.tier_id
         node, content = self._content_on(version)
         taken = self._tier.allocated_bytes(source)
         if node is not None and content is not None:
-            content.tier_id, content.seen = target, UNSEEN
+            content.tier_id, content.spilled, content.seen = NO_TIER, version.vid, UNSEEN
             self._contents.retention.forget(node)
-            self._versions.use(target)
             self._table.changed(node)
-        self._versions.relocate(version, target)
+        self._versions.spilled(version)
         if content is not None:
             self._versions.unuse(source)
         self.moved_files += 1
@@ -275,7 +269,7 @@ class Spilling:
 
     async def _read(self, content: Content, offset: int, size: int) -> bytes:
         try:
-            return await wait(self.spill.read(content.tier_id, offset, size))
+            return await wait(self.spill.read(content.spilled, offset, size))
         except OSError as error:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
@@ -296,7 +290,7 @@ class Spilling:
         try:
             await self._bring_back(node, content)
         except OSError as error:
-            if node.content is content and is_spilled(content.tier_id) and version_of(content.tier_id) not in self.spill.copies:
+            if node.content is content and content.spilled and content.spilled not in self.spill.copies:
                 self._contents.drop(node)  # persisted meanwhile: the backing directory has it
             number = errno.ENOSPC if error.errno == errno.ENOSPC else errno.EIO
             raise OSError(number, os.strerror(number)) from error
@@ -305,7 +299,7 @@ class Spilling:
             done.set_result(None)
 
     async def _bring_back(self, node: Node, content: Content) -> None:
-        source, progress = content.tier_id, Progress()
+        source, progress = content.spilled, Progress()
         if not await self._room.reserve(node.size, node, Purpose.BRING_UP):
             moved = await self._overflow.filled(self.spill.filler(source, progress))
             if node.content is content:
@@ -327,6 +321,5 @@ class Spilling:
             self._tier.remove(tier_id)
             return
         self._versions.use(tier_id)
-        content.tier_id = tier_id
-        self._versions.unuse(source)
+        content.tier_id, content.spilled = tier_id, NO_VERSION
         self._table.changed(node)

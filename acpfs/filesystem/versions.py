@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
-from acpfs.types import TierId
+from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
 
@@ -33,9 +32,8 @@ class Versions:
     def await_drain(self) -> bool:
         """Whether RAM holds any version that will be persisted by itself: one that is parked, or held up by that, waits for an operator."""
         if not self._log.parked_count:
-            return any(not is_spilled(tier_id) for tier_id in self._frozen)
-        in_ram = (versions for tier_id, versions in self._frozen.items() if not is_spilled(tier_id))
-        return any(not self._is_stuck(version) for versions in in_ram for version in versions)
+            return bool(self._frozen)
+        return any(not self._is_stuck(version) for versions in self._frozen.values() for version in versions)
 
     def _is_stuck(self, version: Version) -> bool:
         return any(op.version is version and (op.parked or op.held) for op in self._log.pending_of(version.ino))
@@ -43,15 +41,16 @@ class Versions:
     # -- users
 
     def use(self, tier_id: TierId) -> None:
-        """A content or version needs the tier file."""
-        self._users[tier_id] += 1
+        """A content or version needs the tier file, if it has one."""
+        if tier_id:
+            self._users[tier_id] += 1
 
     def unuse(self, tier_id: TierId) -> None:
         """It does not any more."""
-        self._users[tier_id] -= 1
-        if not self._users[tier_id]:
-            del self._users[tier_id]
-            if not is_spilled(tier_id):  # a copy in the spill directory goes with its version
+        if tier_id:
+            self._users[tier_id] -= 1
+            if not self._users[tier_id]:
+                del self._users[tier_id]
                 self._tier.remove(tier_id)
 
     def is_used(self, tier_id: TierId) -> bool:
@@ -73,23 +72,18 @@ class Versions:
 
     def finished(self, version: Version) -> None:
         """The version is persisted or will never be."""
-        versions = self._frozen[version.tier_id]
-        versions.remove(version)
-        if not versions:
-            del self._frozen[version.tier_id]
-        self.unuse(version.tier_id)
+        if version.tier_id:
+            versions = self._frozen[version.tier_id]
+            versions.remove(version)
+            if not versions:
+                del self._frozen[version.tier_id]
+            self.unuse(version.tier_id)
 
-    def relocate(self, version: Version, target: TierId) -> None:
-        """The version's bytes are in another place from now on."""
-        source = version.tier_id
-        versions = self._frozen[source]
-        versions.remove(version)
-        if not versions:
-            del self._frozen[source]
-        version.tier_id = target
+    def spilled(self, version: Version) -> None:
+        """Its copy in the spill directory has the version's bytes from now on."""
+        self.finished(version)
+        version.tier_id, version.spilled = NO_TIER, True
         self._log.save_version(version)
-        self.add(version)
-        self.unuse(source)
 
     def on(self, tier_id: TierId) -> Sequence[Version]:
         """Versions that need the tier file."""

@@ -1,8 +1,7 @@
 """Spill directory: copies of versions on a local disk, one file each, in a directory that only acpfs can enter.
 
-Owns names, file calls and the numbers by which such bytes are told from tier files; does not know why a copy is made, nor what it takes
-of the budget (`writeback.spill`). Every call may hang with the disk: they are made on threads of a pool, never under the file system's
-lock. Thread-safe.
+Owns names and file calls; does not know why a copy is made, nor what it takes of the budget (`writeback.spill`). Every call may hang with
+the disk: they are made on threads of a pool, never under the file system's lock. Thread-safe.
 """
 
 from __future__ import annotations
@@ -14,27 +13,10 @@ import stat
 from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
-from acpfs.types import TierId, VersionId
+from acpfs.types import VersionId
 
-SPILLED_FIRST = 1 << 48
-"""Numbers of tier files from here on mean: not in RAM, but the copy of the version whose number follows. 2^48 tier files are never made."""
 MIRROR_PREFIX = "mirror-"
 """Names of the journals that lie beside the copies (`writeback.mirror`)."""
-
-
-def is_spilled(tier_id: TierId) -> bool:
-    """Whether the bytes are in the spill directory."""
-    return tier_id >= SPILLED_FIRST
-
-
-def spilled_id(vid: VersionId) -> TierId:
-    """What a version, and the content that is equal to it, have for a tier file when their bytes are in the spill directory."""
-    return TierId(SPILLED_FIRST + vid)
-
-
-def version_of(tier_id: TierId) -> VersionId:
-    """Inverse of `spilled_id`."""
-    return VersionId(tier_id - SPILLED_FIRST)
 
 
 class SpillDirectory:

@@ -20,7 +20,6 @@ import trio
 from acpfs.backing.calls import CallPool
 from acpfs.backing.health import current_call
 from acpfs.checksum import Checksum, hash_zeros
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import Tier
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.bandwidth import SLICE_MAX_BYTES
@@ -114,7 +113,7 @@ class WaitingChecksums:
         version = op.version
         if version is None or self._log.get(op.seq) is not op or version.is_staged:
             return False
-        return not (version.digest or is_spilled(version.tier_id) or self._tier.is_lost(version.tier_id))
+        return not (version.digest or version.spilled or self._tier.is_lost(version.tier_id))
 
     def _may_change(self, op: Op) -> bool:
         return op.tentative or op.unsealed or (op.version is not None and self._listener.version_of_open_file(op.version))
@@ -175,4 +174,4 @@ def _is_streamed(op: Op) -> bool:
 
 
 def _has_bytes(op: Op) -> bool:
-    return op.version is not None and op.version.size > 0 and bool(op.version.tier_id)
+    return op.version is not None and op.version.size > 0 and op.version.is_local

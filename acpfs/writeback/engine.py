@@ -213,7 +213,7 @@ class Engine:
         with self._lock:
             self.guard.found_kept(kept)
             versions = [op.version for op in self._ops if op.version is not None]
-            needed = {version.staging_name for version in versions if version.is_staged or not version.tier_id}
+            needed = {version.staging_name for version in versions if version.is_staged or not version.is_local}
             needed |= self._listener.staging_in_use()
         for name in found:
             if name not in needed and not name.startswith(ASIDE_PREFIX):

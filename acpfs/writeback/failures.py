@@ -111,7 +111,7 @@ class Failures:
     def staging_lost(self, op: Op) -> None:
         """The staging file was removed from outside, or lost by the backing file system: streamed again where RAM has the bytes."""
         assert op.version is not None
-        if op.version.tier_id:
+        if op.version.is_local:
             op.version.state, op.version.staging_name = VersionState.COMPLETE, ""
             self._ops.save_version(op.version)
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from acpfs.ram.spill import is_spilled, spilled_id
-from acpfs.types import NO_TIER, Ino, Seq, TierId, VersionId
+from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 
 COMMITTED = 2
@@ -49,9 +48,8 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
 
 def version_row(version: Version) -> tuple[object, ...]:
     """Values for `SAVE_VERSION`."""
-    place = (NO_TIER, True) if is_spilled(version.tier_id) else (version.tier_id, False)
     staged = (version.state.value, version.staging_name, version.staging_ino, version.digest)
-    return (version.vid, version.ino, *place, version.size, *staged)
+    return (version.vid, version.ino, version.tier_id, version.spilled, version.size, *staged)
 
 
 def version_from_row(row: tuple[Any, ...]) -> Version:
@@ -59,5 +57,5 @@ def version_from_row(row: tuple[Any, ...]) -> Version:
     vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest = row
     known = VersionState(state)
     known = VersionState.COMPLETE if known is VersionState.STREAMING else known
-    place = spilled_id(VersionId(vid)) if spilled else TierId(tier_id)
-    return Version(VersionId(vid), Ino(ino), place, size, known, staging_name, int(staging_ino), digest)
+    place = VersionId(vid), Ino(ino), TierId(tier_id), size
+    return Version(*place, known, staging_name, int(staging_ino), digest=digest, spilled=bool(spilled))

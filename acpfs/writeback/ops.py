@@ -10,7 +10,7 @@ import errno
 import json
 from dataclasses import dataclass, field
 
-from acpfs.types import NO_INO, Ino, Seq, TierId, VersionId
+from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
 
 WITHHELD = errno.EHOSTDOWN
 """Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
@@ -99,8 +99,8 @@ class VersionState(enum.Enum):
 class Version:
     """A frozen content of node `ino`: the first `size` bytes of tier file `tier_id`.
 
-    `tier_id` is 0 when the version's bytes left the RAM tier (only ever after STAGED). It is changed by the file system, under its
-    lock, when it copies the bytes aside; a stream that reads notices and reads the chunk again from there.
+    `tier_id` is 0 when the version's bytes are elsewhere: in its copy (`spilled`), or in its staging file only. It is changed by the file
+    system, under its lock, also when it copies the bytes aside; a stream that reads notices and reads the chunk again from there.
     """
 
     vid: VersionId
@@ -110,6 +110,8 @@ class Version:
     state: VersionState = VersionState.COMPLETE
     staging_name: str = ""
     staging_ino: int = 0
+    spilled: bool = False
+    """They are in the copy that the spill directory has of it, and not in RAM."""
     digest: str = ""
     """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until it is known."""
     streamed_bytes: int = 0
@@ -117,6 +119,11 @@ class Version:
     """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
     changed: int = 0
     """See `Op.changed`."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether RAM or the spill directory has its bytes."""
+        return self.tier_id != NO_TIER or self.spilled
 
     @property
     def is_staged(self) -> bool:

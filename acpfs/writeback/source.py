@@ -12,9 +12,8 @@ import os
 from threading import RLock
 from typing import Protocol
 
-from acpfs.ram.spill import is_spilled
 from acpfs.ram.tier import BLOCK_BYTES, Tier
-from acpfs.types import TierId
+from acpfs.types import VersionId
 from acpfs.writeback.ops import Version
 from acpfs.writeback.verify import OnlyCopyError
 
@@ -49,7 +48,7 @@ class SpilledFile(Protocol):
 class Spilled(Protocol):
     """The spill tier, as far as reading goes."""
 
-    def open(self, tier_id: TierId) -> SpilledFile: ...
+    def open(self, vid: VersionId) -> SpilledFile: ...
 
 
 class Source:
@@ -75,7 +74,7 @@ class Source:
             self._tier_id = self._reading.version.tier_id
             if self._tier.is_lost(self._tier_id):
                 raise OnlyCopyError(errno.EIO, "its bytes are gone from the RAM tier")
-            if not is_spilled(self._tier_id):
+            if not self._reading.version.spilled:
                 self._open_file(self._reading.version.size)
                 return
         self._open_spilled()
@@ -95,7 +94,7 @@ class Source:
         self.spilled = True
         self._sparse = False
         self._reading.pause()
-        self._file = self._spilled.open(self._tier_id)
+        self._file = self._spilled.open(self._reading.version.vid)
         self._reading.progress()
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from acpfs.checksum import Checksum
 from acpfs.config import SpillMode, share_of
 from acpfs.errors import errno_name
 from acpfs.logger import get_logger
-from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory, version_of
+from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId, VersionId
@@ -392,7 +392,7 @@ class Spill:
         except OSError as error:
             raise SpillError(errno.EIO, f"spill directory: {error.strerror}") from error
 
-    def open(self, tier_id: TierId) -> _File:
+    def open(self, vid: VersionId) -> _File:
         """Open a copy for reading; waits in the caller's thread. Thread-safe.
 
         Raises:
@@ -400,7 +400,7 @@ class Spill:
             SpillError: the disk's.
         """
         with self._lock:
-            copy = self.copies.get(version_of(tier_id))
+            copy = self.copies.get(vid)
         if copy is None:
             raise AbandonedError
         future = self.reads.submit("open", self.directory.open, copy.name)
@@ -433,9 +433,9 @@ class Spill:
         )
         raise MisreadError(errno.EIO, "the spill directory's copy reads back differently")
 
-    def read(self, tier_id: TierId, offset: int, size: int) -> Future[bytes]:
+    def read(self, vid: VersionId, offset: int, size: int) -> Future[bytes]:
         """Bytes of a copy, shorter at its end; fails with EIO when the disk does, or does not answer in time."""
-        copy = self.copies.get(version_of(tier_id))
+        copy = self.copies.get(vid)
         if copy is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return self.reads.patient(self.reads.submit("read", self._read, copy.name, offset, size), PATIENCE_S)
@@ -447,12 +447,12 @@ class Spill:
         finally:
             os.close(fd)
 
-    def copy_back(self, tier_id: TierId, target: TierId, progress: Progress) -> Future[None]:
+    def copy_back(self, vid: VersionId, target: TierId, progress: Progress) -> Future[None]:
         """Write a copy's bytes into a tier file, and compare its checksum. The thread opens that itself: its caller may be gone.
 
         Fails when the disk does not answer for `PATIENCE_S`.
         """
-        call = self.reads.submit("copy back", self._fill_tier, target, self.filler(tier_id, progress))
+        call = self.reads.submit("copy back", self._fill_tier, target, self.filler(vid, progress))
         return self.reads.patient(call, PATIENCE_S, moved=progress.mark)
 
     def _fill_tier(self, target: TierId, fill: Callable[[int], None]) -> None:
@@ -462,13 +462,13 @@ class Spill:
         finally:
             os.close(fd)
 
-    def filler(self, tier_id: TierId, progress: Progress) -> Callable[[int], None]:
+    def filler(self, vid: VersionId, progress: Progress) -> Callable[[int], None]:
         """What writes a copy's bytes into a descriptor, in a thread.
 
         Raises:
             OSError: ESTALE: there is no such copy.
         """
-        copy = self.copies.get(version_of(tier_id))
+        copy = self.copies.get(vid)
         if copy is None:
             raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         return partial(self._copy_back, copy, progress)

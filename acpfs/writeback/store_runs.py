@@ -136,7 +136,7 @@ class StoreRuns:
         version = op.version
         if op.kind is not OpKind.STORE or version is None or op.begun or op.victim or self._log.get(op.seq) is not op:
             return None
-        if version.state is not VersionState.STAGED or not version.tier_id or version.size >= SPARE_BYTES_MIN or is_linked(version):
+        if version.state is not VersionState.STAGED or not version.is_local or version.size >= SPARE_BYTES_MIN or is_linked(version):
             return None
         # `covers` is all that `concerns` means for a store: what it leaves out replaces others' files, alone as in a run.
         if self._conflicts.covers(op) or self._applied.get(version.vid) != op.meta.to_json():

@@ -129,7 +129,7 @@ class Streamer:
             OSError: the backing directory's, or EIO when the bytes are not what they should be.
         """
         stream.call = current_call()
-        if not stream.version.tier_id:
+        if not stream.version.is_local:
             self._seal(stream)
             return
         name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))

@@ -15,7 +15,6 @@ from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.salvage import salvage
 from acpfs.filesystem.versions import Versions
 from acpfs.mounting import tier_salvage
-from acpfs.ram.spill import spilled_id
 from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, ROOT, VersionId
@@ -51,7 +50,7 @@ def check(table: NodeTable, log: OperationLog) -> None:
     contents = {name: node.content for name, node in nodes.items() if node.content is not None}
     in_ram, spilled, outgrown, overflowed = (contents[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
     assert (in_ram.tier_id, in_ram.modified, in_ram.writing, in_ram.last_writing) == (1, True, Writing.WHOLE, Writing.WHOLE)
-    assert (spilled.tier_id, spilled.spilled, spilled.modified) == (spilled_id(VersionId(1)), True, False)
+    assert (spilled.tier_id, spilled.spilled, spilled.modified) == (NO_TIER, VersionId(1), False)
     assert isinstance(outgrown.outgrown, Outgrown)
     assert (outgrown.tier_id, outgrown.outgrown.name, outgrown.outgrown.gone) == (2, "overflowed-0123456789abcdef", {2, 3, 4, 9})
     assert (outgrown.modified, outgrown.failed, outgrown.failed_at, outgrown.overflow) == (True, 5, 3 << 40, "")
@@ -62,8 +61,8 @@ def check(table: NodeTable, log: OperationLog) -> None:
     assert left is not None
     assert (left.tier_id, left.size, nodes[b"head-left"].content) == (4, 56 << 20, None)
     versions = {op.name: op.version for op in log if op.version is not None}
-    places = {name: (version.tier_id, version.staging_name) for name, version in versions.items()}
-    expected = {b"spilled": (spilled_id(VersionId(1)), ""), b"overflowed": (NO_TIER, overflowed.overflow), b"clean": (5, "")}
+    places = {name: (version.tier_id, version.spilled, version.staging_name) for name, version in versions.items()}
+    expected = {b"spilled": (NO_TIER, True, ""), b"overflowed": (NO_TIER, False, overflowed.overflow), b"clean": (5, False, "")}
     assert places == expected
 
 

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.spilling import Spilling
-from acpfs.ram.spill import SpillDirectory, is_spilled
+from acpfs.ram.spill import SpillDirectory
 from acpfs.types import Ino
 from acpfs.writeback import spill as spill_module
 from acpfs.writeback.ops import Version
@@ -60,7 +60,7 @@ def copies(made: World) -> list[str]:
 
 def spilled_versions(made: World) -> list[Version]:
     with made.fs.lock:
-        return [op.version for op in made.log if op.version is not None and is_spilled(op.version.tier_id)]
+        return [op.version for op in made.log if op.version is not None and op.version.spilled]
 
 
 def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
