@@ -133,11 +133,11 @@ class Committer:
                 return 0
             st = self._again(op) if op.committed else self._carry_out(op)
         except StagingLostError:
-            op.started = False
+            op.started = op.committed
             outcome.lost = op
             return 0
         except OSError as error:
-            op.started = False
+            op.started = op.committed  # attributes that are folded into one that is carried out would never be given
             op.begun = self._doubtful or self._changed or error.errno not in CERTAIN
             outcome.failed, outcome.error = op, error
             return 0
