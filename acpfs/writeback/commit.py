@@ -137,8 +137,8 @@ class Committer:
             outcome.lost = op
             return 0
         except OSError as error:
-            op.started = op.committed  # attributes that are folded into one that is carried out would never be given
-            op.begun = self._doubtful or self._changed or error.errno not in CERTAIN
+            began, op.started = op.started, op.committed  # what is folded into one that is carried out would never be given
+            op.begun = self._doubtful or (began and (self._changed or error.errno not in CERTAIN))
             outcome.failed, outcome.error = op, error
             return 0
         self._done(op, st, outcome)
