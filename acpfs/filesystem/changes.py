@@ -22,6 +22,7 @@ from acpfs.filesystem.steps import Steps
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version
+from acpfs.writeback.stages import Step
 
 
 class Changes:
@@ -123,7 +124,8 @@ class Changes:
         below = self._view.beneath.uncover((parent, name)) if first else None
         victim = below.ino if below is not None else NO_INO
         op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta, victim=victim)
-        op.unsealed = content.outgrown is not None
+        if content.outgrown is not None:
+            op.take(Step.OUTGROWN)
         if first:
             self._unpin_name(parent, name)
             for parent, name in node.names[1:]:  # that it was given as a half
@@ -135,7 +137,7 @@ class Changes:
     def confirm(self, op: Op) -> None:
         """The last close of the descriptor has come, or somebody relies on the first."""
         if op.tentative:
-            op.tentative = False
+            op.take(Step.CONFIRMED)
             self._log.on_append(op)
             self._known(op)
 

@@ -31,6 +31,7 @@ from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Version
+from acpfs.writeback.stages import Step
 
 T = TypeVar("T")
 
@@ -61,11 +62,9 @@ class Contents:
         remainders: Remainders,
     ) -> None:
         """`copies`: threads for large copies inside the RAM tier; `overflow`: where files go that do not fit; `order`: who leaves first."""
-        self._tier = tier
-        self._log = log
+        self._tier, self._log = tier, log
         self._table = table
-        self._copies = copies
-        self._overflow = overflow
+        self._copies, self._overflow = copies, overflow
         self._versions = versions
         self._room = room
         self.remainders = remainders
@@ -107,7 +106,8 @@ class Contents:
     def _take_over_outgrown(self, node: Node) -> None:
         outgrown = node.content.outgrown if node.content is not None else None
         for op in self._log.pending_of(node.ino):
-            op.unsealed = outgrown is not None and op.version is not None and op.version.staging_name == outgrown.name
+            if outgrown is not None and op.version is not None and op.version.staging_name == outgrown.name:
+                op.take(Step.OUTGROWN)
 
     # -- life of a content
 

@@ -36,6 +36,7 @@ from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op
+from acpfs.writeback.stages import Step
 
 log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
@@ -254,7 +255,8 @@ class OpenFiles:
         if op is not None or handle.tentative is None:
             handle.closed_at = time.monotonic()
         if op is not None:
-            op.tentative, handle.tentative = True, op
+            op.take(Step.CLOSED)
+            handle.tentative = op
             self._kept.changed(handle)
         if handle.writable:
             self.report_refusal(handle.node)
@@ -381,8 +383,9 @@ class OpenFiles:
             self._count_writer(handle, 1)
             self._lane_use.restored(handle)
             op = self._log.get(Seq(tentative))
-            if op is not None and op is self._log.last_of(node.ino) and not op.started:
-                op.tentative, handle.tentative, handle.closed_at = True, op, time.monotonic()
+            if op is not None and op is self._log.last_of(node.ino) and not op.begun:
+                op.take(Step.CLOSED)
+                handle.tentative, handle.closed_at = op, time.monotonic()
 
     def is_log(self, node: Node) -> bool:
         """Whether the file only grew as a log does since its last version, so that it may be published as it is."""

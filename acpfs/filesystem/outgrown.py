@@ -32,6 +32,7 @@ from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, fallocate
 from acpfs.types import NO_TIER
 from acpfs.writeback.log import OperationLog
+from acpfs.writeback.stages import Step
 
 PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2
@@ -360,7 +361,8 @@ class OutgrownFiles:
         self._contents.adopt_overflow(node, moved)
         for op in ops:
             assert op.version is not None
-            op.version.size, op.unsealed = node.size, False
+            op.version.size = node.size
+            op.take(Step.SEALED)
             self._log.save_version(op.version)
             self._log.on_append(op)
 

@@ -26,6 +26,7 @@ from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, Version
 from acpfs.writeback.source import AbandonedError
+from acpfs.writeback.stages import Stage
 from acpfs.writeback.verify import Recorded, digest_of
 
 NOTE_BYTES = 1 << 20
@@ -109,7 +110,7 @@ class RamScrub:
         version = op.version
         if version is None or not version.digest or version.is_staged or not version.tier_id:
             return None
-        if op.tentative or op.unsealed or self._tier.is_lost(version.tier_id) or self._listener.version_of_open_file(version):
+        if op.stage < Stage.LOGGED or self._tier.is_lost(version.tier_id) or self._listener.version_of_open_file(version):
             return None
         return None if any(later.version is not None and later.seq > op.seq for later in self._log.pending_of(op.ino)) else version
 

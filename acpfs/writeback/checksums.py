@@ -28,6 +28,7 @@ from acpfs.writeback.listener import Listener
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, Version, VersionState
 from acpfs.writeback.source import AbandonedError, Source
+from acpfs.writeback.stages import Stage
 
 BATCH_OPS = 64
 SOON_S, WAIT_S = 1.0, 5.0
@@ -116,7 +117,7 @@ class WaitingChecksums:
         return not (version.digest or version.spilled or self._tier.is_lost(version.tier_id))
 
     def _may_change(self, op: Op) -> bool:
-        return op.tentative or op.unsealed or (op.version is not None and self._listener.version_of_open_file(op.version))
+        return op.stage < Stage.LOGGED or (op.version is not None and self._listener.version_of_open_file(op.version))
 
     def _read(self, batch: list[Op]) -> None:
         """On a thread. Many small ones are one transaction."""

@@ -31,6 +31,7 @@ from acpfs.writeback.noted import with_note
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.place_staged import PlaceStaged
 from acpfs.writeback.spares import Spares
+from acpfs.writeback.stages import Step
 from acpfs.writeback.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.whereabouts import Whereabouts
 
@@ -133,12 +134,13 @@ class Committer:
                 return 0
             st = self._again(op) if op.committed else self._carry_out(op)
         except StagingLostError:
-            op.started = op.committed
+            op.take(Step.FAILED)
             outcome.lost = op
             return 0
         except OSError as error:
-            began, op.started = op.started, op.committed  # what is folded into one that is carried out would never be given
-            op.begun = self._doubtful or (began and (self._changed or error.errno not in CERTAIN))
+            if op.started:
+                in_doubt = self._doubtful or self._changed or error.errno not in CERTAIN
+                op.take(Step.FAILED if in_doubt else Step.TAKEN_BACK)
             outcome.failed, outcome.error = op, error
             return 0
         self._done(op, st, outcome)

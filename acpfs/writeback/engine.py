@@ -54,6 +54,7 @@ from acpfs.writeback.source import AbandonedError
 from acpfs.writeback.spares import Spares
 from acpfs.writeback.spill import Spill
 from acpfs.writeback.staged import Staged
+from acpfs.writeback.stages import Step
 from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
 from acpfs.writeback.stream_queue import StreamQueue
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
@@ -363,11 +364,9 @@ class Engine:
         self._commits_stand_back = False
         if first is None or self._paused:
             return [], math.inf
-        if _is_small(first) or not self._order.is_ready(first, now):
-            stand_back_s = self._courtesy.delay_s()
-            if stand_back_s:
-                self._commits_stand_back = True
-                return [], now + stand_back_s
+        if (_is_small(first) or not self._order.is_ready(first, now)) and (stand_back_s := self._courtesy.delay_s()):
+            self._commits_stand_back = True
+            return [], now + stand_back_s
         return self._order.group(now)
 
     async def _commit(self, group: list[Op]) -> None:
@@ -380,7 +379,7 @@ class Engine:
                 self._failed(result.failed, result.error)
             for op in result.undone:
                 self._spares.given_up(op.version)
-                op.committed = op.started = False
+                op.take(Step.LOST)
                 self._ops.save(op)
                 self._stream_again(op)
             if result.lost is not None:

@@ -19,6 +19,7 @@ from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.needs import Needs
 from acpfs.writeback.op_rows import COMMITTED, LET_GO, LOAD_VERSIONS, PARKED, SAVE_VERSION, op_from_row, version_from_row, version_row
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.stages import Stage, Step
 from acpfs.writeback.waiters import Waiter, Waiters
 
 WINDOW_OPS_MAX = 4096
@@ -203,18 +204,17 @@ class OperationLog:
 
     def mark_committed(self, op: Op) -> None:
         """Persist that the operation is visible; one small statement, for it is made once per operation."""
-        op.committed = True
+        op.take(Step.CARRIED_OUT)
         self._in_doubt.pop(op.seq, None)
         self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
 
     def mark_begun(self, op: Op) -> None:
         """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
-        op.started = True
         if not op.committed:
             self._in_doubt[op.seq] = op
         if not op.begun:
-            op.begun = True
             self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
+        op.take(Step.BEGUN)
 
     def save_version(self, version: Version) -> None:
         """Persist a changed version."""
@@ -501,7 +501,7 @@ class OperationLog:
         if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
             return last.seq
         heir = self.replacement(op)
-        if heir is None or heir.begun or heir.tentative or heir.unsealed:
+        if heir is None or heir.stage is not Stage.LOGGED:
             return None  # one that may yet be withdrawn, or fail, stands for nothing: what follows would come without either
         return heir.seq
 

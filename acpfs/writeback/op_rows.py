@@ -6,9 +6,11 @@ from typing import Any
 
 from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.stages import Stage
 
+_STAGES = (Stage.LOGGED, Stage.IN_DOUBT, Stage.COMMITTED)
 COMMITTED = 2
-"""In the column `committed`: 0 not handed to the backing directory yet, 1 begun, 2 committed."""
+"""In the column `committed`: which of them."""
 PARKED, LET_GO = 1, 2
 """Bits in the column `parked`."""
 LOAD_VERSIONS = "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
@@ -39,9 +41,7 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
         next_attempt_at,  # type: ignore[arg-type]
         parked=bool(int(parked) & PARKED),  # type: ignore[call-overload]
         let_go=bool(int(parked) & LET_GO),  # type: ignore[call-overload]
-        begun=bool(committed),
-        committed=committed == COMMITTED,
-        started=committed == COMMITTED,
+        stage=_STAGES[int(committed)],  # type: ignore[call-overload]
     )
     return op, bool(creates)
 

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field
 
 from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
+from acpfs.writeback.stages import TABLE, IllegalStepError, Stage, Step
 
 WITHHELD = errno.EHOSTDOWN
 """Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
@@ -155,14 +156,8 @@ class Op:
     """Wall clock, seconds; 0 when no retry is scheduled."""
     parked: bool = False
     """The backing directory refused it for good; kept until `retry` or `discard`."""
-    tentative: bool = False
-    """A STORE whose descriptor was closed, but perhaps not for the last time (dup, fork): it waits for that. Not persisted."""
-    unsealed: bool = False
-    """A STORE whose staging file does not have all bytes yet; some are still in RAM. Not persisted: known by its node's content."""
-    started: bool = False
-    """The engine took it into a commit group: it may be on its way to the backing directory. Not persisted."""
-    begun: bool = False
-    """Handed to the backing directory at least once, which may have carried it out even if it said no, or nothing."""
+    stage: Stage = Stage.LOGGED
+    """Only `take` changes it."""
     held: bool = False
     """Waits for a parked one, or one that is put off, that it has to do with. Not persisted."""
     let_go: bool = False
@@ -175,12 +170,46 @@ class Op:
     """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
     takes_pointer: bool | None = None
     """Whether it removes or replaces such a file; None: not asked yet. Not persisted."""
-    committed: bool = False
-    """Visible on the backing directory, but not yet flushed there."""
     last_detail: str = ""
     """What `last_error` is in words, as the log has it. Not persisted."""
     changed: int = 0
-    """Which change of the state was the last one of its row, but for `begun` and `committed`. Not persisted."""
+    """Which change of the state was the last one of its row, but for `stage`. Not persisted."""
+
+    def take(self, step: Step) -> None:
+        """Go on.
+
+        Raises:
+            IllegalStepError: that does not lead anywhere from here.
+        """
+        stage = TABLE.get((self.stage, step))
+        if stage is None:
+            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}, {self.stage.name}: {step.value}")
+        self.stage = stage
+
+    @property
+    def tentative(self) -> bool:
+        """Whether its close may not have been the last."""
+        return self.stage <= Stage.TENTATIVE
+
+    @property
+    def unsealed(self) -> bool:
+        """Whether bytes of it are in RAM that its staging file does not have."""
+        return self.stage in (Stage.TENTATIVE_UNSEALED, Stage.UNSEALED)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the backing directory may have carried it out."""
+        return self.stage >= Stage.IN_DOUBT
+
+    @property
+    def started(self) -> bool:
+        """Whether it may be on its way there right now, or is there."""
+        return self.stage >= Stage.UNDER_WAY
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is there."""
+        return self.stage is Stage.COMMITTED
 
     @property
     def withheld(self) -> bool:

@@ -28,6 +28,7 @@ from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
 from acpfs.writeback.parked import Aside, Parked
+from acpfs.writeback.stages import Stage
 from acpfs.writeback.want_of_room import WantOfRoom
 
 GROUP_OPS_MAX = 256
@@ -162,7 +163,7 @@ class Order:
 
     def is_ready(self, op: Op, now: float) -> bool:
         """Whether it could be committed, were it its turn."""
-        if op.tentative or op.unsealed or self._due.get(op.seq, 0.0) > now or self._is_shut(op):
+        if op.stage < Stage.LOGGED or self._due.get(op.seq, 0.0) > now or self._is_shut(op):
             return False
         return op.version is None or op.committed or op.version.state is VersionState.STAGED
 

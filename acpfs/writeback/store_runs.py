@@ -29,6 +29,7 @@ from acpfs.writeback.lower_tree import LowerTree, Place
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.ops import Op, OpKind, Version, VersionState
 from acpfs.writeback.spares import SPARE_BYTES_MIN, Spares
+from acpfs.writeback.stages import Step
 from acpfs.writeback.whereabouts import MOVING
 
 RUN_OPS_MAX = 32
@@ -181,7 +182,8 @@ class StoreRuns:
         except OSError:
             return False
         if st.size != store.version.size:
-            op.started, run.lost = False, op
+            op.take(Step.FAILED)
+            run.lost = op
             return False
         if still is None:
             run.done.append((op, ours(self._lower, op, st)))
@@ -193,7 +195,7 @@ class StoreRuns:
         return None
 
     def _failed(self, op: Op, error: OSError, run: Run) -> None:
-        op.started, op.begun = False, error.errno not in CERTAIN
+        op.take(Step.TAKEN_BACK if error.errno in CERTAIN else Step.FAILED)
         run.failed, run.error = op, error
 
     # -- the end
@@ -228,4 +230,4 @@ def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
 def _take_back(stores: Iterable[_Store]) -> None:
     """Nothing was done for them. Their rows may go on saying that they were begun, which costs a next worker a look."""
     for store in stores:
-        store.op.started = store.op.begun = False
+        store.op.take(Step.TAKEN_BACK)

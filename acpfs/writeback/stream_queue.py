@@ -12,6 +12,7 @@ from collections.abc import Callable
 from acpfs.types import Seq
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.stages import Stage
 from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream
 
 SMALL_PER_STREAM = 4
@@ -69,7 +70,7 @@ class StreamQueue:
             if op is None or not self._is_waiting(op):
                 continue
             assert op.version is not None
-            if op.tentative or op.unsealed or not (large if op.version.size > SMALL_BYTES_MAX else small):
+            if op.stage < Stage.LOGGED or not (large if op.version.size > SMALL_BYTES_MAX else small):
                 put_back.append(op)
             elif self._has_room(op.version.size) and not self._is_open(op.version):
                 chosen = op

@@ -27,6 +27,7 @@ from acpfs.writeback.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import WITHHELD, Op, OpKind, VersionState
 from acpfs.writeback.order import SCAN_OPS_MAX
+from acpfs.writeback.stages import Step
 from tests.writeback.conftest import Run
 from tests.writeback.world import InlinePool, World
 
@@ -375,9 +376,11 @@ def test_a_withheld_pointer_is_left_out_for_one_that_may_not_stand_for_it_at_onc
         if not is_tentative:
             world.store("shard", b"of the second")
         newer = world.store("latest", b"2")
-        newer.tentative = is_tentative
+        if is_tentative:
+            newer.take(Step.CLOSED)
         await world.run_for(1.0)
-        newer.tentative = False
+        if is_tentative:
+            newer.take(Step.CONFIRMED)
         world.log.on_append(newer)
         await world.run_for(1.0)
         assert [gated.op for gated in gate.gated()] == [newer]

@@ -46,7 +46,7 @@ def test_the_note_follows_when_the_first_attempt_failed_half_way(world: World, r
     world.lower.fault = FailNth("setattr", 1, errno.EIO)
     world.setattr("f", mtime_ns=SET_NS)
     op = world.log.front(1)[0]
-    op.begun = True
+    world.log.mark_begun(op)
     run(world.drain)
     assert holds(world)
 

@@ -1,14 +1,117 @@
-"""How far an operation has come."""
+"""How far an operation has come: only along the table of steps, whatever happens."""
 
 from __future__ import annotations
 
 import errno
+import itertools
+import random
+from pathlib import Path
 
 import pytest
 
+from acpfs.writeback.ops import Op
+from acpfs.writeback.stages import TABLE, IllegalStepError, Stage, Step
 from tests.writeback.conftest import Run
-from tests.writeback.memory_lower import FailNth
+from tests.writeback.memory_lower import FailNth, MemoryLower
+from tests.writeback.test_guard_random import settle
+from tests.writeback.test_random import Application, Mortal, assert_arrived, faults, live_until_killed
 from tests.writeback.world import World
+
+SEEDS = 8
+ELSEWHERE = frozenset(
+    {
+        (Stage.TENTATIVE, Step.CLOSED),  # the file system's, with two descriptors or after a death
+        (Stage.TENTATIVE, Step.OUTGROWN),
+        (Stage.TENTATIVE_UNSEALED, Step.CLOSED),
+        (Stage.UNDER_WAY, Step.BEGUN),  # test_store_runs
+        (Stage.COMMITTED, Step.LOST),  # test_recheck
+        (Stage.COMMITTED, Step.FAILED),  # below
+    }
+)
+"""What takes rarer chances than these."""
+
+
+class Closer(Application):
+    """Closes that may not be the last, and files that outgrow RAM."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        super().__init__(world, rng)
+        self._unfinished: list[Op] = []
+
+    def store(self) -> None:
+        super().store()
+        op = self.world.log.newest()
+        if op is not None and op.version is not None and op.stage is Stage.LOGGED:
+            steps = self.rng.choice(((), (Step.CLOSED,), (Step.OUTGROWN,), (Step.OUTGROWN, Step.CLOSED)))
+            for step in steps:
+                op.take(step)
+            self._unfinished += [op] if steps else []
+
+    def act(self) -> None:
+        if self._unfinished and self.rng.random() < 0.3:
+            self.finish(self._unfinished.pop(self.rng.randrange(len(self._unfinished))))
+        super().act()
+
+    def finish(self, op: Op) -> None:
+        """In either order, if it is still to be done, and by this worker."""
+        if self.world.log.get(op.seq) is op:
+            for step in self.rng.sample((Step.CONFIRMED, Step.SEALED), 2):
+                if op.tentative if step is Step.CONFIRMED else op.unsealed:
+                    op.take(step)
+            self.world.log.on_append(op)
+
+    def finish_all(self) -> None:
+        for op in self._unfinished:
+            self.finish(op)
+        self._unfinished.clear()
+
+
+def live(tmp_path: Path, seed: int) -> None:
+    """Work, faults and deaths on virtual time, until all has arrived."""
+    rng = random.Random(3000 + seed)
+    lower = MemoryLower()
+    (lower.fault,) = faults(rng, 0.1, 0.0)
+    mortal = Mortal(lower)
+    world = World(tmp_path, mortal, keep_last_persisted=seed % 2 == 1)
+    application = Closer(world, rng)
+    for _ in range(15):
+        for _ in range(rng.randrange(1, 15)):
+            application.act()
+        mortal.calls_left, mortal.after = rng.randrange(1, 60), rng.random() < 0.5
+        if not live_until_killed(world, rng) or rng.random() < 0.3:
+            lower.descriptors.clear()
+            world.restart()
+    mortal.calls_left = -1
+    application.finish_all()
+    lower.fault = lambda _label, _path: None
+    world.engine.retry()
+    settle(world)
+    assert_arrived(world, lower)
+
+
+def test_random_histories_take_the_steps_of_the_table_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: set[tuple[Stage, Step]] = set()
+    take = Op.take
+
+    def noted(op: Op, step: Step) -> None:
+        taken.add((op.stage, step))
+        take(op, step)
+
+    monkeypatch.setattr(Op, "take", noted)
+    for seed in range(SEEDS):
+        (tmp_path / str(seed)).mkdir()
+        live(tmp_path / str(seed), seed)
+    assert taken <= TABLE.keys()
+    assert TABLE.keys() - taken <= ELSEWHERE
+
+
+@pytest.mark.parametrize(("stage", "step"), sorted(set(itertools.product(Stage, Step)) - TABLE.keys(), key=str))
+def test_what_is_not_in_the_table_is_refused(world: World, stage: Stage, step: Step) -> None:
+    op = world.mkdir("d")
+    op.stage = stage
+    with pytest.raises(IllegalStepError, match=stage.name):
+        op.take(step)
+    assert op.stage is stage
 
 
 def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(world: World, run: Run) -> None:

@@ -16,6 +16,7 @@ from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.writeback import staged, store_runs
+from acpfs.writeback.stages import Step
 from acpfs.writeback.store_runs import RUN_OPS_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
@@ -270,7 +271,7 @@ def test_nothing_holds_streams_up_where_commits_wait_for_something_else(world: W
     monkeypatch.setattr(staged, "FILES_MAX", 40)
     world.mkdir("d")
     run(world.drain)
-    world.store("d/open", b"1").tentative = True
+    world.store("d/open", b"1").take(Step.CLOSED)
     files(world, 100)
     run(world.run_for, 1.0)
     assert len(staged_files(world)) == 100
