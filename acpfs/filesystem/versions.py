@@ -36,7 +36,7 @@ class Versions:
         return any(not self._is_stuck(version) for versions in self._frozen.values() for version in versions)
 
     def _is_stuck(self, version: Version) -> bool:
-        return any(op.version is version and (op.parked or op.held) for op in self._log.pending_of(version.ino))
+        return any(op.version is version and op.is_stuck for op in self._log.pending_of(version.ino))
 
     # -- users
 

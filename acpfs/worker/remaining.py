@@ -26,8 +26,8 @@ def remaining(log: OperationLog, until: int, paths: Sequence[bytes], path_of: Ca
         beyond = max(1, len(log) - max(0, log.last_seq - until) - len(ours))
     if not any(op.parked for op in ours):
         return Remaining(len(ours) + beyond, log.dirty_bytes if beyond else _bytes_of(ours), stuck=False)
-    wanted = [op for op in ours if not (op.parked or op.held) or not paths or is_below_any(path_of(op), paths)]
-    stuck = bool(wanted or beyond) and all(op.parked or op.held for op in ours)
+    wanted = [op for op in ours if not op.is_stuck or not paths or is_below_any(path_of(op), paths)]
+    stuck = bool(wanted or beyond) and all(op.is_stuck for op in ours)
     withheld = stuck and not any(op.parked and not op.withheld for op in ours)
     return Remaining(len(wanted) + beyond, _bytes_of(wanted), stuck=stuck, withheld=withheld)
 

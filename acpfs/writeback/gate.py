@@ -21,6 +21,7 @@ from acpfs.errors import FULL_ERRNOS
 from acpfs.types import Seq
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.ops import WITHHELD, Op
+from acpfs.writeback.stages import Aside
 
 LOOKED_AT_OPS_MAX = 256
 """With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
@@ -305,7 +306,7 @@ class Gate:
     def head(self) -> float | None:
         """When the operation was logged that is next, and waits for the gate alone."""
         first = self._first()
-        if first is None or self.is_open(first) or first.parked or first.held or first.tentative or not is_staged(first):
+        if first is None or self.is_open(first) or first.is_stuck or first.tentative or not is_staged(first):
             return None
         return first.logged_at
 
@@ -321,7 +322,7 @@ class Gate:
         """Whether other nodes' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
             return False
-        return op.kind not in REMOVING or not (op.held or op.parent < 0 or self.yields(op))
+        return op.kind not in REMOVING or not (op.aside is Aside.HELD or op.parent < 0 or self.yields(op))
 
 
 def is_staged(op: Op) -> bool:

@@ -17,14 +17,25 @@ from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.needs import Needs
-from acpfs.writeback.op_rows import COMMITTED, LET_GO, LOAD_VERSIONS, PARKED, SAVE_VERSION, op_from_row, version_from_row, version_row
+from acpfs.writeback.op_rows import (
+    COMMITTED,
+    LET_GO,
+    LOAD_VERSIONS,
+    PARKED,
+    SAVE_VERSION,
+    aside_when_parked,
+    op_from_row,
+    version_from_row,
+    version_row,
+)
 from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
-from acpfs.writeback.stages import Stage, Step
+from acpfs.writeback.stages import Aside, Stage, Step
 from acpfs.writeback.waiters import Waiter, Waiters
 
 WINDOW_OPS_MAX = 4096
 """How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to a few milliseconds."""
 
+IN_LINE = frozenset({Aside.NONE, Aside.HELD})
 CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
 REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
 
@@ -101,7 +112,7 @@ class OperationLog:
     def line(self, count: int) -> list[Op]:
         """The oldest `count` operations that are neither parked nor put off."""
         if self._line is None:
-            self._line = OrderedDict((seq, op) for seq, op in self._ops.items() if not (op.parked or op.put_off))
+            self._line = OrderedDict((seq, op) for seq, op in self._ops.items() if op.aside in IN_LINE)
         return list(itertools.islice(self._line.values(), count))
 
     def first(self) -> Op | None:
@@ -144,8 +155,7 @@ class OperationLog:
 
     def last_of(self, ino: Ino) -> Op | None:
         """Newest operation on a node."""
-        ops = self._by_node.get(ino)
-        return ops[-1] if ops else None
+        return ops[-1] if (ops := self._by_node.get(ino)) else None
 
     def is_pending(self, ino: Ino) -> bool:
         """Whether any operation acts on the node."""
@@ -235,7 +245,7 @@ class OperationLog:
         self.needs.done(op.seq)
         self._in_doubt.pop(op.seq, None)
         self._leave_victim(op)
-        self.unparked += op.put_off or self._parked.pop(op.seq, None) is not None
+        self.unparked += op.aside is Aside.PUT_OFF or self._parked.pop(op.seq, None) is not None
         ops = self._by_node[op.ino]
         del ops[_place(ops, op)]
         if not ops:
@@ -310,14 +320,14 @@ class OperationLog:
 
     def park(self, op: Op) -> None:
         """The backing directory refused it for good."""
-        op.parked, op.held = True, False
+        op.put(aside_when_parked(op.last_error))
         self._parked[op.seq] = op
         self._leave_line(op)
         self._save(op)
 
     def unpark(self, op: Op) -> None:
         """It is to be tried again."""
-        op.parked = False
+        op.put(Aside.NONE)
         self.unparked += self._parked.pop(op.seq, None) is not None
         self._line = None
         self._save(op)
@@ -337,7 +347,7 @@ class OperationLog:
 
     def put_off(self, op: Op, wait: bool) -> None:
         """Whether it waits while all else goes on."""
-        op.put_off = wait
+        op.put(Aside.PUT_OFF if wait else Aside.NONE)
         if wait:
             self._leave_line(op)
         else:
@@ -352,15 +362,16 @@ class OperationLog:
 
     def set_aside(self, op: Op) -> None:
         """Out of the order: neither looked at, nor counted, nor waited for, until it is brought back. Its node and names stay pinned."""
+        op.put(Aside.GUARDED)
         self._aside[op.seq] = self._ops.pop(op.seq)
         self._leave_line(op)
 
     def bring_back(self, ops: Iterable[Op]) -> None:
         """Into the order again, at the place that they had."""
         back = {op.seq: self._aside.pop(op.seq) for op in ops}
-        if not back:
-            return
-        last = max(back)
+        for op in back.values():
+            op.put(Aside.NONE)
+        last = max(back, default=0)
         for seq in list(itertools.takewhile(lambda seq: seq < last, self._ops)):
             back[seq] = self._ops.pop(seq)
         for seq in sorted(back, reverse=True):
@@ -442,7 +453,7 @@ class OperationLog:
         for op in self._ops.values():
             if op.seq > waiter.seq:
                 return 0
-            if not (op.parked or (op.held and op.ino != waiter.node)):
+            if not (op.parked or (op.aside is Aside.HELD and op.ino != waiter.node)):
                 return None
         return 0
 
@@ -575,8 +586,7 @@ class OperationLog:
         self._replaced = {Seq(seq): since for seq, since in replaced}
         counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
         self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
-        self._last_seq = max(self._saved_counters[0], *self._ops) if self._ops else self._saved_counters[0]
-        self._last_vid = max(self._saved_counters[1], *versions) if versions else self._saved_counters[1]
+        self._last_seq, self._last_vid = max(self._saved_counters[0], 0, *self._ops), max(self._saved_counters[1], 0, *versions)
 
 
 def _place(ops: list[Op], op: Op) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from acpfs.types import Ino, Seq, TierId, VersionId
-from acpfs.writeback.ops import Metadata, Op, OpKind, Version, VersionState
-from acpfs.writeback.stages import Stage
+from acpfs.writeback.ops import WITHHELD, Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.stages import Aside, Stage
 
 _STAGES = (Stage.LOGGED, Stage.IN_DOUBT, Stage.COMMITTED)
 COMMITTED = 2
@@ -17,6 +17,11 @@ LOAD_VERSIONS = "SELECT vid, ino, tier_id, spilled, size, state, staging_name, s
 """`spilled`: the copy in the spill directory has the bytes, and no tier file."""
 SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
   VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+
+def aside_when_parked(error: object) -> Aside:
+    """By the error that it is parked for."""
+    return Aside.WITHHELD if error == WITHHELD else Aside.PARKED
 
 
 def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:
@@ -39,7 +44,7 @@ def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[
         tries,  # type: ignore[arg-type]
         last_error,  # type: ignore[arg-type]
         next_attempt_at,  # type: ignore[arg-type]
-        parked=bool(int(parked) & PARKED),  # type: ignore[call-overload]
+        aside=aside_when_parked(last_error) if int(parked) & PARKED else Aside.NONE,  # type: ignore[call-overload]
         let_go=bool(int(parked) & LET_GO),  # type: ignore[call-overload]
         stage=_STAGES[int(committed)],  # type: ignore[call-overload]
     )

@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 
 from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
-from acpfs.writeback.stages import TABLE, IllegalStepError, Stage, Step
+from acpfs.writeback.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
 
 WITHHELD = errno.EHOSTDOWN
 """Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
@@ -154,16 +154,12 @@ class Op:
     """errno of the last failure."""
     next_attempt_at: float = 0.0
     """Wall clock, seconds; 0 when no retry is scheduled."""
-    parked: bool = False
-    """The backing directory refused it for good; kept until `retry` or `discard`."""
     stage: Stage = Stage.LOGGED
     """Only `take` changes it."""
-    held: bool = False
-    """Waits for a parked one, or one that is put off, that it has to do with. Not persisted."""
+    aside: Aside = Aside.NONE
+    """Only `put` changes it."""
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
-    put_off: bool = False
-    """A removal that waits for other nodes while all else goes on. Not persisted."""
     delayed: bool = False
     """A removal that waited for other nodes, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
     is_pointer: bool | None = None
@@ -211,10 +207,30 @@ class Op:
         """Whether it is there."""
         return self.stage is Stage.COMMITTED
 
+    def put(self, aside: Aside) -> None:
+        """Out of the order, or back.
+
+        Raises:
+            IllegalStepError: not from where it is.
+        """
+        if aside not in WAYS[self.aside]:
+            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}: from {self.aside.value} to {aside.value}")
+        self.aside = aside
+
     @property
     def withheld(self) -> bool:
         """Whether it is parked because another node is missing, and not because the backing directory refused it."""
-        return self.parked and self.last_error == WITHHELD
+        return self.aside is Aside.WITHHELD
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is, for either reason."""
+        return self.aside in (Aside.PARKED, Aside.WITHHELD)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for one that is parked, or put off, or is parked itself."""
+        return self.aside in (Aside.PARKED, Aside.WITHHELD, Aside.HELD)
 
     @property
     def moved_for(self) -> Ino:

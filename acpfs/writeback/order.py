@@ -3,7 +3,7 @@
 Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
 it is flushed first. While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
 above or below, deletions of what may be the last good state, and replacements and pointer files below the same directory at the top wait
-(`Op.held`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
+(`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
 up only what touches it.
 A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
 A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
@@ -27,8 +27,8 @@ from acpfs.writeback.guard import Guard
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
-from acpfs.writeback.parked import Aside, Parked
-from acpfs.writeback.stages import Stage
+from acpfs.writeback.parked import Parked, Touched
+from acpfs.writeback.stages import Aside, Stage
 from acpfs.writeback.want_of_room import WantOfRoom
 
 GROUP_OPS_MAX = 256
@@ -142,7 +142,7 @@ class Order:
         if not line or not self.room.is_wanted_by(line[0], now) or self._deletions_wait():
             return []
         group: list[Op] = []
-        held = Aside(self._tree)
+        held = Touched(self._tree)
         for op in line:
             passes = self._may_pass(op, now) and not self._waits_for_refused(op)
             if not passes or held.meets(op) or self._parked.meets(op) or self._put_off.meets(op):
@@ -181,16 +181,16 @@ class Order:
         self._put_off.renew()
         if not (self._parked or self._put_off):
             for op in self._log.front(GROUP_OPS_MAX):
-                op.held = False
+                _hold(op, False)
                 yield op
             return
         deletions_wait = self._deletions_wait()
-        held, looked_at = Aside(self._tree), 0
+        held, looked_at = Touched(self._tree), 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
             waits = self._destroys(op) and (deletions_wait or self._waits_for_refused(op))
             waits = waits or (self._is_published(op) and self._parked.is_near(op))
-            op.held = waits or self._parked.meets(op) or held.meets(op) or self._meets_put_off(op)
-            if op.held:
+            _hold(op, waits or self._parked.meets(op) or held.meets(op) or self._meets_put_off(op))
+            if op.aside is Aside.HELD:
                 held.add(op)
             elif looked_at < SCAN_OPS_MAX:
                 looked_at += 1
@@ -242,3 +242,8 @@ class Order:
     @staticmethod
     def _destroys(op: Op) -> bool:
         return op.kind in _DELETING
+
+
+def _hold(op: Op, wait: bool) -> None:
+    if wait is not (op.aside is Aside.HELD):
+        op.put(Aside.HELD if wait else Aside.NONE)

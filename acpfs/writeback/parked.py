@@ -19,7 +19,7 @@ _OF_ALL_BELOW = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
 _NEVER = Seq(1 << 62)
 
 
-class Aside:
+class Touched:
     """Operations that wait: by what they touch, the number of the first of them."""
 
     def __init__(self, tree: LowerTree, *ops: Op) -> None:
@@ -105,7 +105,7 @@ class Parked:
     def _begin_anew(self) -> None:
         self._count = 0
         self._stores: list[Op] = []
-        self._aside = Aside(self._tree)
+        self._aside = Touched(self._tree)
         self.refused = False
         """Whether the backing directory has refused one of them that is missed."""
         self._regions: set[bytes] = set()
@@ -153,4 +153,4 @@ class Parked:
 
     def met_by(self, op: Op) -> list[Op]:
         """Those that it has to wait for."""
-        return [one for one in self._after(0) if Aside(self._tree, one).meets(op)]
+        return [one for one in self._after(0) if Touched(self._tree, one).meets(op)]

@@ -55,7 +55,6 @@ def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueueEntry, ..
 
 
 def _state(op: Op) -> str:
-    for name, holds in (("withheld", op.withheld), ("parked", op.parked), ("held", op.held), ("committing", op.started)):
-        if holds:
-            return name
+    if op.is_stuck or op.started:
+        return op.aside.value if op.is_stuck else "committing"
     return op.version.state.value if op.version else "queued"

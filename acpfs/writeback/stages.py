@@ -1,4 +1,4 @@
-"""How far an operation has come, and the steps that lead on. What is not in the table is a bug, and ends the worker."""
+"""How far an operation has come, and whether it stands aside. What is in no table here is a bug, and ends the worker."""
 
 from __future__ import annotations
 
@@ -38,6 +38,23 @@ class Step(enum.Enum):
     LOST = "the backing directory has lost it before it was flushed"
 
 
+class Aside(enum.Enum):
+    """Where an operation stands beside the order, whatever its stage. Only `WITHHELD` and `PARKED` are persisted."""
+
+    NONE = "none"
+    """In the order."""
+    HELD = "held"
+    """In the order, but it waits for one that is not, and that it has to do with."""
+    PUT_OFF = "put off"
+    """A removal that waits for other members while all else goes on."""
+    WITHHELD = "withheld"
+    """It waits for a member that is missing."""
+    PARKED = "parked"
+    """The backing directory refused it for good; kept until `retry` or `discard`."""
+    GUARDED = "guarded"
+    """A deletion that the guard holds back."""
+
+
 class IllegalStepError(Exception):
     """An operation cannot take that step from where it is."""
 
@@ -65,3 +82,9 @@ TABLE: dict[tuple[Stage, Step], Stage] = {
     (Stage.COMMITTED, Step.LOST): Stage.IN_DOUBT,
 }
 """Where each step leads."""
+WAYS: dict[Aside, frozenset[Aside]] = {
+    Aside.NONE: frozenset(Aside) - {Aside.NONE},
+    Aside.HELD: frozenset(Aside) - {Aside.HELD, Aside.PUT_OFF},
+    **dict.fromkeys((Aside.PUT_OFF, Aside.WITHHELD, Aside.PARKED, Aside.GUARDED), frozenset({Aside.NONE})),
+}
+"""From one to another: only the order, or what is held in it, is set aside, and what is aside comes back first."""

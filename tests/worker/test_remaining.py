@@ -13,6 +13,7 @@ from acpfs.worker.remaining import COUNTED_OPS_MAX, remaining
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX
+from acpfs.writeback.stages import Aside
 
 
 @pytest.fixture
@@ -24,9 +25,10 @@ def fill(log: OperationLog, directory: bytes, count: int, *, held: bool) -> list
     """So many operations; the first one is parked where they are to be held."""
     ops = [log.append(OpKind.MKDIR, Ino(log.last_seq + 10), parent=ROOT, name=b"%s/%d" % (directory, n)) for n in range(count)]
     for op in ops:
-        op.held = held
+        if held:
+            op.put(Aside.HELD)
     if held:
-        ops[0].held, ops[0].last_error = False, 13
+        ops[0].last_error = 13
         log.park(ops[0])
     return ops
 
@@ -56,5 +58,7 @@ def test_what_the_engine_does_not_look_at_is_not_taken_for_persisted(log: Operat
 def test_what_waits_for_missing_nodes_was_refused_by_nobody(log: OperationLog) -> None:
     (pointer,) = fill(log, b"pointer", 1, held=True)
     assert (left(log).stuck, left(log).withheld) == (True, False)
+    log.unpark(pointer)
     pointer.last_error = WITHHELD
+    log.park(pointer)
     assert (left(log).stuck, left(log).withheld) == (True, True)

@@ -27,7 +27,7 @@ from acpfs.writeback.gate import LOOKED_AT_OPS_MAX, Gate
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import WITHHELD, Op, OpKind, VersionState
 from acpfs.writeback.order import SCAN_OPS_MAX
-from acpfs.writeback.stages import Step
+from acpfs.writeback.stages import Aside, Step
 from tests.writeback.conftest import Run
 from tests.writeback.world import InlinePool, World
 
@@ -338,7 +338,7 @@ def test_however_much_is_withheld_what_has_nothing_to_do_with_it_goes_on(world: 
     after, again = world.symlink(b"target", "after"), world.symlink(b"target", names[0])
     order = world.engine._order
     assert order.group(math.inf) == ([before, after], math.inf), "one that is older than they are does not wait for them"
-    assert again.held
+    assert again.aside is Aside.HELD
     for op in withheld:
         op.last_error = None
         world.log.unpark(op)
