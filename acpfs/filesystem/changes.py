@@ -357,6 +357,11 @@ class Changes:
         node = self._table.get(ino)
         return node is not None and node.is_dir
 
+    def directory_of(self, ino: Ino) -> Ino:
+        """See `Listener`."""
+        node = self._table.get(ino) if ino != ROOT else None
+        return node.names[0][0] if node is not None and node.names else NO_INO
+
     def is_settled(self, path: LowerPath) -> bool:
         """See `Listener`."""
         node: Node | None = self._table[ROOT]

@@ -128,7 +128,7 @@ class Engine:
         self._order = Order(
             log, tree, settings.pointer_patterns, self._due, self._elide, self.guard, listener.is_directory, settings.cluster_order
         )
-        self.gate = self._order.gate
+        self.gate, self._order.gate.directory_of = self._order.gate, listener.directory_of
         self._equal.has_peers = lambda: bool(self.gate.has_peers)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)

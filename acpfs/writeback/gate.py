@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
-from acpfs.types import Seq
+from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.ops import WITHHELD, Op
 from acpfs.writeback.stages import Aside
@@ -116,6 +116,8 @@ class Gate:
         """Called when a removal that the guard holds has nothing more to wait for here."""
         self.on_gated: Callable[[], None] = lambda: None
         """Called, under the lock, when something has to be looked at."""
+        self.directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO
+        """In which directory a node lies."""
         self.has_peers: bool | None = None
         """Whether there are other nodes, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
@@ -133,7 +135,7 @@ class Gate:
         if op.seq > self._newest_seq:  # not one that is noted again: what was said since is for the next
             self._newest_seq = op.seq
             if self._log.needs and self._is_pointer(op):
-                self._log.needs.take(op)
+                self._log.needs.take(op, self.directory_of)
         if self._pointers is not None and self._is_of_pointers(op):
             self._pointers[op.seq] = op
         if self._counting is not None and not self.yields(op):

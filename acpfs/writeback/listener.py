@@ -74,6 +74,10 @@ class Listener(Protocol):
         """Whether the node is a directory."""
         ...
 
+    def directory_of(self, ino: Ino) -> Ino:
+        """The directory in which a node lies by its first name; NO_INO: in none, and above the root."""
+        ...
+
     def is_settled(self, path: LowerPath) -> bool:
         """Whether nothing at and below a path is open for writing, or waits to be persisted."""
         ...

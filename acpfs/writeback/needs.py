@@ -7,9 +7,10 @@ Both are in the state database, so that they outlive workers and mounts. Knows n
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from acpfs.ram.state import StateDatabase
-from acpfs.types import Ino, Seq
+from acpfs.types import NO_INO, Ino, Seq
 from acpfs.writeback.ops import Op, OpKind
 
 NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -64,15 +65,24 @@ class Needs:
         """Whether anything waits to be taken."""
         return bool(self._told)
 
-    def take(self, op: Op) -> None:
-        """The operation makes pointers visible: it has what was said of these, and the next one of the same nodes has not."""
+    def take(self, op: Op, directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO) -> None:
+        """The operation makes pointers visible: it has what was said of these, and the next one of the same nodes has not.
+
+        Where nothing was said of them it has what was said of the nearest directory above, which keeps it.
+        """
         nodes = (op.ino, op.victim) if op.kind is OpKind.EXCHANGE else (op.ino,)
-        said = [self._told[ino] for ino in nodes if ino in self._told]
+        said = [self._told[ino] for ino in nodes if ino in self._told] or self._told_above(op, directory_of)
         for ino in nodes:
             if ino in self._told:
                 self.tell(ino, None)
         if said:
             self._save(op.seq, tuple(dict.fromkeys(node for one in said for node in one)))
+
+    def _told_above(self, op: Op, directory_of: Callable[[Ino], Ino]) -> list[tuple[str, ...]]:
+        directory = op.new_parent if op.new_parent > 0 else op.parent
+        while directory > 0 and directory not in self._told:
+            directory = directory_of(directory)
+        return [self._told[directory]] if directory > 0 else []
 
     def give_back(self, op: Op) -> None:
         """The operation is taken back: the next one is to have what it had."""

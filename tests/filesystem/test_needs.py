@@ -44,10 +44,37 @@ def test_each_way_to_make_a_pointer_takes_it(tmp_path: Path) -> None:
                 await w.do(w.fs.rename(ROOT, b"new", ROOT, name, EXCHANGE if kind is OpKind.EXCHANGE else 0))
         directory = await w.do(w.fs.mkdir(ROOT, b"step.tmp", 0o755, CALLER))
         await w.do(w.fs.setxattr(directory.ino, NEEDS, b"node4"))
-        await w.write(b"latest", b"x", parent=directory.ino)  # a pointer of its own
         await w.do(w.fs.rename(ROOT, b"step.tmp", ROOT, b"step", 0))
         kinds = (OpKind.RENAME, OpKind.LINK, OpKind.EXCHANGE, OpKind.STORE, OpKind.RENAME)
         assert taken(w) == [(kind, (f"node{number}",)) for number, kind in enumerate(kinds)]
+        await w.drained()
+
+    run(tmp_path, scenario)
+
+
+@clause("S286")
+def test_pointers_below_a_directory_have_its_word_and_it_keeps_it(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        gasp = await w.do(w.fs.mkdir(ROOT, b"gasp.tmp", 0o755, CALLER))
+        await w.write(b"latest_before", b"x", parent=gasp.ino)
+        await w.do(w.fs.setxattr(gasp.ino, NEEDS, b"node1"))
+        part = await w.do(w.fs.mkdir(gasp.ino, b"part", 0o755, CALLER))
+        await w.write(b"plain", b"x", parent=gasp.ino)
+        await w.write(b"latest", b"x", parent=gasp.ino)
+        metadata = await w.write(b"new", b"x", parent=part.ino)
+        await w.do(w.fs.rename(part.ino, b"new", part.ino, b".metadata", 0))
+        own, attributes = await w.create(b"latest_own", parent=part.ino)
+        await w.do(w.fs.setxattr(attributes.ino, NEEDS, b"node2"))
+        await w.close(own)
+        await w.do(w.fs.setxattr(part.ino, NEEDS, b"node3"))
+        await w.do(w.fs.rename(part.ino, b".metadata", ROOT, b"latest_above", 0))  # out of both
+        await w.do(w.fs.rename(ROOT, b"latest_above", part.ino, b".metadata", 0))
+        await w.do(w.fs.rename(gasp.ino, b"part", gasp.ino, b"renamed", 0))  # its own
+        await w.do(w.fs.rename(ROOT, b"gasp.tmp", ROOT, b"gasp", 0))
+        await w.write(b"latest_after", b"x", parent=part.ino)
+        found = [(op.ino == metadata, nodes) for op in w.log if (nodes := w.log.needs.of(op)) is not None]
+        told = [("node1",), ("node1",), ("node2",), ("node3",), ("node3",), ("node1",)]
+        assert found == [(number in (1, 3), nodes) for number, nodes in enumerate(told)]
         await w.drained()
 
     run(tmp_path, scenario)

@@ -117,6 +117,9 @@ class ListenerDouble:
     def is_directory(self, ino: Ino) -> bool:
         return ino in self._world.directory_inos
 
+    def directory_of(self, ino: Ino) -> Ino:
+        return NO_INO
+
     def is_settled(self, path: LowerPath) -> bool:
         prefix = b"/".join(path).decode()
         below = [ino for name, ino in self._world.inos.items() if (name + "/").startswith(prefix + "/")]
