@@ -13,26 +13,26 @@ StrPath = str | os.PathLike[str]
 URGENT_S_MAX = 3600.0
 
 
-def declare_urgent(directory: StrPath, seconds: float = URGENT_S_MAX) -> None:
-    """Let files at and below a directory take the part of RAM that the setting `reserve` keeps, for so long (one hour at most).
+def declare_urgent(path: StrPath, seconds: float = URGENT_S_MAX) -> None:
+    """Let a file, or those below a directory, take the part of RAM that the setting `reserve` keeps, for so long (one hour at most).
 
-    For the directory's owner and root. Without a reserve such files only go before others that wait.
+    For its owner and root. Without a reserve such files only go before others that wait.
 
     Raises:
         acpfs.errors.NotMountedError: the path lies in no acpfs mount: then nothing there waits for RAM, and there is nothing to declare.
-        acpfs.errors.RefusedError: it is no directory, for too long, or too many paths are urgent.
-        acpfs.errors.AcpfsError: there is no such directory, or it is somebody else's.
+        acpfs.errors.RefusedError: it is no directory and no file, for too long, or too many paths are urgent.
+        acpfs.errors.AcpfsError: there is nothing, or it is somebody else's.
     """
-    record, below = registry.locate(os.fspath(directory))
+    record, below = registry.locate(os.fspath(path))
     client.request(record, "urgent", {"paths": [below], "for_s": float(seconds)})
 
 
-def withdraw_urgent(directory: StrPath) -> bool:
+def withdraw_urgent(path: StrPath) -> bool:
     """It is not urgent any more; False: it was not.
 
     Raises:
         acpfs.errors.NotMountedError: the path lies in no acpfs mount.
         acpfs.errors.AcpfsError: as `declare_urgent`.
     """
-    record, below = registry.locate(os.fspath(directory))
+    record, below = registry.locate(os.fspath(path))
     return bool(client.request(record, "urgent", {"paths": [below], "off": True})["changed"])

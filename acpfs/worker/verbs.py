@@ -103,8 +103,8 @@ class WorkerVerbs:
         if seconds == 0:
             raise BadRequestError(f"{request.verb}: for no time at all")
         node = await self._found(path)
-        if not node.is_dir:
-            raise RefusedError(f"{os.fsdecode(path)} is no directory (a symlink to one is none): name the directory itself")
+        if not node.is_dir and not node.is_file:
+            raise RefusedError(f"{os.fsdecode(path)} is no directory and no file (a symlink to one is neither): name that itself")
         if request.uid not in (0, node.uid):
             raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
         fs = self._parts.fs

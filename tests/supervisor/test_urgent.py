@@ -121,16 +121,28 @@ def test_a_declaration_ends_by_its_time_and_by_hand(mount: AcpfsMount) -> None:
     mount.ask("set", key="bandwidth", value="0")
 
 
+@clause("S287")
+def test_a_file_is_urgent_by_itself_and_what_lies_beside_it_is_not(mount: AcpfsMount) -> None:
+    (mount.path / "latest").write_bytes(b"old")
+    ordinary = full(mount)
+    client.declare_urgent(mount.path / "latest", seconds=60)
+    with open(mount.path / "latest", "r+b") as file:
+        file.write(b"new")
+    waiting(mount, "ordinary")
+    assert (mount.path / "latest").read_bytes() == b"new"
+    assert client.withdraw_urgent(mount.path / "latest")
+    mount.ask("set", key="bandwidth", value="0")
+    ordinary.result()
+
+
 @clause("S280")
 def test_what_cannot_be_urgent_is_refused_in_one_line(mount: AcpfsMount, tmp_path: Path) -> None:
     (mount.path / "gasp").mkdir()
     (mount.path / "link").symlink_to("gasp")
-    (mount.path / "file").write_bytes(b"")
     refused = {
         "gasp --for 2h": (ExitCode.REFUSED, "at most 3600 seconds"),
         "gasp --for 0": (ExitCode.USAGE, "for no time at all"),
-        "link": (ExitCode.REFUSED, "is no directory"),
-        "file": (ExitCode.REFUSED, "is no directory"),
+        "link": (ExitCode.REFUSED, "is no directory and no file"),
         "link/below": (ExitCode.FAILED, "No such file or directory"),
         "gone": (ExitCode.FAILED, "No such file or directory"),
         str(tmp_path): (ExitCode.NOT_MOUNTED, "lies in no acpfs mount"),
