@@ -19,7 +19,7 @@ import trio
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
 from acpfs.errors import AcpfsError
-from acpfs.training.coordinator.faults_log import log_to
+from acpfs.training.coordinator.faults_log import behind, log_to
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.server import Coordinator, Settings
 from acpfs.training.coordinator.watchdog import Patience
@@ -28,6 +28,8 @@ JOBS = ".acpfs-job"
 """In the save directory."""
 CLAIMS = ".acpfs-job-claims"
 """At the top of the backing directory."""
+FILES_S = 10.0
+"""So long the log's last lines have to be written, at the end."""
 
 
 def settings_from(arguments: list[str]) -> Settings:
@@ -130,6 +132,9 @@ def main(arguments: list[str]) -> int:
     except AcpfsError as error:
         sys.stderr.write(f"acpfs coordinator: {error}\n")
         return int(error.exit_code)
+    finally:
+        if not behind.wait(FILES_S):
+            os._exit(0)  # a mount that does not answer: nothing would end the thread that waits for it
     return 0
 
 

@@ -410,18 +410,12 @@ class Coordinator:
             elif isinstance(command, Tell):
                 _log.info(command.event, **command.fields)
             elif isinstance(command, Record):
-                self._note(command)
+                note_fault(self._settings.directory, command.fields)
             elif isinstance(command, AskWitness):
                 self._nursery.start_soon(self._ask_witness, command)
             elif isinstance(command, Finish):
                 self._nursery.start_soon(self._finish)
         self._look_again.set()
-
-    def _note(self, record: Record) -> None:
-        try:
-            note_fault(self._settings.directory, record.fields)
-        except OSError as error:
-            _log.error("the fault could not be noted", error=str(error))
 
     async def _ask_witness(self, asked: AskWitness) -> None:
         """None when the directory did not answer in time."""
