@@ -22,6 +22,7 @@ from typing import Any
 from acpfs.errors import AcpfsError, RefusedError
 from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.credentials import Credentials, connect
+from acpfs.training.mounted import node_name
 from acpfs.training.policy import Policy
 from acpfs.training.wire import LinkClosedError, SocketLink
 
@@ -65,7 +66,7 @@ def boot(rank: int, gathered: Gathered, directory: Path, policy: Policy) -> Boot
     Raises:
         RefusedError: a coordinator could not be started or reached.
     """
-    mine = Place(socket.gethostname(), own_host(dict(os.environ)))
+    mine = Place(node_name(directory), own_host(dict(os.environ)))
     told = gathered((mine, f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"))
     places, job = [place for place, _ in told], told[0][1]
     nodes = list(dict.fromkeys(place.node for place in places))

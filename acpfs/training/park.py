@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from acpfs.logger import get_logger
+from acpfs.training import mounted
 from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
@@ -37,6 +38,8 @@ from acpfs.training.publish import publish
 
 log = get_logger(__name__)
 TEXT_CHARS_MAX = 500
+BACK_S = 20.0
+"""So long a mount that does not answer is waited for before a save has failed."""
 
 
 class Rank(Protocol):
@@ -115,6 +118,8 @@ class Park:
             elif isinstance(command, Publish):
                 self._publish(command)
         except Exception as error:  # whatever it is, another rank may be able to
+            until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
+            mounted.wait_until_back(self._directory, lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until)
             newer = self._member.order(order.number, 0.0)
             if newer is None:
                 log.exception("could not do what was asked", command=type(command).__name__)
@@ -137,7 +142,9 @@ class Park:
     def _save(self, command: Save) -> None:
         if self._number in command.savers:
             self.at("saving")
-            files = self._rank.save(command, self._directory / command.directory)
+            directory = self._directory / command.directory
+            with mounted.written_by_one(directory):
+                files = self._rank.save(command, directory)
             self._member.tell(Saved(files))
 
     def _publish(self, command: Publish) -> None:

@@ -23,6 +23,9 @@ class Policy:
     """What a gasp is called: the name that the script's own loader looks for."""
     tracker: str = "latest"
     """File beside it that names the newest checkpoint; empty: none is written."""
+    durability: str = "ram"
+    """When a rank may end: `ram`, as soon as the gasp is published; `persisted`, when it is on stable storage, or `durable_s` are over."""
+    durable_s: float = 600.0
     tls: bool = True
     """Between members and coordinators. Off is for a network that nobody else is on."""
     coordinator_python: str = ""
@@ -57,6 +60,8 @@ class Policy:
             raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
         if self.on_stall not in ("report", "fault"):
             raise ConfigError(f"on_stall = {self.on_stall!r}: report or fault")
+        if self.durability not in ("ram", "persisted"):
+            raise ConfigError(f"durability = {self.durability!r}: ram or persisted")
         if "/" in self.tracker:
             raise ConfigError(f"tracker = {self.tracker!r}: a file name, without a directory")
         try:

@@ -18,6 +18,7 @@ from acpfs.training.boot import boot
 from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
+from acpfs.training.mounted import wait_persisted
 from acpfs.training.park import CutOffError, Park, told
 from acpfs.training.policy import Policy
 
@@ -152,9 +153,13 @@ class Protection:
         if error is not None and not isinstance(error, Interrupted):
             traceback.print_exception(error)
         log.warning("this rank ends", status=leave.status, text=leave.text, gasp=leave.gasp)
-        self._before()
         if self._member is not None:
             self._member.end()
+        if leave.gasp and self._policy.durability == "persisted":  # while SIGTERM is still held off
+            tracker = self._directory / self._policy.tracker if self._policy.tracker else None
+            is_safe = wait_persisted(self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s)
+            log.warning("the gasp is persisted" if is_safe else "the gasp is not persisted yet", gasp=leave.gasp)
+        self._before()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(leave.status)  # threads of groups that are broken would wait for each other

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from acpfs.logger import get_logger
+from acpfs.training import mounted
 from acpfs.training.manifest import GaspError, differences, read_manifest, write_manifest
 from acpfs.training.messages import Publish
 
@@ -26,15 +27,18 @@ def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) 
         OSError: the directory cannot be written.
     """
     written, final = save_directory / order.directory, save_directory / order.name
+    nodes = mounted.needed(order.manifest.nodes)
     if not _is_there(final, order):
         _wait_for_files(written, order, files_s)
+        mounted.declare_urgent(written, mounted.URGENT_S)
         write_manifest(written, order.manifest)
-        _make_way(final, order.manifest.generation)
+        _make_way(final, order.manifest.generation, nodes)
+        mounted.withdraw_urgent(written)
+        mounted.set_needs(written, nodes)
         written.rename(final)
     if tracker:
         temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
-        temporary.write_text(order.name + "\n", encoding="utf-8")
-        temporary.replace(save_directory / tracker)
+        mounted.write_tracker(save_directory / tracker, order.name + "\n", nodes, temporary)
     return final
 
 
@@ -57,9 +61,10 @@ def _wait_for_files(written: Path, order: Publish, files_s: float) -> None:
         time.sleep(LOOK_AGAIN_S)
 
 
-def _make_way(final: Path, generation: int) -> None:
+def _make_way(final: Path, generation: int, nodes: tuple[str, ...]) -> None:
     """A checkpoint that has the name already, perhaps half of one, is kept under another."""
     if final.exists():
         aside = final.with_name(f"{final.name}.before-gasp-{generation}")
         log.warning("a checkpoint had the gasp's name; it is kept beside it", name=final.name, kept=aside.name)
+        mounted.set_needs(final, nodes)
         final.rename(aside)
