@@ -1,7 +1,13 @@
 """Gets the main thread out of Python code that does not end by itself after a STOP: an asynchronous exception, again and again.
 
 It never comes while an update is under way: a local update is finished, not torn. A thread that waits in C gets it when it is back;
-closing sockets or aborting communicators is what brings it back, and is somebody else's (`torch.groups`).
+closing sockets or aborting communicators is what brings it back, and is somebody else's (`torch.groups`). Where that does not help, the
+thread is *stuck*: it uses no processor time, turn after turn. Turns are counted, not seconds: a process that stood still had none.
+
+Then another thread stands in for it. gloo forgets whom to tell of an error when a send is half-way (torch 2.13: `Pair::signalException`
+looks at `tx_` without its unbound buffers): whoever waits for that send waits for the group's time-out, whatever is done to its
+connections. The state does not need the main thread: nothing moves in it while that one waits, no update begins after a hold, and what it
+meets when it is back is `Interrupted`. No torch here.
 """
 
 from __future__ import annotations
@@ -10,6 +16,13 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
+
+from acpfs.logger import get_logger
+from acpfs.training.stacks import all_stacks
+
+log = get_logger(__name__)
+LOOK_EVERY_S = 0.05
+"""A turn is at least so long."""
 
 
 class Interrupted(BaseException):
@@ -24,10 +37,15 @@ def _set_asynchronous(thread: int, exception: type[BaseException] | None) -> Non
 class Interrupter:
     """Of one thread. `tick` belongs to another one."""
 
-    def __init__(self, thread: int, updating: Callable[[], bool], after_s: float, every_s: float) -> None:
-        """`thread`: its identifier. `updating`: whether it is to be left alone; once false it stays false until `disarm`."""
+    def __init__(self, thread: int, updating: Callable[[], bool], after_s: float, every_s: float, stuck_s: float = 2.0) -> None:
+        """`thread`: its identifier. `updating`: whether it is to be left alone; once false it stays false until `disarm`.
+
+        `stuck_s`: turns that take so long or longer, without processor time for the thread, make it stuck.
+        """
         self._thread, self._updating = thread, updating
-        self._after_s, self._every_s = after_s, every_s
+        self._after_s, self._every_s, self._stuck_turns = after_s, every_s, max(1, round(stuck_s / LOOK_EVERY_S))
+        self._used, self._still, self._look_at = -1.0, 0, 0.0
+        """Its processor time, and for how many turns it has been that; when the next turn ends."""
         self._sending = threading.Lock()
         self._due: float | None = None
         """When the next one is sent; None: not armed."""
@@ -36,16 +54,40 @@ class Interrupter:
         """From now on. Does nothing where it is armed already."""
         with self._sending:
             if self._due is None:
-                self._due = time.monotonic() + self._after_s
+                self._due, self._still = time.monotonic() + self._after_s, 0
 
     def tick(self) -> bool:
         """Send one if it is time; whether one was sent."""
         with self._sending:
-            if self._due is None or time.monotonic() < self._due or self._updating():
+            if self._due is None or self._updating():
+                return False
+            self._look()
+            if time.monotonic() < self._due:
                 return False
             self._due = time.monotonic() + self._every_s
             _set_asynchronous(self._thread, Interrupted)
             return True
+
+    def _look(self) -> None:
+        """Whether the thread has done anything in this turn."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        used = time.clock_gettime(time.pthread_getcpuclockid(self._thread))
+        self._still = self._still + 1 if used == self._used else 0
+        self._used = used
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the thread waits in C, and nothing has brought it back."""
+        return self._due is not None and self._still >= self._stuck_turns
+
+    def hand_over(self, thread: int) -> None:
+        """Another thread stands in for this one, which gets its `Interrupted` when it is back."""
+        with self._sending:
+            _set_asynchronous(self._thread, Interrupted)
+            self._thread, self._due = thread, None
 
     def disarm(self) -> None:
         """In the thread itself: nothing comes after this returns, and what was on its way is swallowed."""
@@ -57,3 +99,47 @@ class Interrupter:
                 return
             except Interrupted:
                 continue
+
+
+class Charge:
+    """One thread has it, from the first that takes it to the end of the process."""
+
+    def __init__(self, interrupter: Interrupter, run: Callable[[], None]) -> None:
+        """`run`: what handles the fault; it takes the charge first."""
+        self._interrupter, self._run = interrupter, run
+        self._taking = threading.Lock()
+        self._owner: threading.Thread | None = None
+        self._given_up = threading.Event()
+
+    def take(self) -> bool:
+        """Whether it is this thread's. Where it is another's, this waits until that one gives up; the process ends before, as a rule."""
+        if self._take():
+            return True
+        while not self._given_up.is_set():
+            try:
+                self._given_up.wait(1.0)
+            except Interrupted:  # what was on its way when the other one took over
+                continue
+        return False
+
+    def _take(self) -> bool:
+        with self._taking:
+            if self._owner is None:
+                self._owner = threading.current_thread()
+            return self._owner is threading.current_thread()
+
+    def give_up(self) -> None:
+        """Nobody says what to do: a main thread that waits for this one goes on with its exception."""
+        self._given_up.set()
+
+    def stand_in(self) -> None:
+        """The main thread is stuck: handle the fault in a new thread, unless somebody does."""
+        if self._owner is None:
+            threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True).start()
+
+    def _in_its_place(self) -> None:
+        if not self._take():
+            return
+        log.warning("the main thread is stuck: another thread does what is to be done", stacks=all_stacks())
+        self._interrupter.hand_over(threading.get_ident())
+        self._run()

@@ -100,6 +100,8 @@ class Member:
         self.long_operation = False
         self.clues: Callable[[], Mapping[str, int]] = dict
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
+        self.on_stuck: Callable[[], None] = lambda: None
+        """Called in each turn in which the main thread has not come out of C after a STOP."""
 
     # -- life
 
@@ -190,6 +192,8 @@ class Member:
             self._send_outbox()
             self._beat()
             self._interrupter.tick()
+            if self._interrupter.stuck:
+                self.on_stuck()
             if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
                 assert isinstance(self._order.command, Leave)
                 self.on_leave_late(self._order.command)

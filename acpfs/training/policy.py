@@ -44,6 +44,8 @@ class Policy:
     """After STOP, a main thread that has not come by itself gets `Interrupted`."""
     interrupt_every_s: float = 0.5
     """And again so often."""
+    stuck_s: float = 2.0
+    """After STOP, a main thread that has used no processor time for so long waits in C, and another thread does what is to be done."""
     command_s: float = 30.0
     """A main thread that is parked gives up where no coordinator says anything for so long."""
     files_s: float = 20.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from acpfs.logger import get_logger
 from acpfs.training.boot import boot
-from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
 from acpfs.training.mounted import wait_persisted
@@ -94,6 +94,7 @@ class Protection:
         self._on_stopped = on_stopped
         self._member: Member | None = None
         self._park: Park | None = None
+        self._charge: Charge | None = None
         self._pid = os.getpid()
         self._before: Callable[[], None] = lambda: None
         """Gives signal and exception handlers back."""
@@ -104,7 +105,10 @@ class Protection:
         rank, policy = self._rank, self._policy
         self._directory.mkdir(parents=True, exist_ok=True)
         booted = boot(rank.number, rank.groups.gathered, self._directory, policy)
-        interrupter = Interrupter(threading.get_ident(), lambda: rank.marks.updating, policy.interrupt_after_s, policy.interrupt_every_s)
+        interrupter = Interrupter(
+            *(threading.get_ident(), lambda: rank.marks.updating),
+            *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
+        )
         hello = Hello(
             *(rank.number, rank.world, booted.node, os.getpid(), _started(), rank.layout.gate, rank.layout.holders),
             name=policy.name,
@@ -112,6 +116,8 @@ class Protection:
         )
         member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy)
         rank.ask, member.clues = member.ask, rank.groups.clues
+        self._charge = Charge(interrupter, lambda: self._fault(None))
+        member.on_stuck = self._charge.stand_in
         self._member = member
         self._park = Park(member, interrupter, rank.marks, rank, rank.number, self._directory, policy)
         if self._on_stopped is not None:
@@ -138,14 +144,25 @@ class Protection:
 
     def _fault(self, error: BaseException | None) -> None:
         """Do what the coordinator says, and end the process; comes back where nobody says anything."""
+        while True:
+            try:
+                return self._handle_fault(error)
+            except Interrupted:  # between two lines of what handles it
+                continue
+
+    def _handle_fault(self, error: BaseException | None) -> None:
         from acpfs.training.torch.rank import trouble_kind
 
         assert self._park is not None
+        assert self._charge is not None
+        if not self._charge.take():
+            return
         kind = TroubleKind.ERROR if error is None else trouble_kind(error)
         try:
             leave = self._park.run(Trouble(kind, told(error) if error is not None else "end of the loop"))
         except CutOffError as cut_off:
             log.error("no gasp: there is no coordinator", error=str(cut_off))
+            self._charge.give_up()
             return
         self._leave(leave, error)
 
@@ -159,7 +176,8 @@ class Protection:
             tracker = self._directory / self._policy.tracker if self._policy.tracker else None
             is_safe = wait_persisted(self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s)
             log.warning("the gasp is persisted" if is_safe else "the gasp is not persisted yet", gasp=leave.gasp)
-        self._before()
+        if threading.current_thread() is threading.main_thread():  # no other may set signal handlers
+            self._before()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(leave.status)  # threads of groups that are broken would wait for each other

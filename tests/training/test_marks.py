@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,9 @@ def test_no_update_begins_after_a_hold() -> None:
         marks.begin()
     assert marks.now == Mark(0, 1, Phase.READY)
     marks.begin(settling=True)
+    with pytest.raises(Interrupted):
+        marks.begin()  # a main thread that comes back while another one stands in for it
+    assert marks.updating
     marks.end()
     assert marks.now == Mark(1, 1, Phase.COMPUTING)
 
@@ -113,6 +117,46 @@ def test_an_update_is_never_interrupted() -> None:
 def _tick_until_it_comes(interrupter: Interrupter) -> None:
     for _ in range(1000):
         interrupter.tick()
+
+
+@pytest.mark.clause("T24")
+def test_a_thread_that_waits_in_c_is_stuck_until_another_is_in_charge() -> None:
+    begun, goes_on, interrupted = threading.Event(), threading.Event(), list[bool]()
+
+    def waits() -> None:
+        begun.set()
+        try:
+            goes_on.wait()  # what comes meanwhile comes behind it
+        except Interrupted:
+            interrupted.append(goes_on.is_set())
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    begun.wait()
+    assert thread.ident is not None
+    interrupter = Interrupter(thread.ident, lambda: False, 3600.0, 3600.0, stuck_s=0.1)
+    seen = [interrupter.stuck]
+    interrupter.arm()
+    while not interrupter.stuck:
+        interrupter.tick()
+    interrupter.hand_over(threading.get_ident())
+    assert [*seen, interrupter.stuck] == [False, False]
+    goes_on.set()
+    thread.join()
+    assert interrupted == [True]
+    interrupter.arm()
+    interrupter.disarm()
+
+
+@pytest.mark.clause("T24")
+def test_a_thread_that_computes_is_not_stuck() -> None:
+    interrupter = Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0, stuck_s=0.001)
+    interrupter.arm()
+    enough = time.thread_time() + 0.2
+    while time.thread_time() < enough:
+        interrupter.tick()
+        assert not interrupter.stuck
+    interrupter.disarm()
 
 
 def test_disarm_swallows_what_is_on_its_way() -> None:

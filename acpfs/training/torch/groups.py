@@ -30,6 +30,8 @@ class Groups:
                 f"backend {backend}: acpfs.training gets ranks out of gloo's collectives only; others were not tried on a device"
             )
         self._sockets = GroupSockets()
+        self._left: list[Any] = []
+        """Groups that were destroyed: the end of such an object would wait for collectives that may never end."""
 
     def learn(self) -> None:
         """Know the connections of all groups that there are; a collective."""
@@ -76,6 +78,7 @@ class Groups:
             not dist.is_initialized()
         ):  # the making of a group was broken off: torch goes on counting, and its names would differ between ranks
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self._left.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  # torch offers no list of groups
         dist.destroy_process_group()
         with self._sockets.noting():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=SAVERS_TIMEOUT_S))

@@ -1,0 +1,75 @@
+"""A main thread that no error brings out of C: another thread of its process saves in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from acpfs.training import protect
+from acpfs.training.messages import ExitStatus
+from tests.training.ranks.forked import Ranks, join_group
+from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_same_as_without, yardstick
+from tests.training.ranks.jobs import JOBS
+
+STUCK, DEAD = 0, 3
+NUMBERS = 8 << 20
+"""More than the connection between two ranks takes when one of them reads nothing."""
+
+
+@pytest.fixture(scope="module")
+def yardsticks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("yardsticks")
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def sends_to_the_dead(rank: int) -> None:
+    """Rank `DEAD` dies when a send to it is half-way. gloo tells nobody: who waits for that send waits for ever."""
+    numbers = torch.ones(NUMBERS)
+    if rank == DEAD:
+        receiving = dist.irecv(numbers, STUCK)  # gloo sends when the other side is ready, and this rank says so before its number
+        dist.send(torch.tensor([os.getpid()]), STUCK)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        receiving.wait()
+    elif rank == STUCK:
+        pid = torch.zeros(1, dtype=torch.int64)
+        dist.recv(pid, DEAD)
+        while not stopped(int(pid)):
+            pass
+        sending = dist.isend(numbers, DEAD)
+        os.kill(int(pid), signal.SIGKILL)
+        sending.wait()
+
+
+def trains(rank: int, kind: str, directory: Path, store: Path, during: Callable[[int], None], **settings: Any) -> None:
+    join_group(rank, WORLD, store)
+    job = JOBS[kind]()
+    with protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **settings):
+        for number in range(1, STEPS + 1):
+            if number == DIES:
+                during(rank)
+            job.step(number)
+
+
+@pytest.mark.clause("T24")
+def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> None:
+    """What it left is the whole state, since nobody else has its shard."""
+    expected, directory = yardstick("zero", yardsticks), tmp_path / "run"
+
+    def main(rank: int) -> None:
+        trains(rank, "zero", directory, tmp_path / "store", sends_to_the_dead, stuck_s=0.1)
+
+    with Ranks(WORLD, tmp_path, main) as ranks:
+        for rank in range(WORLD):
+            assert ranks.status(rank) == (-signal.SIGKILL if rank == DEAD else ExitStatus.SAVED), ranks.said()
+    manifest = assert_same_as_without(Fault("zero", {DEAD: "half-way"}), directory, expected)
+    assert manifest.step == DIES - 1
