@@ -75,6 +75,7 @@ class Park:
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
         self.on_stopped: Callable[[], None] = lambda: None
+        self.on_settled: Callable[[int], object] = int
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
@@ -137,6 +138,7 @@ class Park:
         self.at("settling")
         if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
             self._rank.finish(command.gate)
+        self.on_settled(self._marks.now.done)
         self._member.tell(Settled(self._marks.now.done, self._rank.digests()))
 
     def _save(self, command: Save) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from acpfs.training.park import CutOffError, Park, told
 from acpfs.training.policy import Policy
 
 if TYPE_CHECKING:
+    from acpfs.training.torch.gate import Passage
     from acpfs.training.torch.rank import TorchRank
 
 log = get_logger(__name__)
@@ -40,7 +41,10 @@ def protect(
     step: int = 0,
     after_update: Callable[[], None] | None = None,
     update: Callable[[], None] | None = None,
+    gate: Callable[[tuple[float, ...]], None] | None = None,
     on_stopped: Callable[[], None] | None = None,
+    on_settled: Callable[[int], None] | None = None,
+    on_saved: Callable[[Path], None] | None = None,
     policy: Policy | None = None,
     **settings: object,
 ) -> Protection:
@@ -57,7 +61,11 @@ def protect(
         step: updates that were completed before, where the loop goes on from a checkpoint.
         after_update: what the loop does from an update to the end of its step; by default the schedulers' and the scaler's steps.
         update: does one update without any communication, where `begin_update` and `end_update` are called by hand.
-        on_stopped: called when this rank has stopped, before anything is sent or saved.
+        gate: for a loop with a collective over all ranks between gradients and update, inside `with protection.gate():`; what this rank
+            does with the values that it gave before the update, such as clipping. There is no other collective for a gate then.
+        on_stopped: called when this rank has stopped, before anything is sent or saved. May be called again.
+        on_settled: called with the step that this rank is at when it has done the update that it could. May be called again.
+        on_saved: called in each survivor with the path of the checkpoint that they left, before the process ends.
         policy: all settings; without it, those of the environment.
         settings: single settings, by name.
 
@@ -78,8 +86,9 @@ def protect(
         save=save,
         after_update=after_update,
         update=update,
+        use=gate,
     )
-    return Protection(Path(directory), rank, policy, on_stopped)
+    return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 
 
 def _several(value: Any) -> Sequence[Any]:
@@ -89,9 +98,17 @@ def _several(value: Any) -> Sequence[Any]:
 class Protection:
     """A context manager; made by `protect`."""
 
-    def __init__(self, directory: Path, rank: TorchRank, policy: Policy, on_stopped: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        rank: TorchRank,
+        policy: Policy,
+        on_stopped: Callable[[], None] | None = None,
+        on_settled: Callable[[int], None] | None = None,
+        on_saved: Callable[[Path], None] | None = None,
+    ) -> None:
         self._directory, self._rank, self._policy = directory, rank, policy
-        self._on_stopped = on_stopped
+        self._on_stopped, self._on_settled, self._on_saved = on_stopped, on_settled, on_saved
         self._member: Member | None = None
         self._park: Park | None = None
         self._charge: Charge | None = None
@@ -122,6 +139,8 @@ class Protection:
         self._park = Park(member, interrupter, rank.marks, rank, rank.number, self._directory, policy)
         if self._on_stopped is not None:
             self._park.on_stopped = self._on_stopped
+        if self._on_settled is not None:
+            self._park.on_settled = self._on_settled
         try:
             member.start(booted.links, policy.protected_s)
         except BaseException:
@@ -170,6 +189,11 @@ class Protection:
         if error is not None and not isinstance(error, Interrupted):
             traceback.print_exception(error)
         log.warning("this rank ends", status=leave.status, text=leave.text, gasp=leave.gasp)
+        if self._on_saved is not None and leave.gasp:
+            try:
+                self._on_saved(self._directory / leave.gasp)
+            except Exception:  # the checkpoint is there, and the status says so
+                log.exception("on_saved failed")
         if self._member is not None:
             self._member.end()
         if leave.gasp and self._policy.durability == "persisted":  # while SIGTERM is still held off
@@ -191,6 +215,14 @@ class Protection:
     def end_update(self) -> None:
         """The local update is complete."""
         self._rank.hooks.end()
+
+    def gate(self) -> AbstractContextManager[Passage]:
+        """Around the loop's own collective over all ranks between gradients and update, for loops that gave `gate=`.
+
+        All gradients are complete where the block begins. The loop sets `values` of what this gives. After the block it does with them what
+        the function given as `gate=` does, and the update, and nothing that waits for another rank.
+        """
+        return self._rank.hooks.implicit_gate()
 
     @contextmanager
     def long_operation(self) -> Iterator[None]:

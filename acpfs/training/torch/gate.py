@@ -5,16 +5,19 @@ A gate is passed in the main thread, with the marks at `ready`. It raises where 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from acpfs.errors import ConfigError
 from acpfs.training import messages
 
 
 class Gate(Protocol):
-    """What hooks ask before an update. An implicit gate is its framework's own collective: its adapter makes one of these."""
+    """What hooks ask before an update."""
 
     @property
     def kind(self) -> messages.Gate: ...
@@ -58,3 +61,32 @@ class ExplicitGate:
         found, expected = int(self._sum.item()), step * dist.get_world_size(self._group)
         if found != expected:
             raise RuntimeError(f"ranks do not do the same update: the sum of their numbers is {found}, and {expected} for update {step}")
+
+
+@dataclass
+class Passage:
+    """What a loop says of its own gate, before it leaves the block of `protection.gate()`."""
+
+    values: tuple[float, ...] = ()
+    """What the collective gave, as far as the update depends on it."""
+    skipped: bool = False
+    """There is no update this time: an overflow."""
+
+
+class ImplicitGate:
+    """The loop's own collective over all ranks. What it gave is kept: who was not let through needs it to do the update alone."""
+
+    kind = messages.Gate.IMPLICIT
+
+    def __init__(self, use: Callable[[tuple[float, ...]], None]) -> None:
+        """`use`: does with the values what the loop does between its collective and the update, such as clipping."""
+        self.result: messages.GateResult | None = None
+        self.use = use
+
+    def passed(self, step: int, values: tuple[float, ...]) -> None:
+        """All ranks have the gradients of update `step`."""
+        self.result = messages.GateResult(step, values)
+
+    def wait(self, step: int) -> None:
+        """Called where an update begins outside of `protection.gate()`."""
+        raise ConfigError(f"update {step} begins without its gate: put the collective into `with protection.gate():`")

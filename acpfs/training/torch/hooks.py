@@ -7,12 +7,14 @@ when a rank dies while the update is done. Main thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from acpfs.errors import ConfigError
 from acpfs.training.marks import Marks
-from acpfs.training.torch.gate import Gate
+from acpfs.training.torch.gate import Gate, ImplicitGate, Passage
 
 
 def local_optimizer(optimizer: Any) -> Any:
@@ -33,6 +35,7 @@ class UpdateHooks:
     def __init__(self, optimizers: Sequence[Any], marks: Marks, gate: Gate, at_ready: Callable[[int], None]) -> None:
         """`at_ready`: called with an update's number when its gradients are complete, before the mark says so."""
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
+        self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
         self._stepped: set[int] = set()
         self._handles: list[Any] = []
@@ -46,6 +49,7 @@ class UpdateHooks:
         for optimizer in self._optimizers:
             if not hasattr(optimizer, "register_step_pre_hook"):
                 raise ConfigError(f"{type(optimizer).__name__} has no hooks: call begin_update and end_update, and give update=")
+            _refuse_needed_closure(optimizer)
             self._handles.append(optimizer.register_step_pre_hook(self._before))
             self._handles.append(optimizer.register_step_post_hook(self._after))
 
@@ -54,17 +58,33 @@ class UpdateHooks:
             handle.remove()
         self._handles.clear()
 
-    def _before(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Sequence[Any], dict[str, Any]] | None:
         # the wrapper around `step` hands on the optimizer itself as the first argument
-        if any(callable(argument) for argument in args[1:]) or kwargs.get("closure") is not None:
-            raise ConfigError("step(closure) computes gradients inside the update: acpfs.training cannot protect that")
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if self._alone or self._marks.updating:
+            if closure is not None:
+                raise ConfigError("step(closure) of a further optimizer computes gradients inside the update: nobody could do it alone")
             if id(optimizer) in self._stepped:
                 raise ConfigError(
                     "an optimizer made two steps in one update: call begin_update and end_update around what belongs together"
                 )
-            return
-        self.begin()
+        elif closure is None:
+            self.begin()
+        else:
+            return (args[0],), {**kwargs, "closure": self._beginning_behind(closure)}
+        return None
+
+    def _beginning_behind(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """Gradients are complete when the closure returns, which an optimizer calls before it changes anything."""
+
+        def gradients() -> Any:
+            if self._marks.updating:
+                raise ConfigError("an optimizer that calls its closure more than once computes gradients inside the update")
+            result = closure()
+            self.begin()
+            return result
+
+        return gradients
 
     def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._stepped.add(id(optimizer))
@@ -81,6 +101,26 @@ class UpdateHooks:
         step = self._marks.ready()
         self.at("ready")
         self._gate.wait(step)
+        self._gated()
+
+    @contextmanager
+    def implicit_gate(self) -> Iterator[Passage]:
+        """Around the loop's own collective. Behind it the update is under way, and with it what uses the values.
+
+        Raises:
+            ConfigError: protection was made with another gate.
+        """
+        if not isinstance(self._gate, ImplicitGate):
+            raise ConfigError("protect was not told what to do with the result of this gate: give gate=")
+        self._at_ready(self._marks.now.done + 1)
+        step, passage = self._marks.ready(), Passage()
+        self.at("ready")
+        yield passage
+        if not passage.skipped:
+            self._gate.passed(step, tuple(passage.values))
+            self._gated()
+
+    def _gated(self) -> None:
         self.at("gated")
         self._stepped.clear()
         self._marks.begin()
@@ -91,8 +131,10 @@ class UpdateHooks:
         self._marks.end()
         self.at("updated")
 
-    def finish_alone(self) -> None:
+    def finish_alone(self, values: tuple[float, ...] | None = None) -> None:
         """Do the update that is ready, without gate and without anybody else. For SETTLE.
+
+        `values`: what an implicit gate gave to others.
 
         Raises:
             Exception: whatever the update raises; the mark then stays at `updating`: torn.
@@ -101,14 +143,25 @@ class UpdateHooks:
         self._alone = True
         try:
             self._stepped.clear()
+            if values is not None and isinstance(self._gate, ImplicitGate):
+                self._gate.use(values)
             self.update()
         finally:
             self._alone = False
         self._marks.end()
 
     def _step_all(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.step()
+        for optimizer, local in zip(self._whole, self._optimizers, strict=True):
+            if local is optimizer:
+                optimizer.step()
+            else:
+                optimizer._local_step()  # noqa: SLF001  # the inner one alone does not know what a scheduler set in the outer one
+
+
+def _refuse_needed_closure(optimizer: Any) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(f"{type(optimizer).__name__} computes gradients inside the update, in its closure: nobody could do it alone")
 
 
 def refuse_several_with_scaler(optimizers: Sequence[Any], scaler: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from acpfs.training import messages
 from acpfs.training.marks import Marks
 from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
-from acpfs.training.torch.gate import ExplicitGate, Gate, NoGate
+from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
@@ -39,8 +40,11 @@ class TorchRank:
         save: Callable[[int, Path], None] | None = None,
         after_update: Callable[[], None] | None = None,
         update: Callable[[], None] | None = None,
+        use: Callable[[tuple[float, ...]], None] | None = None,
     ) -> None:
         """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
+
+        `use`: what does with the values of the loop's own gate what precedes the update, where there is such a gate.
 
         Raises:
             ConfigError: something that cannot be protected; the message says what, and why.
@@ -50,6 +54,8 @@ class TorchRank:
         self.groups = Groups()
         self.number, self.world = dist.get_rank(), dist.get_world_size()
         self.layout = layout_of(model, optimizers)
+        if use is not None:
+            self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how")
@@ -66,13 +72,18 @@ class TorchRank:
         self._writer: Writer = SingleWriter(save, self.layout) if save else DistributedWriter(self._state, self._host, self.number)
         self.marks = Marks(begun)
         self.groups.learn()
-        self._gate: Gate = NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
+        self._gate = self._made_gate(use)
         self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take)
         self._by_hand = update is not None
         if update is not None:
             self.hooks.update = update
         self.ask: Ask | None = None
         """How to reach the generation's store."""
+
+    def _made_gate(self, use: Callable[[tuple[float, ...]], None] | None) -> Gate:
+        if use is not None:
+            return ImplicitGate(use)
+        return NoGate() if self.layout.gate is messages.Gate.NONE else ExplicitGate(self.groups.make())
 
     def install(self) -> None:
         """From here on updates move the marks."""
@@ -92,7 +103,7 @@ class TorchRank:
 
     def finish(self, gate: GateResult | None) -> None:
         """The update that is ready, alone."""
-        self.hooks.finish_alone()
+        self.hooks.finish_alone(None if gate is None else gate.values)
 
     def digests(self) -> Mapping[Shard, str]:
         return {shard: self._state.digest(shard) for shard in self.layout.holders}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from acpfs.training import protect
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus, Manifest
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.jobs import JOBS, Job, assert_same, whole
+from tests.training.ranks.jobs import JOBS, WITH_OWN_GATE, Clipped, Job, assert_same, whole
 
 WORLD, STEPS, DIES = 4, 8, 5
 """Ranks, updates of the whole loop, and the update at which somebody dies."""
+KINDS = {**JOBS, **WITH_OWN_GATE}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Fault:
 
     kind: str
     ranks: Mapping[int, str]
+    shut_out: Mapping[int, str] = field(default_factory=dict)
+    """Rank → point at which its collective fails, though the others' has not."""
 
 
 def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
@@ -41,11 +44,16 @@ def train(rank: int, fault: Fault, directory: Path) -> None:
     """A rank as a script is: three lines more."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
-    job = JOBS[fault.kind]()
-    protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler)
+    job = KINDS[fault.kind]()
+    options: dict[str, Any] = {"gate": job.clip} if isinstance(job, Clipped) else {}
+    protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **options)
+    if isinstance(job, Clipped):
+        job.gate = protection.gate
     number = 0
 
     def at(point: str) -> None:
+        if fault.shut_out.get(rank) == point and number >= DIES:
+            raise RuntimeError("Connection closed by peer")
         if fault.ranks.get(rank) == point and number >= DIES:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -62,7 +70,7 @@ def state_of(job: Job) -> dict[str, Any]:
 def without_fault(rank: int, kind: str, directory: Path) -> None:
     """The yardstick: state at the end of each step that a gasp may be of."""
     join_group(rank, WORLD, directory / f"store-{kind}")
-    job = JOBS[kind]()
+    job = KINDS[kind]()
     for number in range(1, DIES + 1):
         job.step(number)
         torch.save(state_of(job), directory / f"{kind}-{number}-{rank}.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +44,49 @@ class Job:
         self.optimizer.step()
         at("sent_round")
         self.scheduler.step()
+
+
+class Passage(AbstractContextManager["Passage"]):
+    """What `protection.gate()` gives, for the yardstick."""
+
+    values: tuple[float, ...] = ()
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+
+@dataclass
+class Clipped(Job):
+    """Clips by the norm over all ranks, before the update: a gate that the loop has anyway."""
+
+    gate: Callable[[], AbstractContextManager[Any]] = Passage
+    most: float = 0.05
+    """Always exceeded, so that an update without clipping is another one."""
+
+    def step(self, number: int, at: Callable[[str], None] = lambda point: None) -> None:
+        torch.manual_seed(1000 * number + dist.get_rank())
+        batch = torch.randn(BATCH, WIDTH)
+        self.optimizer.zero_grad()
+        (self.model(batch) - batch).square().mean().backward()
+        at("reduce")
+        with self.gate() as passage:
+            passage.values = (self._norm(),)
+            at("let_through")
+        self.clip(passage.values)
+        at("clipped")
+        self.optimizer.step()
+        at("sent_round")
+        self.scheduler.step()
+
+    def _norm(self) -> float:
+        """Over all ranks, each of which has the reduced gradients: the mean of equal numbers."""
+        squares = torch.stack([parameter.grad.square().sum() for parameter in self.model.parameters()]).sum()
+        dist.all_reduce(squares)
+        return float((squares / dist.get_world_size()).sqrt())
+
+    def clip(self, values: tuple[float, ...]) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad.mul_(self.most / values[0])
 
 
 def network() -> Any:
@@ -92,7 +136,13 @@ def decay(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
 
 
+def clipped() -> Job:
+    plain = zero()
+    return Clipped(plain.model, plain.optimizer, plain.scheduler)
+
+
 JOBS: dict[str, Callable[[], Job]] = {"ddp": ddp, "zero": zero, "hsdp": hsdp}
+WITH_OWN_GATE: dict[str, Callable[[], Job]] = {"clipped": clipped}
 LAYOUTS: dict[str, Callable[[], Job]] = {**JOBS, "tensor": tensor_parallel}
 """Those whose layout is known; not all of them get out of every collective yet."""
 

@@ -89,12 +89,45 @@ def test_a_step_that_a_scaler_skips_moves_nothing() -> None:
         refuse_several_with_scaler([optimizer, optimizer], scaler)
 
 
-def test_an_update_that_needs_a_closure_is_refused() -> None:
-    optimizer = torch.optim.LBFGS([parameter()])
-    _, marks, _ = hooked([optimizer])
+@pytest.mark.clause("T40")
+def test_gradients_of_a_closure_are_complete_when_it_returns() -> None:
+    value = parameter()
+    optimizer = torch.optim.Adam([value])
+    _, marks, ready = hooked([optimizer])
+    seen = []
+
+    def closure() -> Any:
+        seen.append(marks.now)
+        value.grad = torch.ones(3)
+        return torch.zeros(())
+
+    optimizer.step(closure)
+    optimizer.step(closure=closure)
+    assert seen == [Mark(0, 0, Phase.COMPUTING), Mark(1, 1, Phase.COMPUTING)]
+    assert ready == [1, 2]
+    assert marks.now == Mark(2, 2, Phase.COMPUTING)
+
+
+class CallsTwice(torch.optim.SGD):  # type: ignore[misc]  # torch is Any where types are checked
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+@pytest.mark.clause("T40")
+def test_a_closure_inside_an_update_is_refused() -> None:
+    needs = UpdateHooks([torch.optim.LBFGS([parameter()])], Marks(), NoGate(), lambda step: None)
     with pytest.raises(ConfigError, match="closure"):
-        optimizer.step(lambda: torch.zeros(()))
-    assert marks.now == Mark(0, 0, Phase.COMPUTING)
+        needs.install()
+    twice = CallsTwice([parameter()])
+    hooked([twice])
+    with pytest.raises(ConfigError, match="closure"):
+        twice.step(lambda: torch.zeros(()))
+    dense, expert = torch.optim.SGD([parameter()]), torch.optim.SGD([parameter()])
+    hooked([dense, expert])
+    dense.step(lambda: torch.zeros(()))
+    with pytest.raises(ConfigError, match="closure"):
+        expert.step(lambda: torch.zeros(()))
 
 
 @pytest.mark.clause("T41")
