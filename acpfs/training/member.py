@@ -3,11 +3,16 @@
 The thread works while the main thread sits in a collective. It tells where the marks are, and at STOP it holds them, ends all collectives
 and arms the interrupter; everything else of a fault is the main thread's (`park`). Commands do not queue: the newest replaces the one
 before, since a coordinator sends the next one only when this one is answered, or void. What the main thread has to say goes through the
-outbox, also from a signal handler: it takes no lock that the thread might hold.
+outbox, also from a signal handler: it takes no lock that the thread might hold. It waits there while nobody commands, and what was said
+since the last command is said again to a coordinator that takes over.
+
+Whatever goes wrong in the thread ends the protection of this rank, never its training: it says goodbye, as at the end of a loop.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import select
 import threading
@@ -57,6 +62,10 @@ TURN_S = 0.05
 """How often the thread looks at what has no descriptor."""
 LEAVE_S = 20.0
 """A main thread that has not left so long after LEAVE never will."""
+SILENT_BEATS = 2
+"""The active coordinator answers each beat. When so many have no answer it is as good as gone, and this rank votes for another."""
+FAREWELL_S = 5.0
+"""For all coordinators together, to take what was said last."""
 Command = Stop | Settle | Save | Publish | Leave
 
 
@@ -83,6 +92,11 @@ class Member:
         self._links: dict[int, SocketLink] = {}
         self._ballot = Ballot()
         self._outbox: deque[FromMember] = deque()
+        self._said: list[FromMember] = []
+        """Since the last command: who takes over has not heard it."""
+        self._heard: dict[int, float] = {}
+        """When each coordinator last said something."""
+        self._turned_at = math.inf
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
@@ -132,8 +146,9 @@ class Member:
             self._ended = True
             self._wake()
             self._thread.join()
+        deadline = time.monotonic() + FAREWELL_S
         for link in self._links.values():
-            link.close()
+            link.farewell(max(0.0, deadline - time.monotonic()))
         self._links.clear()
 
     # -- the main thread's side
@@ -185,18 +200,39 @@ class Member:
     # -- the thread
 
     def _run(self) -> None:
-        while not self._ended or self._outbox:
-            self._wait()
-            for number, link in list(self._links.items()):
-                self._receive(number, link)
-            self._send_outbox()
-            self._beat()
-            self._interrupter.tick()
-            if self._interrupter.stuck:
-                self.on_stuck()
-            if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
-                assert isinstance(self._order.command, Leave)
-                self.on_leave_late(self._order.command)
+        try:
+            while not self._ended or self._outbox:
+                self._turn()
+        except Exception:
+            log.exception("this rank is not protected any more: its member failed")
+            with contextlib.suppress(Exception):
+                self._broadcast(Goodbye())
+            self._cut_off()
+
+    def _turn(self) -> None:
+        self._wait()
+        for number, link in list(self._links.items()):
+            self._receive(number, link)
+        self._look_at_active()
+        self._send_outbox()
+        self._beat()
+        self._interrupter.tick()
+        if self._interrupter.stuck:
+            self.on_stuck()
+        if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
+            assert isinstance(self._order.command, Leave)
+            self.on_leave_late(self._order.command)
+
+    def _look_at_active(self) -> None:
+        """Vote for another one where the active coordinator says nothing: it is stopped, or only the network to it is gone."""
+        now, patience = time.monotonic(), SILENT_BEATS * self._policy.beat_s
+        if now - self._turned_at > patience / 2:  # this process stood still: what was said meanwhile was not heard yet
+            self._heard = dict.fromkeys(self._heard, now)
+        self._turned_at = now
+        active = self._ballot.active
+        if active in self._links and self._ballot.connected and now - self._heard.setdefault(active, now) > patience:
+            log.warning("the active coordinator says nothing", coordinator=active)
+            self._ballot.disconnected(active)
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):
@@ -214,7 +250,9 @@ class Member:
     def _receive(self, number: int, link: SocketLink) -> None:
         while True:
             try:
-                self._take(number, link, link.receive(0.0))
+                sent = link.receive(0.0)
+                self._heard[number] = time.monotonic()
+                self._take(number, link, sent)
             except LinkTimeoutError:
                 return
             except (LinkClosedError, MalformedError) as error:
@@ -230,9 +268,13 @@ class Member:
         if not self._ended:
             log.warning("a coordinator is gone", coordinator=number, error=str(error))
         if not self._links:
-            self.cut_off_since = time.monotonic()
-            self._news.set()
-            self._answered.set()
+            self._cut_off()
+
+    def _cut_off(self) -> None:
+        """Tell who waits that nobody will answer."""
+        self.cut_off_since = time.monotonic()
+        self._news.set()
+        self._answered.set()
 
     def _take(self, number: int, link: SocketLink, sent: Sent) -> None:
         """One message."""
@@ -243,14 +285,24 @@ class Member:
             self._send(link, Voted(message.term, self._ballot.vote(message.term)))
         elif isinstance(message, Welcome):
             if message.active:
-                self._ballot.hears(max(header.term, self._ballot.term), number)
+                self._hears(max(header.term, self._ballot.term), number)
         elif isinstance(message, Refused):
             self._protected = self._protected or message
             self._news.set()
-        elif not self._ballot.hears(header.term, number):
+        elif not self._hears(header.term, number):
             log.warning("a word of a coordinator that commands no more", coordinator=number, term=header.term)
         else:
             self._obey(header.generation, link, message)
+
+    def _hears(self, term: int, number: int) -> bool:
+        """A word of whoever commands; one that has just begun to is told what the one before was told. False: it commands no more."""
+        before = self._ballot.term, self._ballot.active
+        if not self._ballot.hears(term, number):
+            return False
+        if before != (self._ballot.term, self._ballot.active):
+            self._outbox.extendleft(reversed(self._said))
+            self._said.clear()
+        return True
 
     def _obey(self, generation: int, link: SocketLink, message: Message) -> None:
         """A word of the active coordinator."""
@@ -277,21 +329,35 @@ class Member:
             self._leave_at = time.monotonic() + LEAVE_S
         if isinstance(command, Stop | Leave):
             self._marks.hold()
-            ended = self._abort()
+            ended = self._end_collectives()
             self._interrupter.arm()
             log.warning("out of all collectives", command=type(command).__name__, generation=self._generation, connections=ended)
+        self._said.clear()
         # last: whoever sees the order disarms the interrupter
         self._order = Order(next(self._numbers), self._generation, command)
         self._news.set()
         self._answered.set()
 
+    def _end_collectives(self) -> int:
+        """How many connections; a main thread that stays in one all the same is stuck, and stood in for."""
+        try:
+            return self._abort()
+        except Exception:
+            log.exception("collectives could not be ended")
+            return 0
+
     def _send_outbox(self) -> None:
         while self._outbox:
-            message = self._outbox.popleft()
+            message, active = self._outbox[0], self._ballot.active
+            if active not in self._links and not (isinstance(message, Goodbye | StoreAsk) or self._ended or not self._links):
+                return  # whoever takes over is told
+            self._outbox.popleft()
             if isinstance(message, Goodbye):
                 self._broadcast(message)
-            elif self._ballot.active in self._links:
-                self._send(self._links[self._ballot.active], message)
+            elif active in self._links:
+                if not isinstance(message, StoreAsk):  # the store goes with its coordinator
+                    self._said.append(message)
+                self._send(self._links[active], message)
 
     def _broadcast(self, message: FromMember) -> None:
         for link in list(self._links.values()):
@@ -310,4 +376,12 @@ class Member:
             return
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self.clues(), self.long_operation))
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation))
+
+    def _clues(self) -> Mapping[str, int]:
+        """None where groups are being made or destroyed right now."""
+        try:
+            return self.clues()
+        except Exception:
+            log.exception("no clues")
+            return {}

@@ -103,7 +103,7 @@ class FakeRank:
 class Rig:
     """A member with its scripted coordinators; the thread that made it is the main thread."""
 
-    def __init__(self, coordinators: int = 1, policy: Policy | None = None) -> None:
+    def __init__(self, coordinators: int = 1, policy: Policy | None = None, world: int = 2) -> None:
         self.policy = policy or Policy(beat_s=0.05, interrupt_after_s=0.01, interrupt_every_s=0.01, command_s=0.05)
         self.coordinators = [ScriptedCoordinator(number) for number in range(coordinators)]
         self.marks = Marks()
@@ -111,7 +111,8 @@ class Rig:
         self.interrupter = Interrupter(
             threading.get_ident(), lambda: self.marks.updating, self.policy.interrupt_after_s, self.policy.interrupt_every_s
         )
-        hello = Hello(0, 2, "node", os.getpid(), 1, Gate.EXPLICIT, {"ranks-0-1": (0, 1)})
+        holders = tuple(range(world))
+        hello = Hello(0, world, "node", os.getpid(), 1, Gate.EXPLICIT, {f"ranks-{'-'.join(map(str, holders))}": holders})
         self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy)
 
     def _abort(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.errors import RefusedError
+from acpfs.training.credentials import NAME, Credentials, connect
 from acpfs.training.interrupt import Interrupted
 from acpfs.training.marks import Mark
 from acpfs.training.member import GenerationOverError
@@ -41,6 +43,9 @@ from acpfs.training.messages import (
     Voted,
 )
 from acpfs.training.park import CutOffError, Park
+from acpfs.training.policy import Policy
+from acpfs.training.wire import LinkClosedError
+from tests.training.gasp_job import GaspJob, until
 from tests.training.scripted_coordinator import FakeRank, Rig, ScriptedCoordinator
 
 TROUBLE = Trouble(TroubleKind.COLLECTIVE, "connection closed")
@@ -99,8 +104,112 @@ def test_it_says_where_the_marks_are(rig: Rig) -> None:
     while not (beat := rig.coordinator.hears(Beat)).long_operation:
         pass
     assert beat == Beat(0, 1, Phase.READY, {"0": 7}, long_operation=True)
+
+    def part() -> None:
+        rig.coordinator.hears(Goodbye)
+        with pytest.raises(LinkClosedError):
+            rig.coordinator.link.receive(30)
+        rig.coordinator.say(ShowStacks())  # a plain close would have thrown away what was said before, had this come earlier
+        rig.coordinator.link.close()
+
+    script = Script(part)
     rig.member.end()
-    rig.coordinator.hears(Goodbye)
+    script.end()
+
+
+@pytest.mark.clause("T25")
+def test_a_member_that_fails_says_goodbye_and_everybody_who_waits_is_told(rig: Rig) -> None:
+    rig.start()
+
+    def fails() -> None:
+        raise ZeroDivisionError("a bug")
+
+    def part() -> None:
+        rig.coordinator.hears(StoreAsk)
+        rig.member._beat = fails  # type: ignore[method-assign]
+        rig.coordinator.hears(Goodbye)  # training goes on: this rank is not lost
+
+    script = Script(part)
+    with pytest.raises(GenerationOverError):
+        rig.member.ask(StoreVerb.GET, ("never",), "", "", 3600.0)
+    assert rig.member.cut_off_since is not None
+    assert not rig.marks.held
+    script.end()
+
+
+@pytest.mark.clause("T25")
+def test_clues_and_collectives_that_fail_are_no_end_of_it(rig: Rig) -> None:
+    def fails() -> int:
+        rig.aborted.set()
+        raise ZeroDivisionError("a bug")
+
+    rig.member._abort = fails
+    rig.member.clues = fails  # type: ignore[assignment]
+    rig.start()
+    assert rig.coordinator.hears(Beat).clues == {}
+    rig.coordinator.say(Stop((1,)), generation=1)
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    rig.interrupter.disarm()
+    assert rig.member.stopped
+
+
+@pytest.mark.clause("T26")
+def test_what_the_last_one_may_not_have_heard_is_said_again_to_the_next() -> None:
+    rig = Rig(coordinators=2)
+    rig.start()
+    first, second = rig.coordinators
+    first.say(Stop((1,)), generation=1)
+    first.generation = second.generation = 1
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    rig.interrupter.disarm()
+    said = Settled(0)
+    rig.member.tell(said)
+    assert first.hears(Settled) == said
+    first.link.close()
+    while True:
+        second.say(Vote(2, 1), term=0)
+        if second.hears(Voted).granted:
+            break
+    rig.member.tell(Saved(()))  # between two terms
+    second.say(Active(2, 1), term=2)
+    assert second.hears(Settled) == said
+    assert second.hears(Saved) == Saved(())
+    second.say(Settle(0), term=2)
+    second.say(Active(3, 1), term=3)  # nothing was said since
+    second.say(ShowStacks(), term=3)
+    second.hears(Stacks)
+    rig.close()
+
+
+@pytest.mark.clause("T27")
+def test_an_active_coordinator_that_says_nothing_is_voted_away() -> None:
+    rig = Rig(coordinators=2)
+    rig.start()
+    second = rig.coordinators[1]
+    while True:
+        second.say(Vote(2, 1), term=0)
+        if second.hears(Voted).granted:
+            break
+    rig.close()
+
+
+@pytest.mark.clause("T27")
+def test_a_stopped_coordinator_is_replaced_and_what_it_was_told_is_said_to_the_next(tmp_path: Path) -> None:
+    rig = Rig(coordinators=0, policy=Policy(beat_s=0.5), world=1)
+    with GaspJob(tmp_path, 0, {}, coordinators=2) as job:
+        found = Credentials(job.job_directory / NAME)
+        rig.member.start({one["number"]: connect(one["address"], found) for one in job.announced}, 30)
+        until(lambda: job.status(1)["connected"] == 1)
+        job.coordinators[0].send_signal(signal.SIGSTOP)
+        rig.member.tell(TROUBLE)
+        with pytest.raises(Interrupted):
+            loop_for_ever()
+        rig.interrupter.disarm()
+        assert job.status(1)["active"]
+        job.coordinators[0].send_signal(signal.SIGCONT)
+        rig.close()
 
 
 def test_no_protection(rig: Rig) -> None:
@@ -251,7 +360,7 @@ def test_the_store_answers_and_is_void_with_its_generation(rig: Rig) -> None:
 
 @pytest.mark.clause("T50")
 def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term() -> None:
-    rig = Rig(coordinators=3)
+    rig = Rig(coordinators=3, policy=Policy(beat_s=3600.0))  # one that is silent is not gone yet
     rig.start()
     first, second, third = rig.coordinators
     second.say(Vote(2, 1), term=0)
