@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
-from acpfs.types import NO_TIER, ROOT, Ino, Seq, TierId
+from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log import OperationLog
 
 PIECE_S = 0.002
@@ -108,14 +108,39 @@ class Invariants:
             yield "it has bytes in RAM, but no name, and nobody has it open"
         if node.remainder is not None:
             yield from self._wrong_tier_file(node.remainder.tier_id, node.remainder.size)
-        if node.content is not None and node.content.tier_id:
-            yield from self._wrong_tier_file(node.content.tier_id, _bytes_in_ram(node, node.content))
+            if node.content is not None or node.remainder.size > node.size:
+                yield "the first bytes of an earlier content are still in RAM"
+        if node.content is not None:
+            yield from self._wrong_place(node, node.content)
+            if node.content.tier_id:
+                yield from self._wrong_tier_file(node.content.tier_id, _bytes_in_ram(node, node.content))
+
+    def _wrong_place(self, node: Node, content: Content) -> Iterable[str]:
+        """Where a content's bytes are, and whether what has them is still needed there."""
+        places = [place for place in (content.tier_id, content.overflow, content.spilled) if place]
+        if len(places) != 1 or (content.outgrown is not None and not content.tier_id):
+            yield f"its bytes are in {len(places)} places ({content.tier_id}, {content.overflow!r}, {content.spilled})"
+        versions = [op.version for op in self._log.pending_of(node.ino) if op.version is not None]
+        if content.spilled and content.busy is None:  # else it is on its way back, and may have been persisted meanwhile
+            if not any(version.spilled and version.vid == content.spilled for version in versions):
+                yield "it is in the spill directory, and no version keeps its copy there"
+            if content.modified or content.interrupted:
+                yield "it has changed since its copy was made in the spill directory"
+        if content.sealed and not any(version.staging_name == content.overflow for version in versions):
+            yield "it waits for a version of it that is not in the log"
 
     def _wrong_version(self, seq: Seq) -> list[Violation]:
         op = self._log.get(seq)
-        if op is None or op.version is None or op.version.tier_id == NO_TIER:
+        if op is None or op.version is None:
             return []
-        texts = list(self._wrong_tier_file(op.version.tier_id, op.version.size))
+        version = op.version
+        texts: list[str] = []
+        if version.tier_id:
+            texts += self._wrong_tier_file(version.tier_id, version.size)
+        if version.spilled and version.tier_id:
+            texts.append("its version is in RAM and in the spill directory")
+        if not (version.is_local or version.staging_name):
+            texts.append("its version is nowhere")
         return [Violation(self._table.path(op.ino), text) for text in texts]
 
     def _wrong_tier_file(self, tier_id: TierId, size: int) -> Iterable[str]:

@@ -12,8 +12,9 @@ import pytest
 import trio
 
 from acpfs.filesystem import invariants
+from acpfs.filesystem.content import Outgrown, Remainder
 from acpfs.filesystem.known_names import Child
-from acpfs.types import ROOT, Ino
+from acpfs.types import NO_TIER, ROOT, Ino
 from tests.filesystem.world import CALLER, World, violations, world
 
 pytestmark = pytest.mark.clause("S234")
@@ -100,6 +101,34 @@ def test_bytes_that_are_not_there(tmp_path: Path, persisted: bool) -> None:
         put_right(w, lambda: os.truncate(path, 3), lambda: path.write_bytes(b"bytes"), "f: RAM has 3 of its 5 bytes")
         away = path.with_name("away")
         put_right(w, lambda: path.rename(away), lambda: away.rename(path), "f: its bytes are not in RAM any more")
+
+    with_world(tmp_path, main)
+
+
+def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
+    async def main(w: World) -> None:
+        node = w.fs._table[await w.write(b"f", b"bytes")]
+        content, version = node.content, w.log.pending_of(node.ino)[0].version
+        assert content is not None
+        assert version is not None
+
+        def give(one: object, values: dict[str, object]) -> None:
+            for name, value in values.items():
+                setattr(one, name, value)
+
+        def check(said: str, one: object, **values: object) -> None:
+            before = {name: getattr(one, name) for name in values}
+            put_right(w, lambda: give(one, values), lambda: give(one, before), said)
+
+        check("f: its bytes are in 0 places", content, tier_id=NO_TIER)
+        check("f: its bytes are in 2 places", content, overflow="staging")
+        check("f: its bytes are in 1 places (0, 'staging', 0)", content, tier_id=NO_TIER, overflow="staging", outgrown=Outgrown("staging"))
+        check("no version keeps its copy there", content, tier_id=NO_TIER, spilled=version.vid)
+        check("it has changed since its copy was made", content, tier_id=NO_TIER, spilled=version.vid, modified=True)
+        check("it waits for a version of it that is not in the log", content, tier_id=NO_TIER, overflow="staging", sealed=True)
+        check("its version is in RAM and in the spill directory", version, spilled=True)
+        check("its version is nowhere", version, tier_id=NO_TIER)
+        check("the first bytes of an earlier content are still in RAM", node, remainder=Remainder(content.tier_id, 5))
 
     with_world(tmp_path, main)
 
