@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from acpfs.backing.health import Health
@@ -352,3 +353,11 @@ def call_later(delay_s: float, action: Callable[[], None]) -> Callable[[], None]
     timer.action = action
     _TIMERS.start(delay_s, timer)
     return timer.stop
+
+
+def after(delay_s: float) -> Future[None]:
+    """Done after so long; no thread waits meanwhile, and whoever goes on then does something short on the thread that ends patience."""
+    passed: Future[None] = Future()
+    passed.set_running_or_notify_cancel()
+    call_later(delay_s, partial(passed.set_result, None))
+    return passed

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from acpfs.backing.calls import CallPool
+from acpfs.backing.calls import CallPool, after
 from acpfs.filesystem.content import UNSEEN, Content, ContentStatistics, Writing
 from acpfs.filesystem.copy_aside import CopyAside
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
@@ -38,6 +38,8 @@ T = TypeVar("T")
 INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
 
+LOOK_AGAIN_S = 0.001
+"""Whether writes that are under way have ended, before the bytes move elsewhere."""
 FALLOC_PUNCH_HOLE = 2
 ALLOCATE_PIECE_BYTES = 32 << 20
 """About 10 ms of zeroing pages."""
@@ -217,7 +219,7 @@ class Contents:
         content.busy, content.moving = done, True
         try:
             while content.in_flight:
-                await wait(self._copies.submit("let writes finish", time.sleep, 0.001))
+                await wait(after(LOOK_AGAIN_S))
             moved = await self._overflow.from_tier(content.tier_id, node.size)
             if node.content is content:
                 self.adopt_overflow(node, moved.moved_from(content))

@@ -14,7 +14,8 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Protocol
 
 from acpfs.config import WhenFull
@@ -66,6 +67,8 @@ class Held:
     taken_at: float = 0.0
     until: Future[bool] | None = None
     """Set while the inode lock is had; its result ends that: True to take it again at once, False for good."""
+    steady: Event = field(default_factory=Event)
+    """The same for threads that wait for it: the inode lock is had, or never will be again."""
     room: Future[None] | None = None
     """Its place in the queue for room."""
     asked_bytes: int = 0
@@ -257,6 +260,7 @@ class Hold:
         if held is None or self._holder is None:
             return None
         held.until, held.taken_at = Future(), time.monotonic()
+        held.steady.set()
         self._admission.stopped(held.node)
         if self._gap == ino:
             self._gap = None
@@ -268,6 +272,7 @@ class Hold:
         held = self._held.get(ino)
         if held is not None and held.until is until:
             held.until, held.asked_at = None, 0.0
+            held.steady.clear()
             self._admission.goes_on(held.node)
             held.gaps += 1
 
@@ -366,6 +371,10 @@ class Hold:
 
 def _settle(held: Held, *, again: bool) -> None:
     until, held.until = held.until, None
+    if again:
+        held.steady.clear()
+    else:
+        held.steady.set()
     if until is not None:
         with contextlib.suppress(InvalidStateError):  # its caller died meanwhile
             until.set_result(again)

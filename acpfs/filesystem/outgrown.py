@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from acpfs.backing.calls import CallPool
+from acpfs.backing.calls import CallPool, after
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content import OUTGROWN_PIECE_BYTES, Content, Outgrown
@@ -41,7 +41,7 @@ FALLOC_PUNCH = 3
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
 RELEASE_WAIT_S = 5.0
-STEADY_WAIT_S, STEADY_LOOK_S = 5.0, 0.005
+STEADY_WAIT_S = 5.0
 
 log = get_logger(__name__)
 _ZERO_TO_ONE = bytes([1]) + bytes(255)
@@ -168,9 +168,7 @@ class OutgrownFiles:
 
     def _steady(self, held: Held) -> bool:
         """Wait until the file is held (again); it is not between two slices."""
-        deadline = time.monotonic() + STEADY_WAIT_S
-        while held.until is None and not held.ended and time.monotonic() < deadline:
-            time.sleep(STEADY_LOOK_S)
+        held.steady.wait(STEADY_WAIT_S)
         return held.until is not None
 
     def _punch(self, node: Node, content: Content, fd: int, piece: int, data: bytes) -> None:
@@ -317,7 +315,7 @@ class OutgrownFiles:
                 self.fail(node, content)
             except OSError as error:
                 self._note(node, error)
-                await wait(self._calls.submit("wait to finish outgrown", time.sleep, delay_s))
+                await wait(after(delay_s))
                 delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
             else:
                 self._sealed(node, content)
