@@ -43,6 +43,8 @@ FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MEDIAN_MAX = 12
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)(_|$)")
 
+UNGUESSED = re.compile(r"^_*(beware|distrust|doubts?|once)$", re.IGNORECASE)
+
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
 CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
@@ -161,6 +163,24 @@ def test_modules_say_what_they_own(path: Path) -> None:
 def test_names_mean_something(path: Path) -> None:
     # mount(8) calls the program that it runs for a file system type its "mount helper"
     assert path.stem == "mount_helper" or not BANNED_NAMES.search(path.stem), "a name that says nothing"
+
+
+def test_a_class_has_its_name_alone() -> None:
+    """Training has words of its own. `Verdict`: of verify, and of a member's record; the latter is to have another name."""
+    found: dict[str, list[str]] = {}
+    for path in SOURCES:
+        if "training" not in path.parts:
+            for node in tree_of(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, []).append(named(path))
+    assert {name: where for name, where in found.items() if len(where) > 1 and name != "Verdict"} == {}
+
+
+def test_names_need_not_be_learnt() -> None:
+    """Words that said nothing to a stranger, and were replaced: they do not come back."""
+    nodes = [(path, n) for path in SOURCES for n in ast.walk(tree_of(path))]
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    assert [f"{named(path)}: {n.name}" for path, n in nodes if isinstance(n, kinds) and UNGUESSED.search(n.name)] == []
 
 
 def _banned(path: Path, *, library: bool) -> Iterator[str]:

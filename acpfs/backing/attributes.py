@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from acpfs.backing.lower import Attributes, LowerStat
+from acpfs.backing.lower import LowerStat, NewAttributes
 from acpfs.backing.quirks import NO_ATTRIBUTE, NO_XATTR
 
 OWN_XATTR_PREFIX = b"user.acpfs."
@@ -72,7 +72,7 @@ class AttributeSetter:
         """Only an entry's owner may choose its times; a directory that others own may be written to all the same."""
         self._try("times", NO_ATTRIBUTE, utime)
 
-    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+    def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
         """To an open regular file. chown before chmod, for it clears set-id bits; times last, for the rest may change them."""
         st = os.fstat(fd)
         owner_was_set = self._own(st, attributes, lambda uid, gid: os.chown(fd, uid, gid))
@@ -86,7 +86,7 @@ class AttributeSetter:
         if times is not None:
             self.set_times(lambda: os.utime(fd, ns=times))
 
-    def apply_at(self, dir_fd: int, name: bytes, attributes: Attributes) -> None:
+    def apply_at(self, dir_fd: int, name: bytes, attributes: NewAttributes) -> None:
         """To an entry of a directory, of whatever type, never following a symlink."""
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         try:
@@ -104,7 +104,7 @@ class AttributeSetter:
         finally:
             os.close(fd)
 
-    def _own(self, st: os.stat_result, attributes: Attributes, chown: Callable[[int, int], None]) -> bool:
+    def _own(self, st: os.stat_result, attributes: NewAttributes, chown: Callable[[int, int], None]) -> bool:
         """Returns whether it was to be changed."""
         uid = -1 if attributes.uid in (None, st.st_uid) else attributes.uid
         gid = -1 if attributes.gid in (None, st.st_gid) else attributes.gid
@@ -127,7 +127,7 @@ class AttributeSetter:
                 self._try("xattr", NO_XATTR, lambda name=name, value=value: os.setxattr(target, name, value))  # type: ignore[misc]
 
 
-def _times(st: os.stat_result, attributes: Attributes) -> tuple[int, int] | None:
+def _times(st: os.stat_result, attributes: NewAttributes) -> tuple[int, int] | None:
     if attributes.atime_ns is None and attributes.mtime_ns is None:
         return None
     atime_ns = st.st_atime_ns if attributes.atime_ns is None else attributes.atime_ns

@@ -20,7 +20,7 @@ import xxhash
 from acpfs.backing import crossing, filling
 from acpfs.backing.areas import OWN, staged_in, staging_name
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
-from acpfs.backing.lower import ASIDE_PREFIX, Attributes, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo
+from acpfs.backing.lower import ASIDE_PREFIX, LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo
 from acpfs.backing.own_files import OwnFiles
 from acpfs.backing.quirks import CANNOT, NAME_BYTES_MAX, NO_DIRECTORY_SYNC, NO_EXCHANGE, Features, top_exists
 from acpfs.backing.syscalls import rename_exchange
@@ -347,14 +347,14 @@ class BackingDirectory(OwnFiles):
         with self._entries.parent(path) as (dir_fd, name):
             return self._setter.set_times(lambda: os.utime(name, ns=times, dir_fd=dir_fd, follow_symlinks=False))
 
-    def apply(self, path: LowerPath, attributes: Attributes) -> None:
+    def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
         self._count("setattr")
         if not path:
             return self._setter.apply_at(self._root_fd, b".", attributes)
         with self._entries.parent(path) as (dir_fd, name):
             return self._setter.apply_at(dir_fd, name, attributes)
 
-    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+    def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
         self._count("setattr")
         self._setter.apply_fd(fd, attributes)
 

@@ -78,7 +78,7 @@ class LowerEntry(NamedTuple):
     mode: int
 
 
-class Attributes(Protocol):
+class NewAttributes(Protocol):
     """What can be given to an entry; None: leave as it is. `writeback.ops.Metadata` is one."""
 
     @property
@@ -240,11 +240,11 @@ class Lower(Protocol):
 
     # attributes and content of entries
 
-    def apply(self, path: LowerPath, attributes: Attributes) -> None:
+    def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
         """Set owner, mode, xattrs, then times. What the backing file system cannot hold is left out and counted, not an error."""
         ...
 
-    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+    def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
         """`apply` through an open descriptor."""
         ...
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request
+from acpfs.control.protocol import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.reports import CheckpointReport
 from acpfs.control.subject import Report, Subject
 from acpfs.errors import ExitCode
@@ -26,7 +26,7 @@ SETTLE_S = 5.0
 SAFE = ("persisted", "verified", "evicted")
 
 
-async def checkpoints(subject: Subject, request: Request, _tell: Report) -> Json:
+async def checkpoints(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     """What is known of each checkpoint at and below the paths."""
     found = [report for path in request.paths() or [b""] for report in await subject.checkpoints(path)]
     return {"items": [asdict(report) for report in found]}
@@ -60,7 +60,7 @@ def _short_of(persisted: int, count: int, code: ExitCode) -> RemoteError:
     return error
 
 
-async def watch(subject: Subject, request: Request, tell: Report) -> Json:
+async def watch(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Tell each checkpoint below the paths as soon as it is safe, for ever; once more when it has changed since.
 
     Arguments: `count`: it is safe with so many files, all persisted; without, when nothing came to it for `settle_s` seconds.
@@ -100,7 +100,7 @@ def _event(subject: Subject, report: CheckpointReport) -> Json:
     return {"event": "checkpoint", "checkpoint": asdict(report), "files": files}
 
 
-def count_of(request: Request) -> int:
+def count_of(request: ControlRequest) -> int:
     """How many files are asked for; 0: any number."""
     count = request.args.get("count")
     if count is None:

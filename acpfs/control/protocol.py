@@ -47,7 +47,7 @@ class RemoteDeadlineError(RemoteError, DeadlineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ControlRequest:
     """A verb and its arguments, with typed access that names what is wrong."""
 
     verb: str
@@ -116,7 +116,7 @@ def encode(message: Json) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def decode_request(line: bytes) -> Request:
+def decode_request(line: bytes) -> ControlRequest:
     """A request from its line.
 
     Raises:
@@ -128,7 +128,7 @@ def decode_request(line: bytes) -> Request:
         raise BadRequestError("the request is not a line of JSON") from error
     if not isinstance(message, dict) or not isinstance(message.get("verb"), str) or not isinstance(message.get("args", {}), dict):
         raise BadRequestError('a request is {"verb": "…", "args": {…}}')
-    return Request(message["verb"], message.get("args", {}))
+    return ControlRequest(message["verb"], message.get("args", {}))
 
 
 def error_message(error: AcpfsError) -> Json:

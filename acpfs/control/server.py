@@ -17,8 +17,17 @@ from pathlib import Path
 
 import trio
 
-from acpfs.control.protocol import REQUEST_BYTES_MAX, BadRequestError, Json, Request, decode_request, encode, error_message, socket_address
-from acpfs.control.slots import NoPlaceError, Slots
+from acpfs.control.protocol import (
+    REQUEST_BYTES_MAX,
+    BadRequestError,
+    ControlRequest,
+    Json,
+    decode_request,
+    encode,
+    error_message,
+    socket_address,
+)
+from acpfs.control.slots import NoPlaceError, RequestSlots
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import Answer
 from acpfs.errors import AcpfsError, ConfigError, ExitCode
@@ -55,8 +64,8 @@ class ControlServer:
         self._answers = answers
         self._gid = None if group is None else _gid_of(group)
         self._socket = _listening(path, self._gid) if kept_fd < 0 else trio.socket.from_stdlib_socket(socket.socket(fileno=os.dup(kept_fd)))
-        self._quick = Slots(CLIENTS_MAX, "control connections")
-        self._waiting = Slots(WAITING_MAX, "control connections that wait")
+        self._quick = RequestSlots(CLIENTS_MAX, "control connections")
+        self._waiting = RequestSlots(WAITING_MAX, "control connections that wait")
         self._clients = 0
         self._all_gone = trio.Event()
         self.refused_clients = 0
@@ -126,7 +135,7 @@ class ControlServer:
                 place.enter_context(self._waiting.one(owner=owner))
             await self._answer_to(request, stream, owner=owner)
 
-    async def _answer_to(self, request: Request, stream: trio.SocketStream, *, owner: bool) -> None:
+    async def _answer_to(self, request: ControlRequest, stream: trio.SocketStream, *, owner: bool) -> None:
         if request.verb in VERBS and VERBS[request.verb].owner_only and not owner:
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError(f"permission denied: {request.verb} is for the mount's owner and root only")))
@@ -137,7 +146,7 @@ class ControlServer:
             await _answer(stream, answer)
             nursery.cancel_scope.cancel()
 
-    async def _handle(self, request: Request, stream: trio.SocketStream, scope: trio.CancelScope) -> Json:
+    async def _handle(self, request: ControlRequest, stream: trio.SocketStream, scope: trio.CancelScope) -> Json:
         async def tell(event: Json) -> None:
             try:
                 await _answer(stream, event)

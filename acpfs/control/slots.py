@@ -15,7 +15,7 @@ class NoPlaceError(AcpfsError):
     """There are too many already."""
 
 
-class Slots:
+class RequestSlots:
     """Places for connections of one kind."""
 
     def __init__(self, count: int, what: str) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
-from acpfs.control.protocol import Json, RemoteError, Request, path_from_text
+from acpfs.control.protocol import ControlRequest, Json, RemoteError, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
 from acpfs.control.subject import Report, Subject
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
@@ -37,38 +37,38 @@ DRAINED_ELSEWHERE = "all is persisted, where the backing directory lay when it w
 UNVERIFIED = "nothing can be verified there"
 LATE = "not everything is persisted in time"
 
-Handler = Callable[[Subject, Request, Report], Awaitable[Json]]
-Answer = Callable[[Request, Report], Awaitable[Json]]
+Handler = Callable[[Subject, ControlRequest, Report], Awaitable[Json]]
+Answer = Callable[[ControlRequest, Report], Awaitable[Json]]
 """A handler that knows its subject."""
 
 
-async def status(subject: Subject, _request: Request, _tell: Report) -> Json:
+async def status(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
     return subject.status().to_json()
 
 
-async def config(subject: Subject, _request: Request, _tell: Report) -> Json:
+async def config(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
     return subject.configuration()
 
 
-async def metrics(subject: Subject, _request: Request, _tell: Report) -> Json:
+async def metrics(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
     return {"text": subject.metrics()}
 
 
-async def ls(subject: Subject, request: Request, tell: Report) -> Json:
+async def ls(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     files = [file for path in request.paths() or [b""] for file in subject.files(path)]
     for start in range(0, len(files), BATCH_ITEMS):
         await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
     return {"items": []}
 
 
-async def flush(subject: Subject, request: Request, tell: Report) -> Json:
+async def flush(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Wait until all that was complete at the call is persisted."""
     done = await _drain_complete(subject, request.paths(), request.seconds("timeout_s"), tell)
     await _still_there(subject, DRAINED_ELSEWHERE)
     return {**done, "guarded": [asdict(guarded) for guarded in subject.guarded()]}
 
 
-async def wait(subject: Subject, request: Request, tell: Report) -> Json:
+async def wait(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """`flush` for named paths; with `verified`, also read them back; with `count`, when so many files are persisted."""
     paths = request.some_paths()
     count = count_of(request)
@@ -92,7 +92,7 @@ async def wait(subject: Subject, request: Request, tell: Report) -> Json:
     raise left_over(subject, until, ExitCode.TIMEOUT, "persisted, but not verified in time" if persisted else LATE)
 
 
-async def verify(subject: Subject, request: Request, tell: Report) -> Json:
+async def verify(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Scrub: every file below the paths against its recorded checksum; each verdict is an item."""
     await _still_there(subject, UNVERIFIED)
     return {"checked": await _check(subject, await _recorded(subject, request.paths()), tell, every=True), "items": []}
@@ -104,7 +104,7 @@ async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
     return recorded + await followed(subject, [path for path in paths if path not in recorded], math.inf)
 
 
-async def repair(subject: Subject, request: Request, tell: Report) -> Json:
+async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Verify; what is not as it was written is stored once more from RAM, in its order, and verified again. Each bad file is an item."""
     bad: list[Verdict] = []
 
@@ -136,25 +136,25 @@ def _tell_repaired(tell: Report) -> Callable[[Verdict], Awaitable[None]]:
     return judge
 
 
-async def retry(subject: Subject, request: Request, _tell: Report) -> Json:
+async def retry(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     return {"operations": subject.retry(request.one_path())}
 
 
-async def discard(subject: Subject, request: Request, _tell: Report) -> Json:
+async def discard(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     operations, left = subject.discard(request.one_path())
     return {"operations": operations, "open": [_shown(path) for path in left]}
 
 
-async def release(subject: Subject, request: Request, _tell: Report) -> Json:
+async def release(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     """Carry out held deletions: at and below the paths, or all."""
     return {"checkpoints": sum(map(subject.release, request.paths() or [b""]))}
 
 
-async def change(subject: Subject, request: Request, _tell: Report) -> Json:
+async def change(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     return await subject.change(request.text("key"), request.text("value"))
 
 
-async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
+async def unmount(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Drain, take the mount away, drain what came in between, and end.
 
     With `leave`, what cannot be drained in time does not keep the mount: it stays in the RAM tier.
@@ -184,14 +184,14 @@ async def unmount(subject: Subject, request: Request, tell: Report) -> Json:
     return {**done, **named, "left_operations": len(left), "problem": problem or None}
 
 
-async def reload(subject: Subject, _request: Request, _tell: Report) -> Json:
+async def reload(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
     """The worker as it is now; another one is on its way."""
     worker = asdict(subject.status().worker)
     subject.reload()
     return worker
 
 
-async def bypass(subject: Subject, request: Request, _tell: Report) -> Json:
+async def bypass(subject: Subject, request: ControlRequest, _tell: Report) -> Json:
     await subject.bypass(request.text("reason"))
     return subject.status().to_json()
 

@@ -513,7 +513,7 @@ class FileSystem:
         self._payers.look()
         self._state.commit()
 
-    def distrust(self) -> None:
+    def look_up_all_anew(self) -> None:
         """Ask the backing directory anew for all names and attributes, however young; under the lock."""
         self._view.trusted_since = time.monotonic()
 

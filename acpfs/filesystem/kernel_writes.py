@@ -49,7 +49,7 @@ def stamp(fd: int) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Guard:
+class WriteGuard:
     """A version of a file that the kernel may still write to: its bytes are good as long as the tier file looks like this."""
 
     seen: tuple[int, int]
@@ -73,7 +73,7 @@ class KernelWrites:
         self._opened = opened
         self._marks = marks
         self._fullness = Fullness(tier, table)
-        self._guards: dict[VersionId, Guard] = {}
+        self._guards: dict[VersionId, WriteGuard] = {}
         self.renewed: Callable[[Version], None] = lambda _version: None
         """Called when a version had to become what its file is now."""
 
@@ -181,14 +181,14 @@ class KernelWrites:
     def watch_again(self, versions: Iterable[Version]) -> None:
         """The kernel has been writing all the time. What the versions looked like is not known any more: they are streamed again."""
         for version in versions:
-            self._guards[version.vid] = Guard(UNSEEN)
+            self._guards[version.vid] = WriteGuard(UNSEEN)
 
     # -- versions that it may still change
 
     def guard(self, version: Version, node: Node) -> None:
         """The version shares its bytes with a file that the kernel may go on writing to."""
         assert node.content is not None
-        self._guards[version.vid] = Guard(node.content.seen, appended=not node.kernel_rewriters)
+        self._guards[version.vid] = WriteGuard(node.content.seen, appended=not node.kernel_rewriters)
 
     def only_appended(self, version: Version) -> bool:
         """See `Listener`."""

@@ -9,7 +9,7 @@ from acpfs.types import Ino
 
 
 @dataclass(slots=True)
-class Child:
+class KnownName:
     """What is known about one name in a directory."""
 
     ino: Ino
@@ -28,7 +28,7 @@ class Child:
 class Directory:
     """What a directory node knows about its names."""
 
-    children: dict[bytes, Child] = field(default_factory=dict)
+    children: dict[bytes, KnownName] = field(default_factory=dict)
     listing: dict[bytes, LowerEntry] = field(default_factory=dict)
     """All names on the backing directory as of `listed_at`."""
     listed_at: float = -1.0

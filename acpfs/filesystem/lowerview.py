@@ -29,7 +29,7 @@ from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.bursts import Bursts
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.first_sight import FirstSight
-from acpfs.filesystem.known_names import Child
+from acpfs.filesystem.known_names import KnownName
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -199,7 +199,7 @@ class LowerView:
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, asked_at)
 
-    def _settled(self, parent: Node, name: bytes, child: Child | None, began: float, since: float) -> bool:
+    def _settled(self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float) -> bool:
         """Whether the answer is known without asking."""
         if (child is not None and child.pins) or parent.ino not in self._tree:
             return True

@@ -18,7 +18,7 @@ from acpfs.writeback.log import OperationLog
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldContent:
     """Content of a file in RAM; `fd` reads it, the caller closes it."""
 
     tier_id: TierId
@@ -67,7 +67,7 @@ class Mending:
             self._view.tell_changed(ino)
         return True
 
-    def held(self, path: bytes) -> Held | str:
+    def held(self, path: bytes) -> HeldContent | str:
         """What RAM has of the file that is persisted at a path, or in words why that is nothing."""
         node = self._node(path)
         if node is None or not node.is_file:
@@ -77,7 +77,7 @@ class Mending:
         content = node.content
         if content is None or not content.in_ram or not content.tier_id:
             return "its copy has left RAM: restore it from another copy"
-        return Held(content.tier_id, node.size, self._tier.open(content.tier_id))
+        return HeldContent(content.tier_id, node.size, self._tier.open(content.tier_id))
 
     def store_again(self, path: bytes, tier_id: TierId) -> Seq | None:
         """Log the content once more; None: it is not that content any more."""

@@ -22,7 +22,7 @@ from acpfs.backing.lower import LowerEntry, LowerStat
 from acpfs.filesystem import content
 from acpfs.filesystem.content import Content, Remainder
 from acpfs.filesystem.kept_listings import KeptListings
-from acpfs.filesystem.known_names import Child, Directory
+from acpfs.filesystem.known_names import Directory, KnownName
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, NO_TIER, NO_VERSION, ROOT, Ino, TierId
 from acpfs.writeback.log import OperationLog
@@ -275,7 +275,7 @@ class NodeTable:
         node.names.append((parent.ino, name))
         self._nodes[node.ino] = node
         self._by_lower.setdefault(st.ino, []).append(node.ino)
-        parent.dir.children[name] = Child(node.ino, 0, now)
+        parent.dir.children[name] = KnownName(node.ino, 0, now)
         if not self._listings.agrees(parent.ino, name):
             self._changed_names.setdefault((parent.ino, name), False)
         return node
@@ -350,16 +350,16 @@ class NodeTable:
 
     # -- names
 
-    def child(self, parent: Ino, name: bytes) -> Child | None:
+    def child(self, parent: Ino, name: bytes) -> KnownName | None:
         """What is known about a name."""
         return self._nodes[parent].dir.children.get(name)
 
-    def set_child(self, parent: Ino, name: bytes, ino: Ino) -> Child:
+    def set_child(self, parent: Ino, name: bytes, ino: Ino) -> KnownName:
         """The name leads to that node now (0: to nothing); the pins stay."""
         directory = self._nodes[parent].dir
         child = directory.children.get(name)
         if child is None:
-            child = directory.children[name] = Child(NO_INO)
+            child = directory.children[name] = KnownName(NO_INO)
         if child.ino != ino:
             self._unlink_name(child.ino, parent, name)
             child.ino = ino
@@ -501,7 +501,7 @@ class NodeTable:
         for parent, name in node.names:
             self.name_changed(parent, name)
 
-    def _known(self, parent: Ino, name: bytes) -> Child | None:
+    def _known(self, parent: Ino, name: bytes) -> KnownName | None:
         directory = self._nodes.get(parent)
         return directory.dir.children.get(name) if directory is not None else None
 
@@ -522,7 +522,7 @@ class NodeTable:
         for parent, name, ino in self._state.rows("SELECT parent, name, ino FROM child"):
             directory = self._nodes.get(Ino(parent))
             if directory is not None and directory.directory is not None and (ino == NO_INO or ino in self._nodes):
-                directory.dir.children[name] = Child(Ino(ino), recorded=True)
+                directory.dir.children[name] = KnownName(Ino(ino), recorded=True)
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
         for ino, listing in self._listings.load().items():

@@ -49,7 +49,7 @@ class Soundness(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ScrubFinding:
     """One file."""
 
     path: bytes
@@ -96,7 +96,7 @@ class RamScrub:
             found = [ScrubPlace(op.seq, op.version.size, waits=True) for op in waiting if op.version is not None]
             return found + [ScrubPlace(ino, size, waits=False) for ino, size in self._mending.in_ram()]
 
-    def look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> Finding | None:
+    def look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         """Compare, if it lies at or below one of the paths (all, where none is named); None: it does not, or has changed meanwhile."""
         try:
             return self._waiting(Seq(place.number), paths, pace) if place.waits else self._clean(Ino(place.number), paths, pace)
@@ -114,7 +114,7 @@ class RamScrub:
             return None
         return None if any(later.version is not None and later.seq > op.seq for later in self._log.pending_of(op.ino)) else version
 
-    def _waiting(self, seq: Seq, paths: Sequence[bytes], pace: Pace) -> Finding | None:
+    def _waiting(self, seq: Seq, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         with self._lock:
             op = self._log.get(seq)
             version = self._version(op) if op is not None else None
@@ -127,7 +127,7 @@ class RamScrub:
         if not found:
             return None  # so much of it is holes by now that no checksum is taken (S229)
         if found == before[0]:
-            return Finding(path, Soundness.OK, before[1], found, found)
+            return ScrubFinding(path, Soundness.OK, before[1], found, found)
         with self._lock:
             if (
                 self._log.get(seq) is not op
@@ -135,7 +135,7 @@ class RamScrub:
                 or before != (version.digest, version.size, version.renewals)
             ):
                 return None
-        return Finding(
+        return ScrubFinding(
             path, Soundness.DAMAGED, before[1], before[0], found, "it is not persisted yet, and not stored like this: save it again"
         )
 
@@ -145,7 +145,7 @@ class RamScrub:
 
     # -- what the backing directory has, too
 
-    def _clean(self, ino: Ino, paths: Sequence[bytes], pace: Pace) -> Finding | None:
+    def _clean(self, ino: Ino, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         with self._lock:
             clean, lower_path = self._mending.clean(ino), self._tree.path(ino)
             if clean is None or lower_path is None or not _below_any(clean.path, paths):
@@ -153,12 +153,12 @@ class RamScrub:
             expected = self._manifest.digest(lower_path)
         expected = expected or self._noted(lower_path, clean, pace)
         if not expected:
-            return Finding(clean.path, Soundness.UNKNOWN, clean.size)
+            return ScrubFinding(clean.path, Soundness.UNKNOWN, clean.size)
         found = self._digest(clean, pace)
         if found != expected:
             found = self._digest(clean, pace)
         if found == expected:
-            return Finding(clean.path, Soundness.OK, clean.size, expected, found)
+            return ScrubFinding(clean.path, Soundness.OK, clean.size, expected, found)
         return self._judge(ino, clean, lower_path, expected, found)
 
     def _noted(self, path: LowerPath, clean: Clean, pace: Pace) -> str:
@@ -181,11 +181,11 @@ class RamScrub:
         self.read_bytes += read_bytes
         return digest
 
-    def _judge(self, ino: Ino, clean: Clean, lower_path: LowerPath, expected: str, found: str) -> Finding | None:
+    def _judge(self, ino: Ino, clean: Clean, lower_path: LowerPath, expected: str, found: str) -> ScrubFinding | None:
         """RAM has other bytes than were recorded: which copy is the good one?"""
 
-        def finding(soundness: Soundness, why: str) -> Finding:
-            return Finding(clean.path, soundness, clean.size, expected, found, why)
+        def finding(soundness: Soundness, why: str) -> ScrubFinding:
+            return ScrubFinding(clean.path, soundness, clean.size, expected, found, why)
 
         try:
             stored = digest_of(self._lower, lower_path)[0]

@@ -27,7 +27,7 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
-from acpfs.filesystem.whole_reads import DamagedError
+from acpfs.filesystem.whole_reads import DamagedFileError
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, TierId
 
@@ -163,7 +163,7 @@ class Warming:
             return
         try:
             tier_id, st = await self._view.read_up(path, size)
-        except DamagedError:
+        except DamagedFileError:
             self._damaged[node.ino] = identity
             return
         except OSError:
@@ -195,7 +195,7 @@ class Warming:
         try:
             verified = self._ahead.submit("verify", self._view.whole.verify, path, progress)
             st = await self._view.answer("verify", verified, progress)
-        except DamagedError:
+        except DamagedFileError:
             self._damaged[node.ino] = identity
         else:
             if st.identity() == identity:
@@ -427,7 +427,7 @@ class Warming:
             return "changed"
         try:
             verified = self._view.whole.compare(self._table.path(node.ino), st, fill.note, done.result())
-        except DamagedError:
+        except DamagedFileError:
             self._found_damaged(coming)
             return "mismatch"
         self.counts.warmed_verified += verified

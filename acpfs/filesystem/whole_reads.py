@@ -25,7 +25,7 @@ DAMAGED = "a file on the backing directory is not what was stored there: it is n
 log = get_logger(__name__)
 
 
-class DamagedError(OSError):
+class DamagedFileError(OSError):
     """EIO: the bytes are not those that were stored, by their checksum."""
 
 
@@ -104,5 +104,5 @@ class WholeReads:
         if found != note.digest:
             self.mismatches += 1
             log.error(DAMAGED, path=os.fsdecode(path), expected=note.digest, found=found)
-            raise DamagedError(errno.EIO, DAMAGED)
+            raise DamagedFileError(errno.EIO, DAMAGED)
         return True

@@ -21,7 +21,7 @@ from acpfs.config import Transport
 from acpfs.errors import AcpfsError
 from acpfs.mounting import transports
 from acpfs.mounting.checks import BACKING_WAIT_S, apart, check_backing, check_fuse, check_spill, within
-from acpfs.mounting.spilling import doubts
+from acpfs.mounting.spilling import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES
@@ -270,7 +270,7 @@ def _spill(spill: Path, backing: Path | None) -> list[Finding]:
     apart(BACKING_WAIT_S, f"spill directory {spill} does not answer", lambda: check_spill(spill, others))
     space, gib = os.statvfs(spill), 1 << 30
     free, ram = space.f_bavail * space.f_frsize, budget_bytes(DEFAULT_SHARE, read_memory())
-    notes = doubts(spill, None if backing is None else Path(os.path.realpath(backing)))
+    notes = complaints(spill, None if backing is None else Path(os.path.realpath(backing)))
     if free < ram:
         notes.append(f"{free / gib:.1f} GiB are free there, less than the RAM tier would get ({ram / gib:.1f} GiB): it helps little")
     found = Finding("spill directory", "ok", f"{spill}: {free / gib:.1f} GiB free")

@@ -26,7 +26,7 @@ REMOVE_WAIT_S = 10.0
 _MEMORY = frozenset({"tmpfs", "ramfs"})
 
 
-def doubts(spill: Path, backing: Path | None) -> list[str]:
+def complaints(spill: Path, backing: Path | None) -> list[str]:
     """What speaks against the place; nothing that forbids it."""
     place = mount_of(os.path.realpath(spill))
     under = mount_of(os.fspath(backing)) if backing is not None else None  # by its name alone: it may hang
@@ -69,7 +69,7 @@ class SpillPlace:
         within(SPILL_WAIT_S, f"spill directory {self.path} does not answer", directory.prepare)
         if self._settings.spill is None:
             return [f"files that the last mount left in the spill directory {self.path} are drained from there; nothing new goes there"]
-        return doubts(self.path, self._settings.backing)
+        return complaints(self.path, self._settings.backing)
 
     @property
     def directory(self) -> SpillDirectory:

@@ -31,7 +31,7 @@ SHOWN_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class TierFileRecord:
     """What the state says of a tier file."""
 
     name: bytes
@@ -103,7 +103,7 @@ def _kept_out(tier: Path) -> Iterator[None]:
 # -- the state
 
 
-def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[int, list[Claim]] | None]:
+def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[int, list[TierFileRecord]] | None]:
     """What is wrong with the state, and what it says of tier files. One without claims is of a file that the backing directory has."""
     why = lost(tier / STATE_FILE, has_bytes=True)
     with tempfile.TemporaryDirectory(dir=scratch) as directory:
@@ -121,15 +121,15 @@ def _names(tier: Path, scratch: Path, *, everything: bool) -> tuple[str, dict[in
             return why or str(error), None
 
 
-def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[Claim]]:
+def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[TierFileRecord]]:
     """A state that is damaged is not believed that the backing directory has a file: then `everything`."""
     parents = {ino: (parent, bytes(name)) for parent, name, ino in db.execute("SELECT parent, name, ino FROM child WHERE ino > 0")}
-    found: dict[int, list[Claim]] = {}
+    found: dict[int, list[TierFileRecord]] = {}
     versions = "SELECT op.ino, op.parent, op.name, vid, tier_id, size, digest FROM op JOIN version USING (vid)"
     for ino, parent, name, vid, tier_id, size, digest in db.execute(versions):
         path = _path(ino, parents) or _path(ino, {**parents, ino: (parent, bytes(name))})
         if path and tier_id:
-            found.setdefault(tier_id, []).append(Claim(path, size, digest, vid))
+            found.setdefault(tier_id, []).append(TierFileRecord(path, size, digest, vid))
     contents = "SELECT ino, tier_id, modified, identity, staging FROM node WHERE tier_id > 0 AND head = 0"
     for ino, tier_id, modified, identity, staging in db.execute(contents):
         path, note = _path(ino, parents), ""
@@ -139,22 +139,22 @@ def _claims(db: sqlite3.Connection, *, everything: bool) -> dict[int, list[Claim
             continue
         claims = found.setdefault(tier_id, [])
         if modified:
-            claims.append(Claim(path + b".being-written", None, "", 0, note))
+            claims.append(TierFileRecord(path + b".being-written", None, "", 0, note))
         elif not claims and (everything or not identity):
-            claims.append(Claim(path, None, "", 0, note))
+            claims.append(TierFileRecord(path, None, "", 0, note))
     if not everything:  # else they are copied, too: without a name, for they are only parts
         for (tier_id,) in db.execute("SELECT tier_id FROM node WHERE head > 0"):
             found.setdefault(tier_id, [])
     return _told_apart(found)
 
 
-def _told_apart(found: dict[int, list[Claim]]) -> dict[int, list[Claim]]:
+def _told_apart(found: dict[int, list[TierFileRecord]]) -> dict[int, list[TierFileRecord]]:
     """Of several versions of one file the newest has its name."""
     newest: dict[bytes, int] = {}
     for claim in (claim for claims in found.values() for claim in claims):
         newest[claim.name] = max(newest.get(claim.name, 0), claim.order)
 
-    def named(claim: Claim) -> Claim:
+    def named(claim: TierFileRecord) -> TierFileRecord:
         older = claim.order < newest[claim.name]
         return replace(claim, name=claim.name + b".version-%d" % claim.order) if older else claim
 
@@ -176,7 +176,7 @@ def _path(ino: int, parents: dict[int, tuple[int, bytes]]) -> bytes:
 # -- the bytes
 
 
-def _copy_claimed(file: Path, target: Path, claim: Claim, why: str) -> Saved:
+def _copy_claimed(file: Path, target: Path, claim: TierFileRecord, why: str) -> Saved:
     saved = _copied(file, target, Path(os.fsdecode(NAMED.encode() + b"/" + claim.name)), claim.size)
     if saved.target is None:  # a name that nothing can have there: too long, or a directory of another file
         other = _copied(file, target, Path(UNNAMED) / f"{file.name}-{claim.order}", claim.size)

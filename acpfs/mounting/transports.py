@@ -23,7 +23,7 @@ HELPER = "fusermount3"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TransportChoice:
     """A transport and why it is the one."""
 
     transport: Transport
@@ -33,7 +33,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineSupport:
     """What `choose` looks at; another one in tests."""
 
     release: str
@@ -44,24 +44,24 @@ class Machine:
     """The set-uid program that mounts for users."""
 
     @classmethod
-    def this(cls) -> Machine:
+    def this(cls) -> MachineSupport:
         """The one that this process runs on."""
         return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER))
 
 
-def choose(wanted: Transport, machine: Machine | None = None) -> Choice:
+def choose(wanted: Transport, machine: MachineSupport | None = None) -> TransportChoice:
     """The transport to use; `auto` is native wherever that can mount."""
     if wanted is not Transport.AUTO:
-        return Choice(wanted, "asked for")
-    machine = machine or Machine.this()
+        return TransportChoice(wanted, "asked for")
+    machine = machine or MachineSupport.this()
     missing = _missing(machine)
     if missing:
-        return Choice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
+        return TransportChoice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
     how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
-    return Choice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
+    return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
 
 
-def _missing(machine: Machine) -> str:
+def _missing(machine: MachineSupport) -> str:
     """What the native transport would need and this machine has not; "" for nothing."""
     version = re.match(r"(\d+)\.(\d+)", machine.release)
     if version is None or (int(version[1]), int(version[2])) < KERNEL_MIN:

@@ -31,7 +31,7 @@ _VENDORS = ("qemu", "kvm", "vmware", "virtualbox", "xen", "openstack", "google c
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PrefaultChoice:
     """What `prefault = auto` means here."""
 
     wanted: int | str
@@ -46,13 +46,13 @@ class Choice:
         return max(least, min(most, save_bytes))
 
 
-def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> Choice:
+def choose(limit_bytes: int | None, proc: Path = PROC, sys: Path = _SYS) -> PrefaultChoice:
     """`limit_bytes`: of the control group around the daemon; there what is made ready counts against what the group runs."""
     if limit_bytes is not None:
-        return Choice(0, "the daemon's control group has a limit")
+        return PrefaultChoice(0, "the daemon's control group has a limit")
     if not is_virtual(proc, sys):
-        return Choice(0, "this is no virtual machine")
-    return Choice(SHARE, "this is a virtual machine", SHARE_MAX)
+        return PrefaultChoice(0, "this is no virtual machine")
+    return PrefaultChoice(SHARE, "this is a virtual machine", SHARE_MAX)
 
 
 def is_virtual(proc: Path = PROC, sys: Path = _SYS) -> bool:

@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Beneath:
+class BypassedMount:
     """The layer beneath one mount point."""
 
     mountpoint: str
@@ -68,7 +68,7 @@ class Beneath:
         """Whether it is still there."""
         return any(entry.number == self.number and entry.path == (self.aside or self.mountpoint) for entry in mount_table())
 
-    def as_it_lies(self) -> Beneath:
+    def as_it_lies(self) -> BypassedMount:
         """What is on its way may have come, and whoever brought it been killed before noting that: the mount table knows."""
         at_mountpoint = [entry.number for entry in mount_table() if entry.path == self.mountpoint and entry.kind != KIND]
         return replace(self, number=self.coming, aside="", coming=0) if self.coming in at_mountpoint else self
@@ -99,7 +99,7 @@ def lay(runtime: Path, backing: Path, mountpoint: str) -> str:
         bind(backing, aside or mountpoint)
     except OSError as error:
         return "only root may bind it there" if error.errno == errno.EPERM else f"binding it there: {error.strerror}"
-    _write(runtime, Beneath(mountpoint, os.fspath(backing), _number(aside or mountpoint), aside=aside))
+    _write(runtime, BypassedMount(mountpoint, os.fspath(backing), _number(aside or mountpoint), aside=aside))
     return ""
 
 
@@ -170,7 +170,7 @@ def _stacked(mountpoint: str) -> int:
     return len(list(itertools.islice(itertools.takewhile(lambda entry: entry.kind == KIND, there), STACKED_MAX)))
 
 
-def finished(runtime: Path, mountpoint: str) -> Beneath | None:
+def finished(runtime: Path, mountpoint: str) -> BypassedMount | None:
     """What lies beneath, after a fall in whose middle somebody was killed was ended: nothing of acpfs is mounted, but it is still aside."""
     found = beneath(runtime, mountpoint)
     if found is None or not (found.since and found.aside) or _stacked(mountpoint):
@@ -182,7 +182,7 @@ def finished(runtime: Path, mountpoint: str) -> Beneath | None:
     return beneath(runtime, mountpoint)
 
 
-def _tree(found: Beneath) -> int:
+def _tree(found: BypassedMount) -> int:
     """What is to be attached to the mount point: what lies aside, or, where its entry became invalid, what is there by that name now.
 
     All that asks the backing directory, before anything is taken away: the bare directory is no place to write to.
@@ -228,7 +228,7 @@ def lift(runtime: Path, mountpoint: str) -> None:
     _file(runtime, mountpoint).unlink(missing_ok=True)
 
 
-def beneath(runtime: Path, mountpoint: str) -> Beneath | None:
+def beneath(runtime: Path, mountpoint: str) -> BypassedMount | None:
     """What lies beneath a mount point, covered or not."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         found = _read(_file(runtime, mountpoint))
@@ -237,11 +237,11 @@ def beneath(runtime: Path, mountpoint: str) -> Beneath | None:
     return None
 
 
-def _read(file: Path) -> Beneath:
-    return Beneath(**json.loads(file.read_text())).as_it_lies()
+def _read(file: Path) -> BypassedMount:
+    return BypassedMount(**json.loads(file.read_text())).as_it_lies()
 
 
-def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, Beneath]]:
+def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, BypassedMount]]:
     """All mounts that are bypassed now, each with its runtime directory."""
     found = []
     for directory in places_to_look() if directories is None else directories:
@@ -281,7 +281,7 @@ def _aside(runtime: Path, mountpoint: str) -> str:
     return os.fspath(_file(runtime, mountpoint).with_suffix(".aside"))
 
 
-def _write(runtime: Path, record: Beneath) -> None:
+def _write(runtime: Path, record: BypassedMount) -> None:
     file = _file(runtime, record.mountpoint)
     file.parent.mkdir(mode=0o755, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}")

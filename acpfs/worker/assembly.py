@@ -279,7 +279,7 @@ def _prefault(settings: Settings, place: Place, tier: Tier, file_system: Callabl
     memory, asked = read_memory(), settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
-    choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.Choice(asked, "set")
+    choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.PrefaultChoice(asked, "set")
     return Prefault(
         partial(places.spare_tmpfs, place),
         wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(file_system().expectations.largest_save())) if place.own_tmpfs else 0,

@@ -24,7 +24,7 @@ from acpfs.ram.place import Place
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase, forget
 from acpfs.writeback.log import OperationLog
-from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
+from acpfs.writeback.mirror import Mirror, NoMirror, journal_name, read_mark
 from acpfs.writeback.ops import Op
 from acpfs.writeback.spill import Spill
 
@@ -151,7 +151,7 @@ def _tell(found: Salvaged, place: Place) -> None:
 def journal(spill: Spill | None, state: StateDatabase, operations: OperationLog, lower: Lower, identity: Identity) -> Callable[[Op], None]:
     """What the engine asks before each operation."""
     if spill is None or spill.mode is not SpillMode.MIRROR:
-        return Unmirrored(lower, identity.node_id).before
+        return NoMirror(lower, identity.node_id).before
     mirror = Mirror(spill.directory, state, operations, lower, identity.node_id)
     spill.keep_journal(mirror)
     return mirror.before

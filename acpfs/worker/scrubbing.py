@@ -13,7 +13,7 @@ import trio
 
 from acpfs.backing.calls import CallPool
 from acpfs.control.reports import Verdict
-from acpfs.filesystem.scrub import Finding, Pace, RamScrub, ScrubPlace, Soundness
+from acpfs.filesystem.scrub import Pace, RamScrub, ScrubFinding, ScrubPlace, Soundness
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.writeback.bandwidth import TokenBucket
@@ -38,7 +38,7 @@ class Scrubbing:
         self._scrub, self._every_s, self._give_way, self._now = scrub, every_s, give_way, now
         self._calls = CallPool("scrub", THREADS)
         self._bucket = TokenBucket(RATE_MIN)
-        self._damaged: dict[ScrubPlace, Finding] = {}
+        self._damaged: dict[ScrubPlace, ScrubFinding] = {}
         self._damaged_files = 0
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Scrubbing:
         self._give_way.wait(self._now(), lambda: False)
         self._bucket.take(count)
 
-    async def _look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> Finding | None:
+    async def _look(self, place: ScrubPlace, paths: Sequence[bytes], pace: Pace) -> ScrubFinding | None:
         looked = self._calls.submit("scrub", self._scrub.look, place, paths, pace)
         await settled(looked)
         finding = looked.result()
@@ -115,7 +115,7 @@ class Scrubbing:
         return counted | {"ram_damaged_files": self._damaged_files}
 
 
-def _verdict(finding: Finding) -> Verdict:
+def _verdict(finding: ScrubFinding) -> Verdict:
     path, expected, found = os.fsdecode(finding.path), finding.expected or None, finding.found or None
     return Verdict(path, finding.soundness.value, finding.size, expected, found, finding.why or None)
 

@@ -14,7 +14,7 @@ from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane
 from acpfs.logger import get_logger
-from acpfs.mounting.transports import Choice
+from acpfs.mounting.transports import TransportChoice
 
 log = get_logger(__name__)
 
@@ -37,10 +37,10 @@ def load(transport: Transport) -> Serve:
 
 
 async def serve(
-    choice: Choice,
+    choice: TransportChoice,
     fs: FileSystem,
     settings: Settings,
-    ready: Callable[[Choice], None],
+    ready: Callable[[TransportChoice], None],
     *,
     load: Callable[[Transport], Serve] = load,
 ) -> None:
@@ -65,6 +65,6 @@ async def serve(
         if mounted or choice.forced or choice.transport is not Transport.NATIVE:
             raise
         log.warning("the native transport could not be used; libfuse is tried", error=str(error))
-        choice = Choice(Transport.LIBFUSE, f"the native transport failed: {error}")
+        choice = TransportChoice(Transport.LIBFUSE, f"the native transport failed: {error}")
     fs.lanes.offer(Lane.LIBFUSE, passthrough=False)
     await load(choice.transport)(fs, settings, tell)

@@ -169,7 +169,7 @@ class WorkerSubject:
             cluster=cluster,
         )
 
-    def _health(self, refused: Sequence[records.QueueEntry]) -> HealthReport:
+    def _health(self, refused: Sequence[records.QueuedOp]) -> HealthReport:
         """Calls that are answered well are no sign of health while the directory refuses operations for good."""
         health = self._parts.calls.health.statistics()
         state, error = health.state, health.last_error
@@ -390,7 +390,7 @@ def _digest_and_close(fd: int, size: int) -> str:
         os.close(fd)
 
 
-def _entry(entry: records.QueueEntry, now: float) -> QueueEntry:
+def _entry(entry: records.QueuedOp, now: float) -> QueueEntry:
     return QueueEntry(
         seq=entry.seq,
         name=entry.name,
@@ -486,5 +486,5 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
     return counters
 
 
-def _below(entry: records.QueueEntry, path: bytes) -> bool:
+def _below(entry: records.QueuedOp, path: bytes) -> bool:
     return not path or is_below_any(os.fsencode(entry.name), (path,))

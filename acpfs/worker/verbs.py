@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.protocol import BadRequestError, Json, RemoteError, Request
+from acpfs.control.protocol import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.reports import StayedFile, Verdict
 from acpfs.control.subject import Report
 from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
@@ -52,7 +52,7 @@ class WorkerVerbs:
 
     # -- what is in RAM
 
-    async def _preload(self, request: Request, tell: Report) -> Json:
+    async def _preload(self, request: ControlRequest, tell: Report) -> Json:
         """Bring files to RAM; with `wait`, until they are there, each that was brought or not an item."""
         job = self._preloads.begin([] if request.flag("latest") else request.some_paths())
         if not request.flag("wait"):
@@ -66,7 +66,7 @@ class WorkerVerbs:
             await tell({"event": "items", "items": [asdict(file) for file in files[start : start + BATCH_ITEMS]]})
         return {"items": []}
 
-    async def _pin(self, request: Request, _tell: Report) -> Json:
+    async def _pin(self, request: ControlRequest, _tell: Report) -> Json:
         kept_bytes = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
@@ -74,7 +74,7 @@ class WorkerVerbs:
                 self._parts.state.commit()
         return {"pinned_bytes": kept_bytes}
 
-    async def _unpin(self, request: Request, _tell: Report) -> Json:
+    async def _unpin(self, request: ControlRequest, _tell: Report) -> Json:
         removed = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
@@ -82,7 +82,7 @@ class WorkerVerbs:
                 self._parts.state.commit()
         return {"pins": removed}
 
-    async def _evict(self, request: Request, tell: Report) -> Json:
+    async def _evict(self, request: ControlRequest, tell: Report) -> Json:
         """Each file that stayed is an item."""
         files = freed = 0
         for path in request.some_paths():
@@ -94,7 +94,7 @@ class WorkerVerbs:
             await tell({"event": "items", "items": [asdict(file) for file in stayed]})
         return {"files": files, "bytes": freed, "items": []}
 
-    async def _urgent(self, request: Request, _tell: Report) -> Json:
+    async def _urgent(self, request: ControlRequest, _tell: Report) -> Json:
         """Who asks is what the kernel said of the connection, never what the request says."""
         path, off = request.one_path(), request.flag("off")
         seconds = request.seconds("for_s")
@@ -126,7 +126,7 @@ class WorkerVerbs:
 
     # -- looks
 
-    async def _verify_ram(self, request: Request, tell: Report) -> Json:
+    async def _verify_ram(self, request: ControlRequest, tell: Report) -> Json:
         """Compare what RAM has with the checksums; each verdict is an item."""
         paths = request.paths()  # not in the nursery, which would wrap what it raises
         one_at_a_time = trio.Lock()
@@ -149,7 +149,7 @@ class WorkerVerbs:
             nursery.cancel_scope.cancel()
         return {"items": []}
 
-    async def _doctor(self, _request: Request, tell: Report) -> Json:
+    async def _doctor(self, _request: ControlRequest, tell: Report) -> Json:
         """Look at the worker's own state; each fault is an item."""
         faults = await examine(self._parts.fs, _now_and_then(tell))
         await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
@@ -157,27 +157,27 @@ class WorkerVerbs:
 
     # -- other members
 
-    async def _nodes(self, _request: Request, _tell: Report) -> Json:
+    async def _nodes(self, _request: ControlRequest, _tell: Report) -> Json:
         with trio.move_on_after(self._parts.settings.patience_s):
             await self._parts.cluster.look()
         with self._parts.fs.lock:
             return {"nodes": [asdict(node) for node in node_reports(self._parts)]}
 
-    async def _wait_nodes(self, request: Request, _tell: Report) -> Json:
+    async def _wait_nodes(self, request: ControlRequest, _tell: Report) -> Json:
         """Until what others had closed before the call can be read here."""
         behind: list[str] = []
         limit_s = request.seconds("timeout_s")
         with trio.move_on_after(float("inf") if limit_s is None else limit_s):
             await self._parts.cluster.others_persisted(lambda names: behind.__setitem__(slice(None), names))
             with self._parts.fs.lock:
-                self._parts.fs.distrust()
+                self._parts.fs.look_up_all_anew()
             return {"nodes": []}
         why = f"still draining: {', '.join(behind)}" if behind else "the backing directory does not say which nodes there are"
         error = RemoteError(why, {"nodes": behind})
         error.exit_code = ExitCode.TIMEOUT
         raise error
 
-    async def _forget_node(self, request: Request, _tell: Report) -> Json:
+    async def _forget_node(self, request: ControlRequest, _tell: Report) -> Json:
         node = request.text("node")
         try:
             forgotten = await self._parts.cluster.forget(node)

@@ -39,7 +39,7 @@ from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.mounting import mountpoint, transports
 from acpfs.mounting.checks import BACKING_WAIT_S
-from acpfs.mounting.transports import Choice
+from acpfs.mounting.transports import TransportChoice
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
@@ -100,7 +100,9 @@ class Worker:
         self._parts = parts
         self.link = link
         self._settings = parts.settings
-        self._transport = Choice(Transport.NATIVE, link.facts["because"]) if link.session else transports.choose(parts.settings.transport)
+        self._transport = (
+            TransportChoice(Transport.NATIVE, link.facts["because"]) if link.session else transports.choose(parts.settings.transport)
+        )
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)
         self._manager = ServiceManager(link)
@@ -226,7 +228,7 @@ class Worker:
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
                 lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
-            self._parts.engine.beware(self._parts.log.last_seq, lost)
+            self._parts.engine.expect_foreign_changes(self._parts.log.last_seq, lost)
         self.link.step("restoring what is known of files")
         known = self.link.facts.get("space") if self.link.knows_lower else None
         try:
@@ -390,7 +392,7 @@ class Worker:
         if self.beneath:
             fallthrough.lift(self._parts.runtime, self._mountpoint)
 
-    def _mounted(self, transport: Choice) -> None:
+    def _mounted(self, transport: TransportChoice) -> None:
         self._transport, self._was_mounted = transport, True
         entry = mounted_at(self._mountpoint)
         self._mount = entry if entry is not None and entry.kind == mountpoint.KIND else None
@@ -511,7 +513,7 @@ class Worker:
         if self.bypassed is not None:
             raise RefusedError("it is bypassed already")
         statistics = self._parts.engine.statistics()
-        before = self._parts.engine.beware()
+        before = self._parts.engine.expect_foreign_changes()
         self.bypassed = (time.time(), reason)
         kept = (statistics.queued_ops, statistics.dirty_bytes)
         try:
@@ -519,7 +521,9 @@ class Worker:
                 raise FileNotFoundError(errno.ENOENT, "what lies beneath it is not known any more")
         except OSError as error:
             self.bypassed = None
-            self._parts.engine.beware(*before)  # else what other nodes write would be a conflict for as long as this mount lasts
+            self._parts.engine.expect_foreign_changes(
+                *before
+            )  # else what other nodes write would be a conflict for as long as this mount lasts
             raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
 
     def _end_bypass(self, *, leave: bool) -> None:

@@ -539,7 +539,7 @@ class Engine:
             self._paused = paused
         self.wake()
 
-    def beware(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> Guarding:
+    def expect_foreign_changes(self, until: Seq = EVERYTHING, inos: Iterable[Ino] = ()) -> Guarding:
         """Others may have changed the backing directory since the operations up to `until` were logged: overwrite nothing of theirs.
 
         Returns what to give here if that turns out not to be so.

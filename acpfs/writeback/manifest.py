@@ -16,7 +16,7 @@ from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.manifest_parts import Part, Parts
+from acpfs.writeback.manifest_parts import ManifestPart, ManifestParts
 from acpfs.writeback.records import Verification
 from acpfs.writeback.verify import Verifier
 
@@ -42,7 +42,7 @@ class Manifest:
         `part_lines`: of a part when it is made by a split; it is split again at twice, and joined with another one at a quarter of that.
         """
         self._state, self._lower, self._lock = state, lower, lock
-        self._parts, self._part_lines = Parts(state, node_id), part_lines
+        self._parts, self._part_lines = ManifestParts(state, node_id), part_lines
         self._files_seen: set[int] | None = None
         """Numbers of the parts that have files; None: not looked yet."""
         self._changes, self._written = 0, -1
@@ -249,7 +249,7 @@ class Manifest:
             self._written = changes
             self._state.commit()
 
-    def _write_part(self, part: Part, seen: set[int]) -> list[Part]:
+    def _write_part(self, part: ManifestPart, seen: set[int]) -> list[ManifestPart]:
         """Returns what is to be written in place of it: after a split, or where the part before has its lines now."""
         with self._lock:
             if not self._parts.has(part):

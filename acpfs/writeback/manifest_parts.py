@@ -20,7 +20,7 @@ DDL = "CREATE TABLE IF NOT EXISTS manifest_part (first BLOB PRIMARY KEY, number 
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class ManifestPart:
     """One of them."""
 
     first: bytes
@@ -31,7 +31,7 @@ class Part:
     """How often what it says was changed; not persisted."""
 
 
-class Parts:
+class ManifestParts:
     """All of them, in order of path; the first one begins with b""."""
 
     def __init__(self, state: StateDatabase, node_id: str) -> None:
@@ -40,12 +40,12 @@ class Parts:
         self._pattern = re.compile(rb"%s(?:\+(\d+))?%s" % (re.escape(self._node), re.escape(_SUFFIX)))
         state.create(DDL)
         rows = state.rows("SELECT first, number, stale FROM manifest_part ORDER BY first")
-        self._parts = [Part(first, number, bool(stale)) for first, number, stale in rows] or [Part(b"", 0, stale=True)]
+        self._parts = [ManifestPart(first, number, bool(stale)) for first, number, stale in rows] or [ManifestPart(b"", 0, stale=True)]
         self._firsts = [part.first for part in self._parts]
         if not rows:
             self._save(self._parts[0])
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[ManifestPart]:
         return iter(list(self._parts))
 
     def __len__(self) -> int:
@@ -80,55 +80,55 @@ class Parts:
         for index in range(self._index(key + b"/"), self._index(key + b"0") + 1):
             self.touch(self._parts[index])
 
-    def touch(self, part: Part) -> None:
+    def touch(self, part: ManifestPart) -> None:
         """It is out of date."""
         part.changes += 1
         if not part.stale:
             part.stale = True
             self._save(part)
 
-    def _save(self, part: Part) -> None:
+    def _save(self, part: ManifestPart) -> None:
         self._state.change("INSERT OR REPLACE INTO manifest_part VALUES (?, ?, ?)", (part.first, part.number, part.stale))
 
     def restart(self, firsts: dict[int, bytes], *, stale: bool) -> None:
         """The parts are those that were found: number → first path."""
         self._state.change("DELETE FROM manifest_part", ())
         ordered = sorted((first, number) for number, first in firsts.items()) or [(b"", 0)]
-        self._parts = [Part(first if index else b"", number, stale) for index, (first, number) in enumerate(ordered)]
+        self._parts = [ManifestPart(first if index else b"", number, stale) for index, (first, number) in enumerate(ordered)]
         self._firsts = [part.first for part in self._parts]
         for part in self._parts:
             self._save(part)
 
     # -- writing
 
-    def has(self, part: Part) -> bool:
+    def has(self, part: ManifestPart) -> bool:
         """Whether it has not joined the one before it."""
         return part in self._parts
 
-    def end(self, part: Part) -> bytes:
+    def end(self, part: ManifestPart) -> bytes:
         """The first path behind it; b"" for none."""
         index = self._parts.index(part) + 1
         return self._parts[index].first if index < len(self._parts) else b""
 
-    def written(self, part: Part, changes: int) -> None:
+    def written(self, part: ManifestPart, changes: int) -> None:
         """Its file says what it was when it had been changed so often."""
         if part.changes == changes and part.stale:
             part.stale = False
             self._save(part)
 
-    def split(self, part: Part, firsts: list[bytes]) -> list[Part]:
+    def split(self, part: ManifestPart, firsts: list[bytes]) -> list[ManifestPart]:
         """More parts begin within it: it and those, all out of date."""
         number, made = max(known.number for known in self._parts), [part]
         for first in firsts:
             number += 1
-            made.append(Part(first, number, stale=True))
+            made.append(ManifestPart(first, number, stale=True))
             self._parts.insert(self._index(first) + 1, made[-1])
             self._firsts.insert(self._index(first) + 1, first)
             self._save(made[-1])
         self.touch(part)
         return made
 
-    def join(self, part: Part) -> Part | None:
+    def join(self, part: ManifestPart) -> ManifestPart | None:
         """The part before it, which takes over what it has and is out of date; None for the first one."""
         index = self._parts.index(part)
         if not index:

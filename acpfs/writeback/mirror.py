@@ -62,7 +62,7 @@ def journal_name(token: str) -> str:
     return f"{MIRROR_PREFIX}{token}.sqlite"
 
 
-class Unmirrored:
+class NoMirror:
     """For mounts without a mirror: an earlier mount's journal does not count any more as soon as something is committed."""
 
     def __init__(self, lower: Lower, node_id: str) -> None:

@@ -14,7 +14,7 @@ QUEUE_ENTRIES_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class QueueEntry:
+class QueuedOp:
     """One operation that the backing directory has not got yet."""
 
     seq: Seq
@@ -156,10 +156,10 @@ class EngineStatistics:
     """Part of `dirty_bytes` that already lies in staging files."""
     oldest_logged_at: float | None
     """Wall clock, seconds: when the oldest queued operation was made; None when the log is empty."""
-    queue: tuple[QueueEntry, ...]
+    queue: tuple[QueuedOp, ...]
     """Oldest first, at most QUEUE_ENTRIES_MAX."""
-    streaming: tuple[QueueEntry, ...]
-    parked: tuple[QueueEntry, ...]
+    streaming: tuple[QueuedOp, ...]
+    parked: tuple[QueuedOp, ...]
     persisted_ops: int
     persisted_bytes: int
     streamed_bytes: int

@@ -10,7 +10,7 @@ from acpfs.errors import errno_name
 from acpfs.types import Ino
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.ops import Op
-from acpfs.writeback.records import QueueEntry
+from acpfs.writeback.records import QueuedOp
 
 
 @dataclass(slots=True)
@@ -23,10 +23,10 @@ class Totals:
     commit_groups: int = 0
 
 
-def queue_entry(op: Op, listener: Listener) -> QueueEntry:
+def queue_entry(op: Op, listener: Listener) -> QueuedOp:
     """One operation as `status` shows it."""
     version = op.version
-    return QueueEntry(
+    return QueuedOp(
         seq=op.seq,
         ino=Ino(op.ino),
         name=os.fsdecode(listener.display_path(op)),
@@ -49,7 +49,7 @@ def _detail(op: Op) -> str | None:
     return None if op.last_error is None or op.withheld else op.last_detail or os.strerror(op.last_error)
 
 
-def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueueEntry, ...]:
+def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueuedOp, ...]:
     """Several of them."""
     return tuple(queue_entry(op, listener) for op in ops)
 

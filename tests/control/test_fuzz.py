@@ -11,7 +11,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from acpfs.control.protocol import BadRequestError, Request, decode_request
+from acpfs.control.protocol import BadRequestError, ControlRequest, decode_request
 from acpfs.control.verbs import HANDLERS
 from acpfs.errors import AcpfsError
 from tests.control.double import DoubleSubject
@@ -30,7 +30,7 @@ ENDLESS = ("unmount",)
 @given(st.binary(max_size=200))
 def test_any_line_is_a_request_or_refused(line: bytes) -> None:
     with contextlib.suppress(BadRequestError):
-        assert isinstance(decode_request(line), Request)
+        assert isinstance(decode_request(line), ControlRequest)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -42,7 +42,7 @@ def test_any_arguments_are_answered_or_refused_in_words(verb: str, arguments: di
     async def main() -> None:
         with trio.move_on_after(1):
             with contextlib.suppress(AcpfsError):  # anything else is a bug
-                await HANDLERS[verb](DoubleSubject(), Request(verb, arguments), tell)
+                await HANDLERS[verb](DoubleSubject(), ControlRequest(verb, arguments), tell)
 
     trio.run(main)
 

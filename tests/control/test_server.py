@@ -18,7 +18,7 @@ from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
 from acpfs.control.server import WAITING_MAX, ControlServer
-from acpfs.control.slots import NoPlaceError, Slots
+from acpfs.control.slots import NoPlaceError, RequestSlots
 from acpfs.control.verbs import answers
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, socket_of
@@ -210,7 +210,7 @@ def test_too_many_that_wait_are_told_so_and_keep_nobody_else_out(tmp_path: Path)
 
 @pytest.mark.clause("S221")
 def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
-    slots, group, owner = Slots(4, "connections"), ExitStack(), ExitStack()
+    slots, group, owner = RequestSlots(4, "connections"), ExitStack(), ExitStack()
     for _ in range(2):
         group.enter_context(slots.one(owner=False))
     with pytest.raises(NoPlaceError, match=r"too many connections of the control group \(2\)"):

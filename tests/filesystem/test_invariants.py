@@ -13,7 +13,7 @@ import trio
 
 from acpfs.filesystem import invariants
 from acpfs.filesystem.content import Outgrown, Remainder
-from acpfs.filesystem.known_names import Child
+from acpfs.filesystem.known_names import KnownName
 from acpfs.types import NO_TIER, ROOT, Ino
 from tests.filesystem.world import CALLER, World, violations, world
 
@@ -48,7 +48,7 @@ def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> Non
         node, children = w.fs._table[ino], w.fs._table[ROOT].dir.children
         put_right(w, lambda: node.names.append((ROOT, b"g")), node.names.pop, "f: it counts a name that no directory has (g)")
         put_right(w, lambda: node.names.append((ROOT, b"f")), node.names.pop, "f: it counts a name twice")
-        more = {b"g": Child(ino)}
+        more = {b"g": KnownName(ino)}
         put_right(w, lambda: children.update(more), lambda: children.pop(b"g"), "g: the file does not count this name")
 
     with_world(tmp_path, main)
@@ -57,7 +57,7 @@ def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> Non
 def test_a_name_of_a_node_that_is_not_there(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         children = w.fs._table[ROOT].dir.children
-        nobody = Child(Ino(4711))
+        nobody = KnownName(Ino(4711))
         put_right(w, lambda: children.update({b"g": nobody}), lambda: children.pop(b"g"), "g: the name leads to a file that is not there")
 
     with_world(tmp_path, main)

@@ -95,7 +95,7 @@ def test_what_was_put_beside_is_not_put_there_twice(tmp_path: Path) -> None:
         await mirrored(made)
         (made.backing / "a").write_bytes(b"others'")
         with made.fs.lock:
-            made.engine.beware(made.log.last_seq)
+            made.engine.expect_foreign_changes(made.log.last_seq)
         await mirrored(made)
         journal.begin(made)
 

@@ -13,7 +13,7 @@ import xxhash
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
-from acpfs.filesystem.scrub import Finding, RamScrub, Soundness
+from acpfs.filesystem.scrub import RamScrub, ScrubFinding, Soundness
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -60,10 +60,10 @@ class Stand:
             byte = os.pread(file.fileno(), 1, at)
             os.pwrite(file.fileno(), bytes([byte[0] ^ 16]), at)
 
-    async def look(self) -> list[Finding]:
+    async def look(self) -> list[ScrubFinding]:
         return await trio.to_thread.run_sync(self._look)
 
-    def _look(self) -> list[Finding]:
+    def _look(self) -> list[ScrubFinding]:
         return [finding for place in self.scrub.places() if (finding := self.scrub.look(place, [], self._pace)) is not None]
 
     def _pace(self, _count: int) -> None:

@@ -35,7 +35,7 @@ from acpfs.writeback.engine import Engine
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.mirror import Mirror, Unmirrored, journal_name, read_mark
+from acpfs.writeback.mirror import Mirror, NoMirror, journal_name, read_mark
 from acpfs.writeback.ops import Op
 from acpfs.writeback.spill import Spill
 
@@ -127,7 +127,7 @@ def _spill(settings: Settings, state: StateDatabase, tier: Tier) -> Callable[[RL
 
 def _journal(spill: Spill | None, state: StateDatabase, log: OperationLog, lower: BackingDirectory) -> Callable[[Op], None]:
     if spill is None or spill.mode is not SpillMode.MIRROR:
-        return Unmirrored(lower, "test").before
+        return NoMirror(lower, "test").before
     spill.keep_journal(Mirror(spill.directory, state, log, lower, "test"))
     assert spill.mirror is not None
     return spill.mirror.before
@@ -223,7 +223,7 @@ async def world(
     engine.hold(hold)
     made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:
-        engine.beware(log.last_seq)
+        engine.expect_foreign_changes(log.last_seq)
     await made.do(fs.start(space))
     if spill is not None:
         spill.begin_journal()

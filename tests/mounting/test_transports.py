@@ -14,39 +14,39 @@ from acpfs.config import Settings, Transport
 from acpfs.errors import MachineError
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.records import Lane
-from acpfs.mounting.transports import Choice, Machine, choose
+from acpfs.mounting.transports import MachineSupport, TransportChoice, choose
 from acpfs.worker.serving import serve
 
 ROOT, NOBODY, CONTAINER = "000001ffffffffff", "0000000000000000", "00000000a80425fb"
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path) -> MachineSupport:
     """Root's, with everything."""
     (tmp_path / "status").write_text(f"Name:\tacpfs\nCapEff:\t{ROOT}\n")
     (tmp_path / "fuse").touch()
-    return Machine("6.18.1-cloud", tmp_path / "fuse", tmp_path / "status", is_root=True, helper="/bin/fusermount3")
+    return MachineSupport("6.18.1-cloud", tmp_path / "fuse", tmp_path / "status", is_root=True, helper="/bin/fusermount3")
 
 
-def test_what_was_asked_for_is_taken(machine: Machine) -> None:
+def test_what_was_asked_for_is_taken(machine: MachineSupport) -> None:
     old = dataclasses.replace(machine, release="4.18.0")
-    assert choose(Transport.LIBFUSE, machine) == Choice(Transport.LIBFUSE, "asked for")
-    assert choose(Transport.NATIVE, old) == Choice(Transport.NATIVE, "asked for")
+    assert choose(Transport.LIBFUSE, machine) == TransportChoice(Transport.LIBFUSE, "asked for")
+    assert choose(Transport.NATIVE, old) == TransportChoice(Transport.NATIVE, "asked for")
 
 
-def test_native_where_it_can_mount(machine: Machine) -> None:
+def test_native_where_it_can_mount(machine: MachineSupport) -> None:
     chosen = choose(Transport.AUTO, machine)
     assert (chosen.transport, chosen.forced) == (Transport.NATIVE, False)
 
 
-def test_native_for_users_who_have_the_helper(machine: Machine) -> None:
+def test_native_for_users_who_have_the_helper(machine: MachineSupport) -> None:
     machine.status.write_text(f"CapEff:\t{NOBODY}\n")
     user = dataclasses.replace(machine, is_root=False)
     assert "without passthrough" in choose(Transport.AUTO, user).reason
     assert choose(Transport.AUTO, dataclasses.replace(user, helper=None)).transport is Transport.LIBFUSE
 
 
-def test_libfuse_for_root_that_may_not_mount(machine: Machine) -> None:
+def test_libfuse_for_root_that_may_not_mount(machine: MachineSupport) -> None:
     machine.status.write_text(f"CapEff:\t{CONTAINER}\n")
     chosen = choose(Transport.AUTO, machine)
     assert chosen.transport is Transport.LIBFUSE
@@ -54,12 +54,12 @@ def test_libfuse_for_root_that_may_not_mount(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("release", ["4.18.0-553.el8", "5.3.0", "unheard-of"])
-def test_libfuse_on_old_kernels(machine: Machine, release: str) -> None:
+def test_libfuse_on_old_kernels(machine: MachineSupport, release: str) -> None:
     chosen = choose(Transport.AUTO, dataclasses.replace(machine, release=release))
     assert (chosen.transport, release in chosen.reason) == (Transport.LIBFUSE, True)
 
 
-def test_libfuse_without_the_device(machine: Machine) -> None:
+def test_libfuse_without_the_device(machine: MachineSupport) -> None:
     machine.device.unlink()
     assert str(machine.device) in choose(Transport.AUTO, machine).reason
 
@@ -96,9 +96,9 @@ class Transports:
         return serve_double
 
 
-def run(transports: Transports, choice: Choice) -> tuple[Any, list[Choice]]:
+def run(transports: Transports, choice: TransportChoice) -> tuple[Any, list[TransportChoice]]:
     fs: Any = FileSystemDouble()
-    told: list[Choice] = []
+    told: list[TransportChoice] = []
 
     async def main() -> None:
         await serve(choice, fs, Settings(backing=Path("/b"), mountpoint=Path("/m")), told.append, load=transports.load)
@@ -109,7 +109,7 @@ def run(transports: Transports, choice: Choice) -> tuple[Any, list[Choice]]:
 
 def test_auto_falls_back_to_libfuse_and_says_why() -> None:
     transports = Transports()
-    fs, told = run(transports, Choice(Transport.NATIVE, "the fastest", forced=False))
+    fs, told = run(transports, TransportChoice(Transport.NATIVE, "the fastest", forced=False))
     assert transports.used == [Transport.NATIVE, Transport.LIBFUSE]
     assert (told[0].transport, told[0].reason) == (Transport.LIBFUSE, "the native transport failed: no session")
     assert fs.lanes.offered() == ["libfuse"]
@@ -119,5 +119,5 @@ def test_auto_falls_back_to_libfuse_and_says_why() -> None:
 def test_no_other_transport(forced: bool, ready_first: bool) -> None:
     transports = Transports(ready_first=ready_first)
     with pytest.raises(MachineError, match="no session"):
-        run(transports, Choice(Transport.NATIVE, "x", forced=forced))
+        run(transports, TransportChoice(Transport.NATIVE, "x", forced=forced))
     assert transports.used == [Transport.NATIVE]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.ram.prefault_default import CALM_S, NOTHING_BYTES, SHARE, Choice, UnusedMemory, choose, is_virtual
+from acpfs.ram.prefault_default import CALM_S, NOTHING_BYTES, SHARE, PrefaultChoice, UnusedMemory, choose, is_virtual
 
 GIB = 1 << 30
 pytestmark = pytest.mark.clause("S250")
@@ -68,7 +68,7 @@ def test_where_saves_are_known_to_need_more_it_is_up_to_half_of_the_budget(machi
     machine.write("sys/hypervisor/type", "xen\n")
     choice = choose(None, machine.proc, machine.sys)
     assert [choice.bytes(8 * GIB, save) for save in (0, GIB, 3 * GIB, 5 * GIB)] == [2 * GIB, 2 * GIB, 3 * GIB, 4 * GIB]
-    assert Choice(GIB, "set").bytes(8 * GIB, 3 * GIB) == GIB
+    assert PrefaultChoice(GIB, "set").bytes(8 * GIB, 3 * GIB) == GIB
 
 
 def test_a_limited_group_keeps_its_memory(machine: Machine) -> None:

@@ -63,7 +63,7 @@ def test_a_bare_directory_is_refused_where_the_tier_cannot_be_read(tmp_path: Pat
 
 
 def test_status_of_a_bypassed_mount_says_that_it_is_not_known(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    beneath = fallthrough.Beneath("/m", "/b", 1, since=1.0, reason="a test", kept_operations=None, kept_bytes=None)
+    beneath = fallthrough.BypassedMount("/m", "/b", 1, since=1.0, reason="a test", kept_operations=None, kept_bytes=None)
     monkeypatch.setattr(fallthrough, "bypassed", lambda: [(Path("/run"), beneath)])
 
     class Target:

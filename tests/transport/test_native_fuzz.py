@@ -17,7 +17,7 @@ from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.lanes import KernelLanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.references import References
@@ -38,7 +38,7 @@ class Wire:
     def __init__(self, fs: FileSystem) -> None:
         negotiated = Negotiated(45, int(WANTED), int(WANTED), PAYLOAD_BYTES)
         self._read_fd, self._write_fd = os.pipe()
-        lanes = Lanes(fs, Device([self._write_fd]), negotiated)
+        lanes = KernelLanes(fs, Device([self._write_fd]), negotiated)
         references = References(fs.kept)
         undo = Undo(fs, lanes, references)
         self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes, Holding(fs)), Replies(lanes, undo, references, 1.0), undo)

@@ -33,7 +33,7 @@ class PartDouble:
 
 
 def test_every_opcode_is_handled_or_left_out_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "Once", PartDouble())
+    monkeypatch.setattr(dispatch, "ResentRequests", PartDouble())
     part: Any = PartDouble()
     made = dispatch.Dispatch(part, part, part, part)
     handled = set(made._operations) | set(made._without_call)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from acpfs.backing.lower import Attributes, LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
+from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo, lstat_each
 from acpfs.backing.quirks import Features
 
 OWN = b".acpfs"
@@ -285,15 +285,15 @@ class MemoryLower:
         inode = self._find(path)
         inode.atime_ns, inode.mtime_ns = atime_ns, mtime_ns
 
-    def apply(self, path: LowerPath, attributes: Attributes) -> None:
+    def apply(self, path: LowerPath, attributes: NewAttributes) -> None:
         self._call("setattr", path)
         self._apply(self._find(path), attributes)
 
-    def apply_fd(self, fd: int, attributes: Attributes) -> None:
+    def apply_fd(self, fd: int, attributes: NewAttributes) -> None:
         self._call("setattr")
         self._apply(self.descriptors[fd], attributes)
 
-    def _apply(self, inode: Inode, attributes: Attributes) -> None:
+    def _apply(self, inode: Inode, attributes: NewAttributes) -> None:
         with self._lock:
             if attributes.mode is not None:
                 inode.mode = stat.S_IFMT(inode.mode) | stat.S_IMODE(attributes.mode)

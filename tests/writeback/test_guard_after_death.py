@@ -38,7 +38,7 @@ def test_a_file_written_and_moved_around_a_death_is_no_conflict(tmp_path: Path, 
     live(world)
     world.restart()
     mortal.calls_left = -1
-    world.engine.beware(world.log.last_seq)
+    world.engine.expect_foreign_changes(world.log.last_seq)
     trio.run(world.drain, clock=MockClock(autojump_threshold=0))
     assert world.engine.statistics().conflicts_total == 0
     assert lower.visible() == {b"g": b"second, longer"}

@@ -15,7 +15,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
 from acpfs.transport.native.replies import with_room
@@ -93,7 +93,7 @@ def caller_of(request: Request, umask: int = 0) -> Caller:
 class Calls:
     """From request to coroutine."""
 
-    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: Lanes, holding: Holding) -> None:
+    def __init__(self, fs: FileSystem, negotiated: Negotiated, lanes: KernelLanes, holding: Holding) -> None:
         """`negotiated` decides how SETXATTR is laid out and who takes set-uid away.
 
         `lanes` is told what is released; `holding` knows who holds writers.

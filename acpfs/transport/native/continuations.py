@@ -36,7 +36,7 @@ EARLY_MAX = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class SuspendedCall:
     """A call between two steps."""
 
     operation: Operation
@@ -59,7 +59,7 @@ class Continuations:
         self._steps = steps
         self._finish = finish
         self._fail = fail
-        self._waiting: dict[int, Waiting] = {}
+        self._waiting: dict[int, SuspendedCall] = {}
         self._interrupted: dict[int, float] = {}
         """Calls whose callers got a signal → when, in monotonic time."""
         self._early: dict[int, float] = {}
@@ -67,7 +67,7 @@ class Continuations:
         self._looked_at = 0.0
         """Monotonic time, seconds, of the last look at interrupted callers."""
         self._lock = threading.Lock()
-        self._done: SimpleQueue[Waiting | None] = SimpleQueue()
+        self._done: SimpleQueue[SuspendedCall | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="fuse-continue", daemon=True)
 
     def start(self) -> None:
@@ -92,14 +92,14 @@ class Continuations:
         """How many calls wait."""
         return len(self._waiting)
 
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[SuspendedCall]:
         """Those that wait now."""
         with self._lock:
             return list(self._waiting.values())
 
     def suspend(self, operation: Operation, request: Request, call: Call[Any], future: Future[Any], since_s: float | None = None) -> None:
         """Continue the call when the future is done. `since_s`: when it began to wait, if that was for another future."""
-        waiting = Waiting(operation, request, call, future, time.monotonic() if since_s is None else since_s)
+        waiting = SuspendedCall(operation, request, call, future, time.monotonic() if since_s is None else since_s)
         with self._lock:
             self._waiting[request.unique] = waiting
             overtaken = self._early.pop(request.unique, None)
@@ -132,7 +132,7 @@ class Continuations:
             elif self._claim(waiting):
                 self._go_on(waiting, waiting.future)
 
-    def _next(self) -> Waiting | None:
+    def _next(self) -> SuspendedCall | None:
         """What is to be done: `_LOOK` also when that is due, since a queue that never runs empty must not keep the dying waiting."""
         left_s = self._looked_at + DYING_CHECK_INTERVAL_S - time.monotonic() if self._interrupted else None
         with suppress(Empty):
@@ -140,7 +140,7 @@ class Continuations:
                 return self._done.get(timeout=left_s)
         return _LOOK
 
-    def _claim(self, waiting: Waiting) -> bool:
+    def _claim(self, waiting: SuspendedCall) -> bool:
         """Whether the call still waits for this; from now on it does not."""
         unique = waiting.request.unique
         with self._lock:
@@ -149,7 +149,7 @@ class Continuations:
             del self._waiting[unique]
             return True
 
-    def _go_on(self, waiting: Waiting, done: Future[Any]) -> None:
+    def _go_on(self, waiting: SuspendedCall, done: Future[Any]) -> None:
         operation, request, call = waiting.operation, waiting.request, waiting.call
         try:
             future = self._steps.step(call, done)
@@ -180,5 +180,5 @@ class Continuations:
                 self._go_on(waiting, broken_off)
 
 
-_LOOK: Waiting = object()  # type: ignore[assignment]
+_LOOK: SuspendedCall = object()  # type: ignore[assignment]
 """Queued to make the thread look at interrupted callers."""

@@ -16,11 +16,11 @@ from acpfs.logger import get_logger
 from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
-from acpfs.transport.native.once import NOTED, Once
 from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
+from acpfs.transport.native.resent_requests import NOTED, ResentRequests
 from acpfs.transport.native.undo import Undo
 from acpfs.transport.native.wire import INTERRUPT_IN
 
@@ -35,7 +35,7 @@ class Dispatch:
 
     def __init__(self, fs: FileSystem, calls: Calls, replies: Replies, undo: Undo) -> None:
         self._step = fs.steps.step
-        self.once = Once(fs)
+        self.once = ResentRequests(fs)
         self._operations = _operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
         self.continuations = Continuations(fs.steps, self._finish, self._fail)

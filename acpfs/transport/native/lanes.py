@@ -38,7 +38,7 @@ class Backing:
         self.handles = 0
 
 
-class Lanes:
+class KernelLanes:
     """Lane → open flags and backing id."""
 
     def __init__(self, fs: FileSystem, device: Device, negotiated: Negotiated) -> None:

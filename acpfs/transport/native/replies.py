@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
-from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.lanes import KernelLanes
 from acpfs.transport.native.protocol import STATX_BASIC_STATS, Opcode
 from acpfs.transport.native.references import References
 from acpfs.transport.native.request import Request
@@ -42,7 +42,7 @@ _COPY_FILE_RANGE_64 = int(Opcode.COPY_FILE_RANGE_64)
 class Replies:
     """From a call's value to bytes."""
 
-    def __init__(self, lanes: Lanes, undo: Undo, references: References, attr_timeout_s: float) -> None:
+    def __init__(self, lanes: KernelLanes, undo: Undo, references: References, attr_timeout_s: float) -> None:
         """`undo`: takes back entries that did not fit; `references`: told of those that did.
 
         `attr_timeout_s`: how long the kernel may use names and attributes unasked.

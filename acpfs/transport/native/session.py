@@ -20,7 +20,7 @@ from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.lanes import KernelLanes
 from acpfs.transport.native.negotiate import (
     ALL_FEATURES,
     MAX_WRITE_BYTES_MAX,
@@ -87,7 +87,7 @@ class Session:
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
-        lanes, references = Lanes(fs, self.device, negotiated), References(fs.kept)
+        lanes, references = KernelLanes(fs, self.device, negotiated), References(fs.kept)
         self._holding = holding or Holding(fs)
         self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
         undo = Undo(fs, lanes, references)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
-from acpfs.transport.native.lanes import Lanes
+from acpfs.transport.native.lanes import KernelLanes
 from acpfs.transport.native.references import References
 from acpfs.types import HandleId, Ino
 
@@ -18,7 +18,7 @@ from acpfs.types import HandleId, Ino
 class Undo:
     """The counterparts of lookup, open and opendir."""
 
-    def __init__(self, fs: FileSystem, lanes: Lanes, references: References) -> None:
+    def __init__(self, fs: FileSystem, lanes: KernelLanes, references: References) -> None:
         self._fs = fs
         self._lanes = lanes
         self._references = references

@@ -46,7 +46,7 @@ _RENAME2 = int(Opcode.RENAME2)
 _UNIQUE, _INO = 0, 1
 
 
-class Once:
+class ResentRequests:
     """Notes calls, and answers those that come again."""
 
     def __init__(self, fs: FileSystem) -> None:
