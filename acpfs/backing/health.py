@@ -68,8 +68,6 @@ class HealthStatistics:
     stuck: int
     oldest_s: float
     last_error: str
-    last_error_at: float
-    """Wall clock, seconds; 0 for never."""
     failures: int
 
 
@@ -117,7 +115,7 @@ class Health:
         self._state = HealthState.OK
         self._since = time.time()
         self._better_since: float | None = None
-        self._last_error, self._last_error_at, self._failures = "", 0.0, 0
+        self._last_error, self._failures = "", 0
 
     @contextlib.contextmanager
     def call(self, pool: str, label: str) -> Iterator[CallInFlight]:
@@ -148,7 +146,6 @@ class Health:
             self._failures += 1
             self._failures_in_a_row[call.pool] = self._failures_in_a_row.get(call.pool, 0) + 1
             self._last_error = f"{call.label}: {error.strerror or error}"
-            self._last_error_at = time.time()
 
     def in_flight(self, pool: str | None = None) -> list[CallInFlight]:
         """Calls that have not returned."""
@@ -196,6 +193,5 @@ class Health:
                 sum(age > STUCK_AFTER_S for age in ages),
                 max(ages, default=0.0),
                 self._last_error,
-                self._last_error_at,
                 self._failures,
             )

@@ -37,12 +37,11 @@ class Payers:
         table: NodeTable,
         retention: Retention,
         limits: Limits = limits_of_caller,
-        own: Callable[[], list[LimitedGroup]] = own_limits,
     ) -> None:
-        """Load what earlier workers noted. `limits`: around a caller, by pid; None: not known. `own`: those around the daemon."""
+        """Load what earlier workers noted. `limits`: around a caller, by pid; None: not known."""
         state.create(DDL)
         self._state, self._table, self._retention = state, table, retention
-        self._limits, self._own = limits, own
+        self._limits = limits
         self._paid: dict[TierId, tuple[Ino, frozenset[bytes]]] = {
             TierId(tier_id): (Ino(ino), frozenset(groups.split(b"\0")))
             for tier_id, ino, groups in state.rows("SELECT tier_id, ino, groups FROM payer")
@@ -59,7 +58,7 @@ class Payers:
         limits = self._limits(pid)
         if limits is None:
             return "the writer's memory control group is not known"
-        own = {group.directory for group in self._own()}
+        own = {group.directory for group in own_limits()}
         self.pays_as_we_do = own == {group.directory for group in limits}
         foreign = [group for group in limits if group.directory not in own]
         if any(wanted_bytes > group.room_bytes() for group in limits if group.directory in own):

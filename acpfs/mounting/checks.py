@@ -123,14 +123,14 @@ def check_spill(spill: Path, apart: dict[str, Path]) -> None:
             raise RefusedError(f"spill directory {spill} and {what} {other} lie in one another")
 
 
-def check_fuse(device: Path = DEV_FUSE) -> None:
+def check_fuse() -> None:
     """/dev/fuse is there, may be opened, and mounting is possible."""
     try:
-        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+        os.close(os.open(DEV_FUSE, os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO):
-            raise MachineError(f"no {device}: load the kernel's fuse module (modprobe fuse), or give the container the device") from None
-        raise MachineError(f"fuse is not permitted here: {device}: {error.strerror}") from error
+            raise MachineError(f"no {DEV_FUSE}: load the kernel's fuse module (modprobe fuse), or give the container the device") from None
+        raise MachineError(f"fuse is not permitted here: {DEV_FUSE}: {error.strerror}") from error
     if os.getuid() != 0 and shutil.which("fusermount3") is None:
         raise MachineError("fuse is not permitted here: not root, and there is no fusermount3 (install fuse3)")
 

@@ -39,9 +39,9 @@ def read_memory(proc: Path = PROC) -> Memory:
     return Memory(machine, None) if tightest is None else Memory(machine, tightest.limit_bytes, str(tightest.directory))
 
 
-def headroom_bytes(proc: Path = PROC) -> int | None:
+def headroom_bytes() -> int | None:
     """How much more memory this process may charge to its control group, by the tightest one around it; None: no limit is seen."""
-    return min((group.room_bytes() for group in own_limits(proc)), default=None)
+    return min((group.room_bytes() for group in own_limits()), default=None)
 
 
 def budget_bytes(wanted: int | str, memory: Memory) -> int:

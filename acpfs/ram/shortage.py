@@ -22,10 +22,9 @@ KEPT_SHARE = 64
 class Shortage:
     """Memory that the budget counts on and that is not there."""
 
-    def __init__(self, available: Callable[[], int] | None = None, headroom: Callable[[], int | None] = headroom_bytes) -> None:
+    def __init__(self, available: Callable[[], int] | None = None) -> None:
         """`available`: bytes that may still be used without hurting others."""
         self._available = available or available_bytes
-        self._headroom = headroom
         self._bytes = self._group_bytes = 1 << 62
         self._looked_at = self._group_at = 0.0
 
@@ -35,15 +34,15 @@ class Shortage:
         if now - self._looked_at >= LOOK_INTERVAL_S:
             self._looked_at, self._bytes = now, self._available()
         if now - self._group_at >= GROUP_INTERVAL_S:
-            headroom = self._headroom()
+            headroom = headroom_bytes()
             self._group_at, self._group_bytes = now, 1 << 62 if headroom is None else headroom
         return max(0, free - max(0, min(self._bytes, self._group_bytes)))
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+def available_bytes() -> int:
     """What may still be used without hurting others; negative when it is too much already."""
     values = {}
-    for line in meminfo.read_text().splitlines():
+    for line in Path("/proc/meminfo").read_text().splitlines():
         name, _colon, rest = line.partition(":")
         values[name] = int(rest.split()[0]) * 1024
     return values["MemAvailable"] - max(KEPT_BYTES_MIN, values["MemTotal"] // KEPT_SHARE)

@@ -17,7 +17,6 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -241,10 +240,10 @@ def _read(file: Path) -> BypassedMount:
     return BypassedMount(**json.loads(file.read_text())).as_it_lies()
 
 
-def bypassed(directories: Iterable[Path] | None = None) -> list[tuple[Path, BypassedMount]]:
+def bypassed() -> list[tuple[Path, BypassedMount]]:
     """All mounts that are bypassed now, each with its runtime directory."""
     found = []
-    for directory in places_to_look() if directories is None else directories:
+    for directory in places_to_look():
         for file in sorted((directory / _DIRECTORY).glob("*.json")):
             with contextlib.suppress(OSError, ValueError, TypeError):
                 record = _read(file)

@@ -1,4 +1,4 @@
-"""Serving with the chosen transport. Imports only the one in use: libfuse needs a library that native does not.
+"""Serving with the chosen transport.
 
 Where native was only `auto`'s choice (`mounting.transports`) and its session cannot be made, libfuse gets its chance, and the reason says
 what went wrong.
@@ -25,28 +25,16 @@ class Serve(Protocol):
     def __call__(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> Awaitable[None]: ...
 
 
-def load(transport: Transport) -> Serve:
-    """Its serve function."""
-    if transport is Transport.NATIVE:
-        from acpfs.transport.native.serve import serve as native
-
-        return native
-    from acpfs.transport.libfuse import serve as libfuse
-
-    return libfuse
-
-
 async def serve(
     choice: TransportChoice,
     fs: FileSystem,
     settings: Settings,
     ready: Callable[[TransportChoice], None],
-    *,
-    load: Callable[[Transport], Serve] = load,
+    load: Callable[[Transport], Serve],
 ) -> None:
     """Serve with the chosen transport; with libfuse where native was only `auto`'s choice and its session cannot be made.
 
-    `ready` is told what serves. `load`: for tests.
+    `ready` is told what serves. `load`: the serve function of a transport, which is imported only then.
 
     Raises:
         MachineError: it cannot be mounted.

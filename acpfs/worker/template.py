@@ -36,10 +36,9 @@ def import_all() -> Work:
     """What a worker needs; returns what it does. It lives for ever, and nobody looks for garbage in it: that took a tenth of the time."""
     gc.disable()
     from acpfs.checkpoints import Checkpoints
-    from acpfs.config import Transport
-    from acpfs.worker import daemon, serving
+    from acpfs.transport.native import serve as _serve_native  # noqa: F401 - imported by the worker when it is chosen
+    from acpfs.worker import daemon
 
-    serving.load(Transport.NATIVE)
     Checkpoints()  # its regular expressions are compiled from here on: 20 ms of each worker's start
     gc.collect()
     gc.freeze()

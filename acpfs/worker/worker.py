@@ -298,7 +298,7 @@ class Worker:
         self.link.step(f"mounting on {self._mountpoint}")
         try:
             with self._serving:
-                await serving.serve(self._transport, self._parts.fs, self._settings, self._mounted, load=self._load)
+                await serving.serve(self._transport, self._parts.fs, self._settings, self._mounted, self._load)
         except BaseException:
             if self._was_mounted or self.link.session:
                 raise  # a bug ended the transport: what lies beneath is what applications go on with
@@ -347,7 +347,11 @@ class Worker:
             )
 
     def _load(self, transport: Transport) -> serving.Serve:
-        return self._serve_kept if transport is Transport.NATIVE else serving.load(transport)
+        if transport is Transport.NATIVE:
+            return self._serve_kept
+        from acpfs.transport import libfuse  # it needs a library that native does not
+
+        return libfuse.serve
 
     async def _serve_kept(self, fs: FileSystem, settings: Settings, ready: Callable[[], None]) -> None:
         """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""

@@ -24,8 +24,6 @@ class Trace:
     former: LowerPath
     moved: Ino
     """The node above (or itself) that was moved; 0: none."""
-    moved_former: LowerPath
-    """Its former path."""
 
 
 class FormerPaths:
@@ -58,7 +56,7 @@ class FormerPaths:
         while self._paths and above != ROOT:
             former = self._paths.get(above)
             if former is not None:
-                return Trace(now, (*former, *now[below:]), above, former)
+                return Trace(now, (*former, *now[below:]), above)
             above = parent if below == len(now) else self._tree.places(above)[0][0]
             below -= 1
-        return Trace(now, now, NO_INO, ())
+        return Trace(now, now, NO_INO)

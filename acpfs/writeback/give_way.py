@@ -51,8 +51,6 @@ class GiveWay:
         self._running, self._clock = running, clock
         self._processors = os.cpu_count() or 1
         self._pause = threading.Event()
-        self.stood_back_s = 0.0
-        """By all streams together; for tests and the curious."""
 
     def is_busy(self) -> bool:
         """Whether applications write and want all processors, and nobody waits for the drain."""
@@ -66,9 +64,5 @@ class GiveWay:
 
     def wait(self, logged_at: float, is_over: Callable[[], bool]) -> None:
         """Stand back as long as that is right; `is_over`: nobody needs the stream any more."""
-        if not self.should(logged_at):
-            return
-        began = self._clock()
         while not is_over() and self.should(logged_at):
             self._pause.wait(LOOK_AGAIN_S)
-        self.stood_back_s += self._clock() - began

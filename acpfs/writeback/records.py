@@ -179,11 +179,7 @@ class EngineStatistics:
     commit_groups: int
     held: bool
     """Paused by an operator or a test."""
-    bandwidth_bytes_per_s: int
     streams_max: int
-    manifest_entries: int
-    manifest_written: bool
-    """Whether the manifest on the backing directory is up to date."""
     conflicts: tuple[Conflict, ...]
     """The newest ones."""
     conflicts_total: int

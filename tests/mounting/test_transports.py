@@ -101,7 +101,7 @@ def run(transports: Transports, choice: TransportChoice) -> tuple[Any, list[Tran
     told: list[TransportChoice] = []
 
     async def main() -> None:
-        await serve(choice, fs, Settings(backing=Path("/b"), mountpoint=Path("/m")), told.append, load=transports.load)
+        await serve(choice, fs, Settings(backing=Path("/b"), mountpoint=Path("/m")), told.append, transports.load)
 
     trio.run(main)
     return fs, told

@@ -18,13 +18,11 @@ from acpfs.transport.native.protocol import (
     DEV_IOC_BACKING_CLOSE,
     DEV_IOC_BACKING_OPEN,
     DEV_IOC_CLONE,
-    EXPIRE_ONLY,
     Notify,
 )
 from acpfs.transport.native.wire import (
     BACKING_MAP,
     NOTIFY_DELETE_OUT,
-    NOTIFY_INVAL_ENTRY_OUT,
     NOTIFY_INVAL_INODE_OUT,
     OUT_HEADER,
 )
@@ -90,17 +88,9 @@ class Device:
 
     # -- notifications
 
-    def notify_inval_inode(self, ino: int, offset: int = 0, length: int = 0) -> None:
-        """Attributes of a node, and its cached bytes from `offset` on (length 0: to the end), are out of date.
-
-        A negative offset leaves the bytes.
-        """
-        self._notify(Notify.INVAL_INODE, NOTIFY_INVAL_INODE_OUT.pack(ino, offset, length))
-
-    def notify_inval_entry(self, parent: int, name: bytes, *, expire_only: bool = False) -> None:
-        """What a name leads to is out of date. `expire_only`: ask at next use, do not drop."""
-        flags = EXPIRE_ONLY if expire_only else 0
-        self._notify(Notify.INVAL_ENTRY, NOTIFY_INVAL_ENTRY_OUT.pack(parent, len(name), flags) + name + b"\0")
+    def notify_inval_inode(self, ino: int) -> None:
+        """Attributes of a node and all its cached bytes are out of date."""
+        self._notify(Notify.INVAL_INODE, NOTIFY_INVAL_INODE_OUT.pack(ino, 0, 0))
 
     def notify_delete(self, parent: int, child: int, name: bytes) -> None:
         """A name is gone; whoever watches it with inotify is told."""
