@@ -18,13 +18,6 @@ KEEP = 3
 clause = pytest.mark.clause
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    return directory
-
-
 @clause("S160", "S81", "S22")
 def test_no_pointer_is_seen_too_early_whoever_dies(tmp_path: Path, shared: Path, seed: int) -> None:
     outcome = run(tmp_path, Ground([shared] * NODES, shared), seed, KILLS, print, keep=KEEP)

@@ -21,13 +21,6 @@ NEEDS = "user.acpfs.needs"
 SHARD = "shard" * 1000
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    return directory
-
-
 def dies_with_pending_bytes(node: AcpfsMount, name: str) -> None:
     node.ask("set", key="bandwidth", value="1")
     write(node, name, SHARD)

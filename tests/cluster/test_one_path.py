@@ -19,13 +19,6 @@ OTHER = os.urandom(3 << 20)
 NAME = "common.pt"
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    return directory
-
-
 def equal_files(node: AcpfsMount) -> int:
     return int(node.status()["counters"]["equal_files"])
 

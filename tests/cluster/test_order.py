@@ -31,13 +31,6 @@ FILES = 30
 CHANGES = frozenset({"create", "write", "mkdir", "unlink", "link", "symlink", "mknod"})
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    return directory
-
-
 def drained(stand: Stand) -> None:
     for node in stand.nodes:
         node.flush()

@@ -17,13 +17,6 @@ pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.t
 SHARD = b"shard" * 1000
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    directory = tmp_path / "shared"
-    directory.mkdir()
-    return directory
-
-
 def set_bandwidth(stand: Stand, bandwidth: str) -> None:
     for node in stand.nodes:
         node.ask("set", key="bandwidth", value=bandwidth)

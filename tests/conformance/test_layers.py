@@ -15,6 +15,7 @@ import pytest
 from tests.model.snapshot import differences, snapshot
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import MakeMount
+from tests.rig.syscalls import error_of
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
@@ -25,14 +26,6 @@ def backing(tmp_path: Path) -> Path:
     directory = tmp_path / "backing"
     directory.mkdir()
     return directory
-
-
-def error_of(function: Callable[..., object], *args: object) -> int:
-    try:
-        function(*args)
-    except OSError as error:
-        return error.errno or -1
-    return 0
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:

@@ -6,23 +6,14 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.rig.processes import Child
-from tests.rig.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, rename2
+from tests.rig.syscalls import RENAME_EXCHANGE, RENAME_NOREPLACE, error_of, rename2
 
 clause = pytest.mark.clause
-
-
-def error_of(function: Callable[..., object], *args: object) -> int:
-    try:
-        function(*args)
-    except OSError as error:
-        return error.errno or -1
-    return 0
 
 
 # -- rename

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import trio
 from acpfs.filesystem import contents
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.tier import fallocate
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S224")
 PIECE = 1 << 20
@@ -24,14 +23,6 @@ PIECE = 1 << 20
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "ALLOCATE_PIECE_BYTES", PIECE)
-
-
-def run(base: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(base) as w:
-            await scenario(w)
-
-    trio.run(main)
 
 
 def is_free(lock: Any) -> bool:

@@ -17,8 +17,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import Machine
 from acpfs.backing.lower import LowerPath
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 clause, mounts = pytest.mark.clause("S238"), pytest.mark.mount
 

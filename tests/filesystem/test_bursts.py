@@ -13,8 +13,7 @@ from acpfs.filesystem import bursts
 from acpfs.filesystem.bursts import AHEAD_MAX
 from acpfs.filesystem.recognition import Seen
 from acpfs.types import ROOT
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import World, violations
+from tests.filesystem.world import World, run, violations
 
 clause = pytest.mark.clause
 FILES = 500

@@ -10,8 +10,7 @@ import pytest
 from acpfs.filesystem import nodes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 RENAME_EXCHANGE = 2
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
 from acpfs.checkpoints import DEFAULT_PATTERNS, Checkpoints
 from acpfs.types import ROOT, Ino
 from acpfs.writeback import survey
 from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.verify import Verifier
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S253")
 
@@ -34,14 +32,6 @@ def base(tmp_path: Path) -> Iterator[Path]:
     yield path
     sys.setrecursionlimit(frames)
     subprocess.run(["rm", "-rf", os.fspath(path)], check=True)
-
-
-def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, **changes) as w:
-            await scenario(w)
-
-    trio.run(main)
 
 
 async def make(w: World, top: bytes) -> list[tuple[Ino, bytes]]:

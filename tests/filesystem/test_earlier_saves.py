@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -15,20 +14,15 @@ from acpfs.backing.lower import LowerEntry, LowerPath
 from acpfs.filesystem import earlier_saves
 from acpfs.filesystem.records import Lane
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S248")
 
 MIB = 1 << 20
 
 
-def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, **changes) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
-            await scenario(w)
-
-    trio.run(main)
+run = partial(in_world, passthrough=True)
 
 
 async def mkdir(w: World, name: bytes, parent: Ino = ROOT) -> Ino:

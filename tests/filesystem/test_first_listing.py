@@ -13,8 +13,7 @@ from acpfs.backing.lower import LowerPath
 from acpfs.backing.syscalls import Opener
 from acpfs.filesystem.records import DirEntry
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import World, violations
+from tests.filesystem.world import World, run, violations
 
 FILES = 600
 ROOM = 100

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import trio
 
 from acpfs.filesystem import invariants
 from acpfs.filesystem.content import Outgrown, Remainder
 from acpfs.filesystem.known_names import KnownName
 from acpfs.types import NO_TIER, ROOT, Ino
-from tests.filesystem.world import CALLER, World, violations, world
+from tests.filesystem.world import CALLER, World, run, violations
 
 pytestmark = pytest.mark.clause("S234")
-
-
-def with_world(tmp_path: Path, what: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(tmp_path) as w:
-            await what(w)
-
-    trio.run(main)
 
 
 def path_of_bytes(w: World, ino: Ino) -> Path:
@@ -51,7 +42,7 @@ def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> Non
         more = {b"g": KnownName(ino)}
         put_right(w, lambda: children.update(more), lambda: children.pop(b"g"), "g: the file does not count this name")
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_a_name_of_a_node_that_is_not_there(tmp_path: Path) -> None:
@@ -60,7 +51,7 @@ def test_a_name_of_a_node_that_is_not_there(tmp_path: Path) -> None:
         nobody = KnownName(Ino(4711))
         put_right(w, lambda: children.update({b"g": nobody}), lambda: children.pop(b"g"), "g: the name leads to a file that is not there")
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_a_count_that_is_too_high(tmp_path: Path) -> None:
@@ -75,7 +66,7 @@ def test_a_count_that_is_too_high(tmp_path: Path) -> None:
         )
         await w.close(opened)
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_bytes_that_can_never_leave_ram(tmp_path: Path) -> None:
@@ -88,7 +79,7 @@ def test_bytes_that_can_never_leave_ram(tmp_path: Path) -> None:
         put_right(w, lambda: setattr(node, "handles", 0), lambda: setattr(node, "handles", 1), "it has bytes in RAM, but no name")
         await w.close(opened)
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 @pytest.mark.parametrize("persisted", [True, False])
@@ -102,7 +93,7 @@ def test_bytes_that_are_not_there(tmp_path: Path, persisted: bool) -> None:
         away = path.with_name("away")
         put_right(w, lambda: path.rename(away), lambda: away.rename(path), "f: its bytes are not in RAM any more")
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
@@ -130,7 +121,7 @@ def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
         check("its version is nowhere", version, tier_id=NO_TIER)
         check("the first bytes of an earlier content are still in RAM", node, remainder=Remainder(content.tier_id, 5))
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_a_file_that_is_written_on_is_looked_at_with_what_was_fixed_of_it(tmp_path: Path) -> None:
@@ -141,7 +132,7 @@ def test_a_file_that_is_written_on_is_looked_at_with_what_was_fixed_of_it(tmp_pa
         assert violations(w) == []
         await w.close(opened)
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)
 
 
 def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +156,4 @@ def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(tmp_
         assert number > 20
         assert next(ticks) < 5 * number + 10, "four places, and a look at the clock before them, for each piece"
 
-    with_world(tmp_path, main)
+    run(tmp_path, main)

@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,13 @@ import trio
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 MIB = 1 << 20
 
 
-def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, **changes) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
-            await scenario(w)
-
-    trio.run(main)
+run = partial(in_world, passthrough=True)
 
 
 async def opened(w: World, ino: Ino, flags: int) -> OpenFile:

@@ -15,8 +15,7 @@ import trio
 from acpfs.filesystem.steps import settled, wait
 from acpfs.ram.state import LateError, Recording, StateDatabase
 from acpfs.types import ROOT
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S202")
 PLENTY_PAGES = 1 << 30

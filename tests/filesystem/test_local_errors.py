@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from acpfs.types import ROOT
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 
 @pytest.mark.clause("S207")

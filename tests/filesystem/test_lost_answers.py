@@ -20,8 +20,7 @@ import trio
 
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 from tests.rig.syscalls import rename2
 
 clause = pytest.mark.clause

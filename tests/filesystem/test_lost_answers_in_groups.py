@@ -13,8 +13,7 @@ from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT
 from tests.filesystem.test_lost_answers import ino_of, lost_answer
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 clause = pytest.mark.clause
 CARRIED_OUT = pytest.mark.parametrize("carried_out", [True, False], ids=["carried_out", "not_carried_out"])

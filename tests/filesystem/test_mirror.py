@@ -21,7 +21,8 @@ from acpfs.types import ROOT
 from acpfs.writeback.mirror import journal_name, read_mark
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S152")
 
@@ -29,11 +30,7 @@ MIB = 1 << 20
 
 
 def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, spill=base / "spill", **{"spill_mode": "mirror", **changes}) as made:
-            await script(made)
-
-    trio.run(main)
+    in_world(base, script, spill=base / "spill", **{"spill_mode": "mirror", **changes})
 
 
 def lose_ram(base: Path) -> None:

@@ -19,8 +19,7 @@ import trio.lowlevel
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 
 class SlowMove:

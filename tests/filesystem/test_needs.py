@@ -10,8 +10,7 @@ import pytest
 
 from acpfs.types import ROOT
 from acpfs.writeback.ops import OpKind
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 clause = pytest.mark.clause
 NEEDS = b"user.acpfs.needs"

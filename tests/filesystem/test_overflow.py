@@ -20,8 +20,7 @@ from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_cold_reads import Hang
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 
 pytestmark = pytest.mark.clause("S53")
 

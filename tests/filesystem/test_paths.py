@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import trio
 
 from acpfs.types import ROOT
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S217")
-
-
-def run(base: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(base) as w:
-            await scenario(w)
-
-    trio.run(main)
 
 
 async def why_not(w: World, path: bytes) -> int | None:

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-import trio
 
 from acpfs.filesystem.records import Lane
 from acpfs.ram.control_groups import LimitedGroup, limit_of
 from acpfs.types import ROOT
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 MIB = 1 << 20
 LIMIT = 128 * MIB
@@ -41,14 +41,7 @@ class Group:
 
 def run(base: Path, group: Group, *scenarios: Callable[[World], Awaitable[None]]) -> None:
     """Each scenario with a daemon of its own, one after the other."""
-
-    async def main() -> None:
-        for scenario in scenarios:
-            async with world(base, limits=group.of_all) as w:
-                w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
-                await scenario(w)
-
-    trio.run(main)
+    in_world(base, *scenarios, passthrough=True, limits=group.of_all)
 
 
 def in_ram(w: World, name: bytes) -> bool:

@@ -18,8 +18,7 @@ from acpfs.filesystem.records import AttributeChange, Caller, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT
 from tests.filesystem.test_overflow import BUDGET, MIB, block
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 
 ZERO_RANGE, PUNCH_HOLE = 0x11, 0x03
 """Both with FALLOC_FL_KEEP_SIZE."""

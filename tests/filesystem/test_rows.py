@@ -15,8 +15,7 @@ from acpfs.filesystem.nodes import _INSERT_NODE, _UPDATE_NODE, _often_changed, _
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.state import StateDatabase, storable
 from acpfs.types import NO_INO, ROOT
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 COLUMNS = "mode, uid, gid, rdev, lower_ino, identity, target, xattrs, nlink, size, blocks, atime_ns, mtime_ns, ctime_ns, unlogged, tier_id"
 XATTRS = COLUMNS.split(", ").index("xattrs")

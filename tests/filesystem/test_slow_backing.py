@@ -17,8 +17,7 @@ from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, lstat_each
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 
 SHORT: dict[str, Any] = {"patience_s": 0.05, "attr_timeout_s": 0.0, "backing_timeout_s": 15.0}
 """Knowledge is old at once, and who waits for what is not known gives up before the test does."""

@@ -19,7 +19,8 @@ from acpfs.ram.spill import SpillDirectory
 from acpfs.types import Ino
 from acpfs.writeback import spill as spill_module
 from acpfs.writeback.ops import Version
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S150")
 
@@ -64,11 +65,7 @@ def spilled_versions(made: World) -> list[Version]:
 
 
 def run(base: Path, script: Callable[[World], Any], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, budget_bytes=BUDGET, spill=base / "spill", **changes) as made:
-            await script(made)
-
-    trio.run(main)
+    in_world(base, script, budget_bytes=BUDGET, spill=base / "spill", **changes)
 
 
 def test_writers_go_on_while_nothing_drains(tmp_path: Path) -> None:

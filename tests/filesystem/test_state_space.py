@@ -15,8 +15,7 @@ from acpfs.ram.state_space import StateSpace
 from acpfs.transport.native.references import References
 from acpfs.types import ROOT
 from tests.filesystem.test_late_state import fill
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S203")
 

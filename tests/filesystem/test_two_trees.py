@@ -10,8 +10,7 @@ import pytest
 import trio
 
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run, world
 
 
 def test_directory_renamed_while_its_files_are_still_in_ram(tmp_path: Path) -> None:

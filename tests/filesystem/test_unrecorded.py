@@ -9,8 +9,7 @@ import pytest
 
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S204")
 FILES = 40

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from acpfs.config import WhenFull
 from acpfs.errors import RefusedError
@@ -19,7 +18,8 @@ from acpfs.filesystem.urgent import URGENT_PATHS_MAX, URGENT_S_MAX, UrgentFiles
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_hold import Kernel, tick
 from tests.filesystem.test_room import Call
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import run as in_world
 
 clause = pytest.mark.clause
 MIB = 1 << 20
@@ -27,11 +27,7 @@ BUDGET, RESERVE = 8 * MIB, 2 * MIB
 
 
 def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, **{"budget_bytes": BUDGET, "reserve": RESERVE, **changes}) as w:
-            await scenario(w)
-
-    trio.run(main)
+    in_world(base, scenario, **{"budget_bytes": BUDGET, "reserve": RESERVE, **changes})
 
 
 async def directory(w: World, name: bytes, *, urgent: bool = False) -> Ino:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,8 @@ import trio
 
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, run
 from tests.rig.syscalls import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
-
-
-def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
-    async def main() -> None:
-        async with world(base, **changes) as w:
-            await scenario(w)
-
-    trio.run(main)
 
 
 def stored_by(w: World, name: bytes) -> list[bytes]:

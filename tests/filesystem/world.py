@@ -6,7 +6,7 @@ Everything is real (directories, SQLite, threads) but the kernel: handles and re
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Attributes, Caller, OpenFile
+from acpfs.filesystem.records import Attributes, Caller, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
 from acpfs.ram.control_groups import LimitedGroup
@@ -238,3 +238,16 @@ async def world(
             state.close()
             kept.close()
         _let_go(made)
+
+
+def run(base: Path, *scenarios: Callable[[World], Awaitable[None]], passthrough: bool = False, **changes: Any) -> None:
+    """Each scenario with a world of its own over the same base, one after the other. `passthrough`: the lanes of a kernel that has it."""
+
+    async def main() -> None:
+        for scenario in scenarios:
+            async with world(base, **changes) as made:
+                if passthrough:
+                    made.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+                await scenario(made)
+
+    trio.run(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -94,3 +95,12 @@ class Directory:
     def rewind(self) -> None:
         """rewinddir(3)."""
         _LIBC.rewinddir(self._stream)
+
+
+def error_of(function: Callable[..., object], *args: object) -> int:
+    """Errno of a call; 0 where it succeeds."""
+    try:
+        function(*args)
+    except OSError as error:
+        return error.errno or -1
+    return 0

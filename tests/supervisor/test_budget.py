@@ -5,7 +5,6 @@ Nothing here is timed: fairness is how far the slowest was when the fastest was 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 
 from acpfs.ram.place import slack_bytes
 from bench import budget
+from tests.rig.files import checksum, write_blocks
 from tests.rig.mounts import AcpfsMount
 from tests.rig.processes import Child
 
@@ -37,17 +37,7 @@ def mounted(base: Path, transport: str, **options: Any) -> Iterator[AcpfsMount]:
 
 
 def write(path: Path, blocks: int) -> str:
-    """A new file; returns its checksum."""
-    with open(path, "wb", buffering=0) as file:
-        for _ in range(blocks):
-            piece = memoryview(BLOCK)
-            while piece:
-                piece = piece[file.write(piece) :]
-    return hashlib.sha256(BLOCK * blocks).hexdigest()
-
-
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return write_blocks(path, BLOCK, blocks)
 
 
 @pytest.mark.clause("S53", "S60")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from acpfs import client
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from acpfs.errors import AcpfsError, ExitCode, NotMountedError, RefusedError
+from tests.rig.files import checksum, write_blocks
 from tests.rig.mounts import AcpfsMount, MakeMount
 from tests.rig.processes import Child
 
@@ -36,16 +36,7 @@ def mount(transport: str, tmp_path: Path, make_mount: MakeMount, monkeypatch: py
 
 
 def write(path: Path, mib: int) -> str:
-    with open(path, "wb", buffering=0) as file:
-        for _ in range(mib):
-            piece = memoryview(BLOCK)
-            while piece:
-                piece = piece[file.write(piece) :]
-    return hashlib.sha256(BLOCK * mib).hexdigest()
-
-
-def checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return write_blocks(path, BLOCK, mib)
 
 
 def waiting(mount: AcpfsMount, *paths: str) -> dict[str, Any]:
