@@ -243,7 +243,7 @@ VERBS: dict[str, Verb] = {
         answer="setting → value",
     ),
     "set": Verb(
-        help="Change bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget, wait_for_peers or reserve.",
+        help="Change a setting of the mount until it ends; `set --help` names them.",
         usage=("set KEY=VALUE…",),
         does=(
             "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, `spill_budget`, `wait_for_peers`, "

@@ -10,9 +10,11 @@ import pytest
 from attrs import NOTHING
 
 from acpfs.cli.main import COMMANDS
-from acpfs.config import FIELDS, option_name
+from acpfs.config import CHANGEABLE, FIELDS, option_name
 from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WaitingReport, WorkerReport
+from acpfs.control.verb_table import VERBS
 from acpfs.errors import ExitCode
+from acpfs.worker.setting_changes import CHANGES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -57,6 +59,11 @@ def test_every_command_is_in_a_table(name: str) -> None:
 def test_every_json_field_is_described(record: type) -> None:
     section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
     assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []
+
+
+def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
+    assert sorted(CHANGES) == sorted(CHANGEABLE)
+    assert re.findall(r"`(\w+)`", VERBS["set"].does) == [name.removesuffix("_s") for name in CHANGEABLE]
 
 
 OPTIONAL = {"torch", "matplotlib"}

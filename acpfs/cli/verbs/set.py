@@ -7,18 +7,21 @@ import click
 from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
+from acpfs.config import CHANGEABLE
 from acpfs.errors import ConfigError
 
+HELP = f"""Change a setting until the mount ends: `set streams=16`.
 
-@click.command("set")
+One of {", ".join(name.removesuffix("_s") for name in CHANGEABLE)}.
+"""
+
+
+@click.command("set", help=HELP)
 @click.argument("assignments", nargs=-1, required=True, metavar="KEY=VALUE...")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Change a setting until the mount ends: `set streams=16`.
-
-    One of bandwidth, streams, log_level, ram, when_full, keep_checkpoints, spill_budget and wait_for_peers.
-    """
+    """See `HELP`."""
     record = target.record()
     pairs = [assignment.partition("=") for assignment in assignments]
     for key, equals, _value in pairs:
