@@ -176,6 +176,16 @@ def test_a_class_has_its_name_alone() -> None:
     assert {name: where for name, where in found.items() if len(where) > 1 and name != "Verdict"} == {}
 
 
+def test_a_module_has_its_name_alone() -> None:
+    """Commands and training have words of their own, and a package of the bottom may be the subject of one above. The list only shrinks."""
+    twice = {"attributes", "calls", "nodes", "protocol", "records", "spill", "subject", "verbs"}
+    found: dict[str, int] = {}
+    for path in SOURCES:
+        if path.name != "__init__.py" and not {"cli", "client", "training"} & set(path.parts):
+            found[path.stem] = found.get(path.stem, 0) + 1
+    assert {name for name, count in found.items() if count > 1} == twice
+
+
 def test_names_need_not_be_learnt() -> None:
     """Words that said nothing to a stranger, and were replaced: they do not come back."""
     nodes = [(path, n) for path in SOURCES for n in ast.walk(tree_of(path))]

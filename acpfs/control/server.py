@@ -27,7 +27,7 @@ from acpfs.control.protocol import (
     error_message,
     socket_address,
 )
-from acpfs.control.slots import NoPlaceError, RequestSlots
+from acpfs.control.request_slots import NoPlaceError, RequestSlots
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import Answer
 from acpfs.errors import AcpfsError, ConfigError, ExitCode

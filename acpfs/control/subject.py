@@ -149,7 +149,7 @@ class Subject(Protocol):
         ...
 
     def reload(self) -> None:
-        """Have a worker of the code as it is installed now take over, as soon as that is loaded.
+        """Restart the worker with the installed code, as soon as that is loaded.
 
         Raises:
             RefusedError: this mount cannot be taken over.

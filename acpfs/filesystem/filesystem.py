@@ -33,6 +33,7 @@ from acpfs.filesystem.directories import Directories, Fitting
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
+from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import HeldReport, Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
@@ -61,7 +62,6 @@ from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
 from acpfs.filesystem.remainder import Remainders
-from acpfs.filesystem.reports import Reports
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
@@ -69,7 +69,7 @@ from acpfs.filesystem.urgent import UrgentFiles
 from acpfs.filesystem.versions import Versions
 from acpfs.filesystem.warming import Warming, WarmStatistics
 from acpfs.ram.control_groups import limits_of_caller
-from acpfs.ram.descriptors import Reserve
+from acpfs.ram.descriptor_limits import Reserve
 from acpfs.ram.kept import Kept
 from acpfs.ram.shortage import Shortage, available_bytes
 from acpfs.ram.state import StateDatabase

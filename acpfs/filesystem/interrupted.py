@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from acpfs.filesystem.changes import Changes
+from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.reports import Reports
 from acpfs.ram.state import StateDatabase
 
 

@@ -21,7 +21,7 @@ from acpfs.config import Transport
 from acpfs.errors import AcpfsError
 from acpfs.mounting import transports
 from acpfs.mounting.checks import BACKING_WAIT_S, apart, check_backing, check_fuse, check_spill, within
-from acpfs.mounting.spilling import complaints
+from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.ram.place import HUGE_CHOICES

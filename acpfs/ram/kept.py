@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from acpfs.errors import RefusedError
-from acpfs.ram.slots import Slots
+from acpfs.ram.mapped_records import Slots
 
 KEPT_VERSION = 1
 """Format of the records. A worker takes no session over whose records are newer than itself."""

@@ -24,7 +24,7 @@ import time
 import traceback
 from typing import Any
 
-from acpfs.ram import descriptors
+from acpfs.ram import descriptor_limits
 from acpfs.supervisor import channel, privileges, remains
 from acpfs.supervisor.child import Attention, Child, Limits, Template
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
@@ -480,7 +480,7 @@ class Supervisor:
 def main(arguments: list[str]) -> int:
     """Entry of the process."""
     os.umask(0o022)
-    descriptors.raise_limit()  # the last moment at which it may: all that it starts inherits
+    descriptor_limits.raise_limit()  # the last moment at which it may: all that it starts inherits
     privileges.confine()
     if arguments[0] == "--adopt":
         supervisor = Supervisor({})

@@ -36,8 +36,8 @@ from acpfs.filesystem.scrub import RamScrub
 from acpfs.logger import get_logger
 from acpfs.mounting.checks import BACKING_WAIT_S, check_not_bare, within
 from acpfs.mounting.expected import ExpectedVolume
-from acpfs.mounting.spilling import SpillPlace
-from acpfs.ram import descriptors, mounts, prefault_default
+from acpfs.mounting.spill_place import SpillPlace
+from acpfs.ram import descriptor_limits, mounts, prefault_default
 from acpfs.ram import place as places
 from acpfs.ram.kept import Kept
 from acpfs.ram.memory import budget_bytes, read_memory, unfit
@@ -102,7 +102,7 @@ class Parts:
         """What a user should know about this mount."""
         too_large = unfit(self.tier.budget_bytes, read_memory())
         of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.scrubbing.warnings()]
-        return [*of_ram, *self.probed.notes, *descriptors.complaints(), *([too_large] if too_large else [])]
+        return [*of_ram, *self.probed.notes, *descriptor_limits.complaints(), *([too_large] if too_large else [])]
 
     def take_apart(self, *, nothing_left: bool) -> None:
         """Close everything; the RAM tier is removed only when nothing is left in it."""

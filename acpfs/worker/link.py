@@ -121,7 +121,7 @@ class Link:
         self.on_serving()
 
     def reload(self) -> None:
-        """Have a worker of the code as it is installed now take over."""
+        """Restart the worker with the installed code."""
         self.reload_failed = ""
         self.tell(reload=True)
 

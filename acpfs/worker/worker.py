@@ -191,7 +191,7 @@ class Worker:
         registry.write(self._record)
 
     def reload(self) -> None:
-        """Have a worker of the code as it is installed now take over; this one goes on until that can start.
+        """Restart the worker with the installed code; this one goes on until that can start.
 
         Raises:
             RefusedError: this transport's session cannot be taken over.

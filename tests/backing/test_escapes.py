@@ -33,7 +33,7 @@ BY_PATH = {
     "backing/syscalls.py": {"'/'"},
     "filesystem/lowerview.py": {"target"},
     "filesystem/salvage.py": {"unfinished"},
-    "ram/slots.py": {"path"},
+    "ram/mapped_records.py": {"path"},
     "transport/native/device.py": {"DEVICE"},
     "transport/native/hold_process.py": {"'/'"},
     "transport/native/mount.py": {"DEVICE", "mountpoint"},

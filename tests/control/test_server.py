@@ -17,8 +17,8 @@ import trio
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
+from acpfs.control.request_slots import NoPlaceError, RequestSlots
 from acpfs.control.server import WAITING_MAX, ControlServer
-from acpfs.control.slots import NoPlaceError, RequestSlots
 from acpfs.control.verbs import answers
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, socket_of

@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.records import Attributes, OpenFile
-from acpfs.ram import descriptors
+from acpfs.ram import descriptor_limits
 from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, world
 
@@ -22,7 +22,7 @@ def test_open_files_leave_descriptors_for_the_drain(tmp_path: Path, monkeypatch:
             await w.write(b"waits for the drain", b"x")
             lowest = os.eventfd(0, os.EFD_CLOEXEC)
             os.close(lowest)
-            monkeypatch.setattr(descriptors, "limit", lambda: 2 * lowest + 200)
+            monkeypatch.setattr(descriptor_limits, "limit", lambda: 2 * lowest + 200)
             opened: list[tuple[OpenFile, Attributes]] = []
             why = 0
             while not why:

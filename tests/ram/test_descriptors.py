@@ -10,8 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from acpfs.ram import descriptors
-from acpfs.ram.descriptors import FEW, RESERVE, WANTED, Reserve, complaints, raise_limit, reserve
+from acpfs.ram import descriptor_limits
+from acpfs.ram.descriptor_limits import FEW, RESERVE, WANTED, Reserve, complaints, raise_limit, reserve
 
 pytestmark = pytest.mark.clause("S220")
 
@@ -25,7 +25,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
             stack.callback(os.close, lowest)
         os.close(lowest)
         count = next(count for count in range(lowest, 10_000) if count - reserve(count) - lowest == 30)
-        monkeypatch.setattr(descriptors, "limit", lambda: count)
+        monkeypatch.setattr(descriptor_limits, "limit", lambda: count)
         yield 30
 
 
@@ -45,7 +45,7 @@ def open_all(kept: Reserve, stack: ExitStack, each: int) -> int:
 def test_the_last_ones_are_not_for_applications(room: int) -> None:
     kept = Reserve()
     with ExitStack() as stack:
-        assert room - descriptors.PER_OPEN <= open_all(kept, stack, 1) <= room
+        assert room - descriptor_limits.PER_OPEN <= open_all(kept, stack, 1) <= room
         with pytest.raises(OSError) as refused:
             kept.before_open()
         assert refused.value.errno == errno.ENFILE
@@ -54,7 +54,7 @@ def test_the_last_ones_are_not_for_applications(room: int) -> None:
 
 def test_what_an_open_takes_at_most_does_not_reach_into_the_reserve(room: int) -> None:
     with ExitStack() as stack:
-        assert open_all(Reserve(), stack, descriptors.PER_OPEN) < room + descriptors.PER_OPEN
+        assert open_all(Reserve(), stack, descriptor_limits.PER_OPEN) < room + descriptor_limits.PER_OPEN
 
 
 def test_the_reserve_of_a_low_limit_leaves_most_to_applications() -> None:
@@ -62,9 +62,9 @@ def test_the_reserve_of_a_low_limit_leaves_most_to_applications() -> None:
 
 
 def test_a_low_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(descriptors, "limit", lambda: FEW)
+    monkeypatch.setattr(descriptor_limits, "limit", lambda: FEW)
     assert complaints() == []
-    monkeypatch.setattr(descriptors, "limit", lambda: 4096)
+    monkeypatch.setattr(descriptor_limits, "limit", lambda: 4096)
     assert complaints() == [
         "the daemon may have 4096 descriptors, so some 1792 files can be open: raise the limit (ulimit -Hn, LimitNOFILE)"
     ]
@@ -83,5 +83,5 @@ def test_the_limit_is_raised_as_far_as_the_process_may(monkeypatch: pytest.Monke
     monkeypatch.setattr(resource, "getrlimit", lambda _which: limits)
     monkeypatch.setattr(resource, "setrlimit", setrlimit)
     raise_limit()
-    wanted = min(WANTED, int(descriptors.NR_OPEN.read_text())) if may else 4096
+    wanted = min(WANTED, int(descriptor_limits.NR_OPEN.read_text())) if may else 4096
     assert limits == (wanted, wanted)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.ram.slots import FIRST_SLOTS, Slots
+from acpfs.ram.mapped_records import FIRST_SLOTS, Slots
 
 
 @pytest.mark.parametrize("words", [1, 2, 9])

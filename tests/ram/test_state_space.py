@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.ram.slots import Slots
+from acpfs.ram.mapped_records import Slots
 from acpfs.ram.state_space import START_BYTES, StateSpace
 
 pytestmark = pytest.mark.clause("S203")

@@ -17,7 +17,7 @@ from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import KernelLanes
+from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.references import References

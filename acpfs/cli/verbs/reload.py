@@ -1,4 +1,4 @@
-"""`acpfs-ctl reload`: the code as it is installed now takes the mount over, while it is in use."""
+"""`acpfs-ctl reload`: restart the worker with the installed code, while the mount is in use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_INTERVAL_S = 0.1
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, timeout_s: float, as_json: bool) -> None:
-    """Have a worker of the installed code take over. Applications see a short pause; nothing is unmounted, no open file is lost.
+    """Restart the worker with the installed code. Applications see a short pause; nothing is unmounted, no open file is lost.
 
     Where the new code refuses (a state that is newer than itself), the old code goes on, and the exit code is 1.
     """

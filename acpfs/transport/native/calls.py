@@ -15,7 +15,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import KernelLanes
+from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
 from acpfs.transport.native.replies import with_room

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
-from acpfs.transport.native.lanes import KernelLanes
+from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.protocol import STATX_BASIC_STATS, Opcode
 from acpfs.transport.native.references import References
 from acpfs.transport.native.request import Request

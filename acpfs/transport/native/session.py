@@ -20,7 +20,7 @@ from acpfs.transport.native.calls import Calls
 from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
-from acpfs.transport.native.lanes import KernelLanes
+from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import (
     ALL_FEATURES,
     MAX_WRITE_BYTES_MAX,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
-from acpfs.transport.native.lanes import KernelLanes
+from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.references import References
 from acpfs.types import HandleId, Ino
 
