@@ -17,9 +17,11 @@ from acpfs.filesystem.steps import Call
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
-from acpfs.transport.native.replies import with_room
+from acpfs.transport.native.replies import Replies, with_room
 from acpfs.transport.native.request import Request, plain
+from acpfs.transport.native.undo import Undo
 from acpfs.transport.native.wire import (
     BATCH_FORGET_IN,
     COPY_FILE_RANGE_IN,
@@ -298,3 +300,45 @@ class Calls:
 
     def statfs(self, _request: Request) -> Call[Any]:
         return self._fs.statfs()
+
+
+def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operation]:
+    """Opcode → how it is decoded, answered, and undone where the kernel does not take the answer."""
+    nothing = replies.nothing
+    return {
+        Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry),
+        Opcode.GETATTR: Operation(calls.getattr, replies.attr),
+        Opcode.STATX: Operation(calls.statx, replies.statx),
+        Opcode.SETATTR: Operation(calls.setattr, replies.attr),
+        Opcode.READLINK: Operation(calls.readlink, replies.data),
+        Opcode.MKNOD: Operation(calls.mknod, replies.entry, undo.entry),
+        Opcode.MKDIR: Operation(calls.mkdir, replies.entry, undo.entry),
+        Opcode.SYMLINK: Operation(calls.symlink, replies.entry, undo.entry),
+        Opcode.LINK: Operation(calls.link, replies.entry, undo.entry),
+        Opcode.UNLINK: Operation(calls.unlink, nothing),
+        Opcode.RMDIR: Operation(calls.rmdir, nothing),
+        Opcode.RENAME: Operation(calls.rename, nothing),
+        Opcode.RENAME2: Operation(calls.rename2, nothing),
+        Opcode.OPEN: Operation(calls.open, replies.opened, undo.opened),
+        Opcode.CREATE: Operation(calls.create, replies.created, undo.created),
+        Opcode.TMPFILE: Operation(calls.tmpfile, replies.created, undo.created),
+        Opcode.READ: Operation(calls.read, replies.data),
+        Opcode.WRITE: Operation(calls.write, replies.written),
+        Opcode.FLUSH: Operation(calls.flush, nothing),
+        Opcode.RELEASE: Operation(calls.release, nothing),
+        Opcode.FSYNC: Operation(calls.fsync, nothing),
+        Opcode.FALLOCATE: Operation(calls.fallocate, nothing),
+        Opcode.COPY_FILE_RANGE: Operation(calls.copy_file_range, replies.copied),
+        Opcode.COPY_FILE_RANGE_64: Operation(calls.copy_file_range, replies.copied),
+        Opcode.LSEEK: Operation(calls.lseek, replies.position),
+        Opcode.OPENDIR: Operation(calls.opendir, replies.opened_directory, undo.opened_directory),
+        Opcode.READDIR: Operation(calls.readdir, replies.entries),
+        Opcode.READDIRPLUS: Operation(calls.readdirplus, replies.entries),
+        Opcode.RELEASEDIR: Operation(calls.releasedir, nothing),
+        Opcode.FSYNCDIR: Operation(calls.fsyncdir, nothing),
+        Opcode.SETXATTR: Operation(calls.setxattr, nothing),
+        Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr),
+        Opcode.LISTXATTR: Operation(calls.listxattr, replies.xattr_names),
+        Opcode.REMOVEXATTR: Operation(calls.removexattr, nothing),
+        Opcode.STATFS: Operation(calls.statfs, replies.space),
+    }

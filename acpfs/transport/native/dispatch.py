@@ -13,7 +13,7 @@ from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
-from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.calls import Calls, operations
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
 from acpfs.transport.native.operation import Operation
@@ -36,7 +36,7 @@ class Dispatch:
     def __init__(self, fs: FileSystem, calls: Calls, replies: Replies, undo: Undo) -> None:
         self._step = fs.steps.step
         self.once = ResentRequests(fs)
-        self._operations = _operations(calls, replies, undo)
+        self._operations = operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
         self.continuations = Continuations(fs.steps, self._finish, self._fail)
 
@@ -142,44 +142,3 @@ class Dispatch:
 
 
 _WRITE = int(Opcode.WRITE)
-
-
-def _operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operation]:
-    nothing = replies.nothing
-    return {
-        Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry),
-        Opcode.GETATTR: Operation(calls.getattr, replies.attr),
-        Opcode.STATX: Operation(calls.statx, replies.statx),
-        Opcode.SETATTR: Operation(calls.setattr, replies.attr),
-        Opcode.READLINK: Operation(calls.readlink, replies.data),
-        Opcode.MKNOD: Operation(calls.mknod, replies.entry, undo.entry),
-        Opcode.MKDIR: Operation(calls.mkdir, replies.entry, undo.entry),
-        Opcode.SYMLINK: Operation(calls.symlink, replies.entry, undo.entry),
-        Opcode.LINK: Operation(calls.link, replies.entry, undo.entry),
-        Opcode.UNLINK: Operation(calls.unlink, nothing),
-        Opcode.RMDIR: Operation(calls.rmdir, nothing),
-        Opcode.RENAME: Operation(calls.rename, nothing),
-        Opcode.RENAME2: Operation(calls.rename2, nothing),
-        Opcode.OPEN: Operation(calls.open, replies.opened, undo.opened),
-        Opcode.CREATE: Operation(calls.create, replies.created, undo.created),
-        Opcode.TMPFILE: Operation(calls.tmpfile, replies.created, undo.created),
-        Opcode.READ: Operation(calls.read, replies.data),
-        Opcode.WRITE: Operation(calls.write, replies.written),
-        Opcode.FLUSH: Operation(calls.flush, nothing),
-        Opcode.RELEASE: Operation(calls.release, nothing),
-        Opcode.FSYNC: Operation(calls.fsync, nothing),
-        Opcode.FALLOCATE: Operation(calls.fallocate, nothing),
-        Opcode.COPY_FILE_RANGE: Operation(calls.copy_file_range, replies.copied),
-        Opcode.COPY_FILE_RANGE_64: Operation(calls.copy_file_range, replies.copied),
-        Opcode.LSEEK: Operation(calls.lseek, replies.position),
-        Opcode.OPENDIR: Operation(calls.opendir, replies.opened_directory, undo.opened_directory),
-        Opcode.READDIR: Operation(calls.readdir, replies.entries),
-        Opcode.READDIRPLUS: Operation(calls.readdirplus, replies.entries),
-        Opcode.RELEASEDIR: Operation(calls.releasedir, nothing),
-        Opcode.FSYNCDIR: Operation(calls.fsyncdir, nothing),
-        Opcode.SETXATTR: Operation(calls.setxattr, nothing),
-        Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr),
-        Opcode.LISTXATTR: Operation(calls.listxattr, replies.xattr_names),
-        Opcode.REMOVEXATTR: Operation(calls.removexattr, nothing),
-        Opcode.STATFS: Operation(calls.statfs, replies.space),
-    }

@@ -1,6 +1,6 @@
 """How one opcode is handled: decoding the request, encoding the answer, and what gives back what an answer that was not taken carried.
 
-Only the record; `dispatch` owns the table. By itself so that `dispatch` and `continuations` both know it.
+Only the record; the table is in `calls`. By itself so that `calls`, `dispatch` and `continuations` all know it.
 """
 
 from __future__ import annotations
