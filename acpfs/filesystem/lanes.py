@@ -68,7 +68,7 @@ class Lanes:
         if not node.in_kernel:
             return False
         may_write = handle.writable and handle.may_map
-        if may_write and (node.content is None or node.content.spilled or node.kernel_target != node.content.tier_id):
+        if may_write and (node.content is None or not node.content.tier_id or node.kernel_target != node.content.tier_id):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         handle.bound = True
         node.bound_handles += 1

@@ -20,7 +20,7 @@ import trio
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import BUDGET_BYTES, CALLER, World
 from tests.filesystem.world import run as in_world
 
 MIB = 1 << 20
@@ -506,3 +506,22 @@ def test_an_empty_file_that_is_open_for_reading_can_be_opened_for_more(tmp_path:
         await w.close(reader)
 
     run(tmp_path, scenario)
+
+
+def test_a_file_that_does_not_fit_into_ram_is_not_mapped_over_the_one_that_others_read(tmp_path: Path) -> None:
+    """X7 also when its new content is in a staging file: the kernel has the backing directory's file still."""
+
+    async def scenario(w: World) -> None:
+        (w.backing / "f").write_bytes(bytes(2 * MIB))
+        ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+        reader = await opened(w, ino, os.O_RDONLY)
+        assert reader.lane is Lane.PASSTHROUGH
+        writer = await opened(w, ino, os.O_WRONLY | os.O_TRUNC)
+        await w.do(w.fs.write(writer.handle, 0, bytes(BUDGET_BYTES + MIB)))
+        assert w.fs.statistics().overflowed_files == 1
+        with pytest.raises(OSError, match="busy"):
+            await opened(w, ino, os.O_RDWR)
+        for file in (writer, reader):
+            await w.close(file)
+
+    run(tmp_path, scenario, when_full="native", warm_reads="off")
