@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool, after
@@ -77,12 +77,8 @@ class Contents:
         """Open files that may be written to; kept by `OpenFiles`."""
         self.on_writer: Callable[[], None] = lambda: None
         """Called when a file is about to be opened for writing; does not wait."""
-        self.read_gone: Callable[[Content, int, int], Awaitable[bytes]]
-        """Reads a content of which pieces are in a staging file; given by `OutgrownFiles`."""
-        self.read_spilled: Callable[[Content, int, int], Awaitable[bytes]]
-        """Reads a content that is in the spill directory; given, like the two that follow, by `Spilling`."""
         self.on_version: Callable[[Version], None] = lambda _version: None
-        """Called when a content was frozen, before its operation is logged."""
+        """Called when a content was frozen, before its operation is logged; given, like the next one, by `Spilling`."""
         self.on_finished: Callable[[Version], None] = lambda _version: None
         """Called when a version is not needed any more."""
         self._take_over()
@@ -242,26 +238,9 @@ class Contents:
 
     # -- bytes
 
-    async def read(self, node: Node, offset: int, size: int) -> bytes:
-        """Bytes from RAM; shorter at the end of the file."""
-        assert node.content is not None
-        if node.content.overflow:
-            size = min(size, max(0, node.size - offset))  # what lies behind is of a write that was never answered
-            return await self._overflow.read(node.content, offset, size)
-        if node.content.spilled:
-            return await self.read_spilled(node.content, offset, size)
-        if node.content.outgrown is not None:
-            return await self.read_gone(node.content, offset, size)
-        return await self._unlocked(node.content, os.pread, size, offset)
-
-    async def read_into(self, node: Node, offset: int, buffer: memoryview) -> int:
-        """Like `read`, into the caller's buffer."""
-        assert node.content is not None
-        if not node.content.in_ram:
-            data = await self.read(node, offset, len(buffer))
-            buffer[: len(data)] = data
-            return len(data)
-        return await self._unlocked(node.content, os.preadv, [buffer], offset)
+    async def read(self, content: Content, offset: int, size: int) -> bytes:
+        """Bytes of a tier file; shorter at its end."""
+        return await self._unlocked(content, os.pread, size, offset)
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False) -> int:
         """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""

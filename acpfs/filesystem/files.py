@@ -1,7 +1,7 @@
 """Bytes of open files: read, write, truncate, fsync, fallocate, copy_range, lseek; files that stay open for long.
 
-Decides when a file's content is fixed (a version) without being closed: fsync, and age. Where the bytes are is `Contents`' and
-`LowerView`'s business; opening and closing that of `OpenFiles`. Used under the file system's lock; coroutines wait as in `steps`.
+Decides when a file's content is fixed (a version) without being closed: fsync, and age. Where the bytes are is `Reads`' and
+`Contents`' business; opening and closing that of `OpenFiles`. Used under the file system's lock; coroutines wait as in `steps`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from acpfs.config import FsyncMode
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.content import Remainder
 from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.kept_handles import Handle
-from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
-from acpfs.filesystem.steps import unlocked
-from acpfs.filesystem.warming import Warming
+from acpfs.filesystem.reads import Reads
 from acpfs.types import HandleId
 
 FALLOC_KEEP_SIZE = 1
@@ -43,21 +40,19 @@ class Files:
         self,
         open_files: OpenFiles,
         attributes: AttributeCalls,
-        view: LowerView,
+        reads: Reads,
         changes: Changes,
         contents: Contents,
         changeable: Changeable,
         outgrown: OutgrownFiles,
-        warming: Warming,
     ) -> None:
         self._open = open_files
         self._attributes = attributes
-        self._view = view
+        self._reads = reads
         self._changes = changes
         self._contents = contents
         self._changeable = changeable
         self._outgrown = outgrown
-        self._warming = warming
         self._file_bytes_max = FILE_BYTES_MAX
 
     # -- the content as a whole
@@ -107,37 +102,8 @@ class Files:
     # -- bytes
 
     async def read(self, number: HandleId, offset: int, size: int) -> bytes:
-        """Bytes of the file: from RAM where the content is there, else from the backing directory."""
-        handle = self._open.handle(number)
-        node = handle.node
-        if node.content is None:
-            self._warming.check(node)
-            if node.remainder is not None and min(offset + size, node.size) <= node.remainder.size:
-                return await self._read_remainder(handle, node.remainder, offset, min(size, max(0, node.size - offset)))
-            data = await self._warming.read(handle, offset, size)
-            if data is not None:
-                return data
-        while (content := node.content) is not None:
-            try:
-                return await self._contents.read(node, offset, size)
-            except OSError:
-                if node.content is content:
-                    raise  # else its version was persisted, and the copy in the spill directory went with it
-        if node.remainder is not None:
-            return await self._read_remainder(handle, node.remainder, offset, size)
-        return await self._view.reads.read(handle, offset, size)
-
-    async def _read_remainder(self, handle: Handle, remainder: Remainder, offset: int, size: int) -> bytes:
-        """From RAM what is there, and the rest from the backing directory, if the file there is still the one that RAM has a part of."""
-        node, end = handle.node, offset + size
-        start = min(max(offset, remainder.size), end)
-        rest = await self._view.reads.read_same(handle, start, end - start) if end > start else b""
-        head = await unlocked(self._contents.remainders.read, remainder, offset, start - offset) if rest is not None else b""
-        if rest is not None and len(head) == start - offset:
-            return head + rest
-        if node.remainder is remainder:
-            self._contents.drop(node)
-        return await self._view.reads.read(handle, offset, size)
+        """Bytes of the file."""
+        return await self._reads.read(self._open.handle(number), offset, size)
 
     async def _changing(self, number: HandleId) -> Handle:
         """The open file, whose content is where it can be changed."""

@@ -60,6 +60,7 @@ from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
 from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
+from acpfs.filesystem.reads import Reads
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
 from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.room import Room
@@ -177,11 +178,12 @@ class FileSystem:
         changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
         self.spill = self.spilling.spill if self.spilling is not None else None
+        self._reads = Reads(self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
-        self.preloading = Preloading(self._table, self._view, self._contents, self.warming, shapes, self._open.closed, self.paths)
+        self.preloading = Preloading(self._table, self._view, self._reads, self.warming, shapes, self._open.closed, self.paths)
         self.mending = Mending(self._table, log, self._contents, self.changes, tier, self._view)
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
@@ -196,7 +198,7 @@ class FileSystem:
         lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
         parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
         opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
-        return opened, Files(opened, self._attributes, self._view, self.changes, self._contents, changeable, self._outgrown, self.warming)
+        return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room, changeable: Changeable) -> Spilling:
         spilling = Spilling(spill, self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)

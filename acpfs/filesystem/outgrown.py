@@ -78,7 +78,6 @@ class OutgrownFiles:
         self.files = 0
         """How many files have taken this way so far."""
         hold.relieve = self.relieve
-        contents.read_gone = self.read
 
     # -- while held
 

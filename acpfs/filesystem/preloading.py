@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerEntry
 from acpfs.checkpoints import Checkpoint, Checkpoints
-from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.paths import Paths
+from acpfs.filesystem.reads import Reads
 from acpfs.filesystem.warming import Warming
 from acpfs.types import ROOT, Ino
 
@@ -43,7 +43,7 @@ class Preloading:
         self,
         table: NodeTable,
         view: LowerView,
-        contents: Contents,
+        reads: Reads,
         warming: Warming,
         checkpoints: Checkpoints,
         closed: Callable[[Node], None],
@@ -51,7 +51,7 @@ class Preloading:
     ) -> None:
         """`closed`: one user of a node less."""
         self._paths = paths
-        self._table, self._view, self._contents, self._warming = table, view, contents, warming
+        self._table, self._view, self._reads, self._warming = table, view, reads, warming
         self._checkpoints, self._closed = checkpoints, closed
 
     async def files(self, path: bytes) -> list[Found]:
@@ -130,7 +130,7 @@ class Preloading:
         node.handles += 1
         try:
             if node.content is not None:
-                return await self._contents.read(node, 0, node.size)
+                return await self._reads.content(node, node.content, 0, node.size)
             fd = await self._view.open_lower(node)
             try:
                 return await self._view.call("read", os.pread, fd, node.size, 0)

@@ -77,7 +77,6 @@ class Spilling:
         spill.copied, spill.not_copied = self._copied, self._not_copied
         spill.still_frozen = contents.kernel.still_frozen
         contents.kernel.renewed = self._renewed
-        contents.read_spilled = self._read
         contents.on_version, contents.on_finished = self._complete, self._finished
         room.relief = self._relieve
         for op in log:
@@ -266,12 +265,6 @@ class Spilling:
         return max(1, taken)
 
     # -- coming back
-
-    async def _read(self, content: Content, offset: int, size: int) -> bytes:
-        try:
-            return await wait(self.spill.read(content.spilled, offset, size))
-        except OSError as error:
-            raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     async def bring_back(self, node: Node) -> None:
         """Have a spilled content in RAM again, to be changed; where RAM has no room, in a staging file.
