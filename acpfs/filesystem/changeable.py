@@ -39,7 +39,9 @@ class Changeable:
         room: Room,
         log: OperationLog,
         warming: Warming,
+        bring_back: Callable[[Node], Awaitable[None]] | None,
     ) -> None:
+        """`bring_back`: brings a content back from the spill directory; None: there is no spill tier."""
         self._table = table
         self._view = view
         self._contents = contents
@@ -49,8 +51,7 @@ class Changeable:
         self._room = room
         self._log = log
         self._warming = warming
-        self.bring_back: Callable[[Node], Awaitable[None]]
-        """Brings a content back from the spill directory; given by `Spilling`."""
+        self._bring_back = bring_back
 
     async def bring_up(self, node: Node, size: int | None = None) -> None:
         """Copy the content from the backing directory to RAM, the first `size` bytes of it, so that it can be changed.
@@ -58,7 +59,8 @@ class Changeable:
         One that went to the spill directory comes back whole.
         """
         if node.content is not None and node.content.spilled:
-            await self.bring_back(node)
+            assert self._bring_back is not None, node.ino
+            await self._bring_back(node)
         self._warming.check(node)
         if size is None:
             await self._warming.whole(node)

@@ -148,7 +148,6 @@ class FileSystem:
         self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
-        tier.when_safe = state.after_commit
         self._table = NodeTable(state, log, tree)
         self.missing = Missing(self._table, log, tier)
         self.earlier_calls = EarlierCalls()
@@ -171,13 +170,13 @@ class FileSystem:
         plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
         parts = (self._table, self._contents, tier, self.expectations, self._payers, LikelySizes(shapes), plenty, earlier)
         admission = Admission(*parts, self.urgent.covers, unknown_bytes)
-        self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path)
-        rest = (self._contents, self._table, log, state, admission, self.hold, self.lock, self.earlier_calls)
+        rest = (self._contents, self._table, log, state, admission, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
+        self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path, self._outgrown.relieve)
         self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
-        changeable = Changeable(self._table, self._view, self._contents, self._overflow, self._outgrown, tier, room, log, self.warming)
-        self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room, changeable)
-        self.spill = self.spilling.spill if self.spilling is not None else None
+        self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
+        self.spill = None if self.spilling is None else self.spilling.spill
+        changeable = self._changeable(room)
         self._reads = Reads(self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies)
@@ -200,10 +199,13 @@ class FileSystem:
         opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
         return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
 
-    def _spilling(self, spill: Spill, versions: Versions, room: Room, changeable: Changeable) -> Spilling:
-        spilling = Spilling(spill, self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
-        changeable.bring_back = spilling.bring_back
-        return spilling
+    def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
+        return Spilling(spill, self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
+
+    def _changeable(self, room: Room) -> Changeable:
+        bring_back = None if self.spilling is None else self.spilling.bring_back
+        parts = (self._contents, self._overflow, self._outgrown, self._tier, room, self._log, self.warming, bring_back)
+        return Changeable(self._table, self._view, *parts)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)

@@ -98,9 +98,16 @@ class Hold:
     """Watches writers, holds them, and lets them go on."""
 
     def __init__(
-        self, contents: Contents, admission: Admission, tier: Tier, room: Room, plenty: Plenty, path: Callable[[Ino], bytes]
+        self,
+        contents: Contents,
+        admission: Admission,
+        tier: Tier,
+        room: Room,
+        plenty: Plenty,
+        path: Callable[[Ino], bytes],
+        relieve: Callable[[Held, Callable[[], None]], bool],
     ) -> None:
-        """`path`: of a node, for reports."""
+        """`path`: of a node, for reports. `relieve`: as `OutgrownFiles.relieve`; called when nothing else can make room."""
         self._path = path
         self._contents = contents
         self._admission = admission
@@ -115,8 +122,7 @@ class Hold:
         self._grants: dict[Ino, tuple[int, int]] = {}
         """Reserved for a writer that was held: (bytes left, tier file's bytes when last looked at)."""
         self._gap: Ino | None = None
-        self.relieve: Callable[[Held], bool] = lambda _held: False
-        """Called when nothing else can make room, until it returns False: begin to move the file's own bytes out of RAM."""
+        self._relieve = relieve
         self.holds = 0
         """How many times a file was held so far."""
 
@@ -317,7 +323,7 @@ class Hold:
             return
         waiting_helps = self._room.waiting_helps()
         is_outgrown = held.node.content is not None and held.node.content.outgrown is not None
-        if (is_outgrown or not waiting_helps) and held.until is not None and self.relieve(held):
+        if (is_outgrown or not waiting_helps) and held.until is not None and self._relieve(held, self.look_soon):
             return
         if waiting_helps and not self._is_promised_to_others(held.node):
             held.asked_bytes = self._grant(held.node)

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,7 +24,7 @@ from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content import OUTGROWN_PIECE_BYTES, Content, Outgrown
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.hold import Held, Hold
+from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
 from acpfs.logger import get_logger
@@ -65,24 +65,25 @@ class OutgrownFiles:
         operations: OperationLog,
         state: StateDatabase,
         admission: Admission,
-        hold: Hold,
         lock: threading.RLock,
         earlier: EarlierCalls,
     ) -> None:
-        """Becomes the way in which held files give way. `earlier`: what killed workers may still write to the same staging files."""
+        """`earlier`: what killed workers may still write to the same staging files."""
         self._earlier = earlier
         self._lower, self._calls, self._tier = lower, calls, tier
         self._contents, self._table, self._log, self._state = contents, table, operations, state
-        self._admission, self._hold, self._lock = admission, hold, lock
+        self._admission, self._lock = admission, lock
         self._running = 0
         self.files = 0
         """How many files have taken this way so far."""
-        hold.relieve = self.relieve
 
     # -- while held
 
-    def relieve(self, held: Held) -> bool:
-        """Begin to move a held file's bytes out; False when there is nothing to be moved, or it may not be. One file at a time."""
+    def relieve(self, held: Held, done: Callable[[], None]) -> bool:
+        """Begin to move a held file's bytes out; False when there is nothing to be moved, or it may not be. One file at a time.
+
+        `done`: called when that has ended.
+        """
         node, content = held.node, held.node.content
         if self._running or not self._earlier.over.done() or held.until is None or content is None or time.monotonic() < held.not_before:
             return False
@@ -99,7 +100,9 @@ class OutgrownFiles:
             self.files += 1
             content.outgrown = Outgrown(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}")
             self._table.changed(node)
-        self._calls.submit("outgrown", self._run, held, content).add_done_callback(lambda done: self._moved(held, node, content, done))
+        self._calls.submit("outgrown", self._run, held, content).add_done_callback(
+            lambda call: self._moved(held, node, content, call, done)
+        )
         return True
 
     def _may(self, node: Node, content: Content) -> bool:
@@ -194,18 +197,18 @@ class OutgrownFiles:
         self._contents.kernel.note(node, (st.st_mtime_ns, st.st_size))
         node.blocks = st.st_blocks
 
-    def _moved(self, held: Held, node: Node, content: Content, done: Future[Any]) -> None:
+    def _moved(self, held: Held, node: Node, content: Content, call: Future[Any], done: Callable[[], None]) -> None:
         with self._lock:
             self._running -= 1
             held.relieving = False
-            error = done.exception() if not done.cancelled() else None
+            error = call.exception() if not call.cancelled() else None
             if isinstance(error, TornError):
                 self.fail(node, content)
             elif error is not None:
                 log.warning("a file larger than RAM cannot be moved to the backing directory; will be tried again", error=str(error))
                 held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
             self._state.commit()
-        self._hold.look_soon()
+        done()
 
     def fail(self, node: Node, content: Content) -> None:
         """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""

@@ -46,10 +46,18 @@ class TierStatistics:
 class Tier:
     """Files `data/<number>` below a directory that only acpfs can enter."""
 
-    def __init__(self, directory: Path, budget_bytes: int, *, large_pages: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        budget_bytes: int,
+        *,
+        large_pages: bool = True,
+        when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink(),
+    ) -> None:
         """Take over what lies there. `budget_bytes`: most bytes that tier files may take together.
 
-        `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets.
+        `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets. `when_safe`: puts the end of a
+        tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`.
         """
         self.large_pages = large_pages
         self.directory = directory
@@ -74,8 +82,7 @@ class Tier:
         self._fulls = 0
         self.make_room: Callable[[int], None] = lambda _bytes: None
         """Called with the number of bytes wanted when the budget does not hold them; frees what may leave."""
-        self.when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink()
-        """Puts the end of a tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`."""
+        self._when_safe = when_safe
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))
             self._last_id = max(self._last_id, int(name))
@@ -133,7 +140,7 @@ class Tier:
         """Delete a tier file, as soon as `when_safe` lets it, and give its bytes back to the budget once no reader keeps them."""
         taken = self._allocated.pop(tier_id)
         self._lost.discard(tier_id)
-        self.when_safe(partial(self._unlink, tier_id))
+        self._when_safe(partial(self._unlink, tier_id))
         if self._readers[tier_id]:
             self._leaving[tier_id] = taken
         else:
@@ -150,7 +157,7 @@ class Tier:
         freed = max(0, self._allocated[tier_id] - size)
         self._allocated[tier_id] -= freed
         self.used_bytes -= freed
-        self.when_safe(partial(self._cut, tier_id, size))
+        self._when_safe(partial(self._cut, tier_id, size))
         self._wake()
 
     def _cut(self, tier_id: TierId, size: int) -> None:

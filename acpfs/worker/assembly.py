@@ -141,7 +141,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         link.step(f"reading the state in {place.directory}")
         state = _open_state(settings, directory, identity, place, link)
         undo.callback(state.close)
-        tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0])
+        tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0], when_safe=state.after_commit)
         undo.callback(tier.close)
         spill = SpillPlace(settings, identity, state)
         place.warnings += [] if link.session else spill.prepare()

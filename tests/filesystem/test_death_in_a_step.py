@@ -25,8 +25,8 @@ TRUNCATING = os.O_WRONLY | os.O_TRUNC
 
 def test_a_tier_file_outlives_the_state_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "tier" / "data").mkdir(parents=True)
-    state, tier = StateDatabase(tmp_path / "state"), Tier(tmp_path / "tier", 1 << 20)
-    tier.when_safe = state.after_commit
+    state = StateDatabase(tmp_path / "state")
+    tier = Tier(tmp_path / "tier", 1 << 20, when_safe=state.after_commit)
     tier_id = tier.create()
     tier.remove(tier_id)
     assert tier.ids() == []

@@ -361,13 +361,13 @@ def test_a_worker_killed_between_row_and_cut_leaves_more_and_never_less(tmp_path
     async def scenario() -> None:
         async with world(tmp_path, warm_reads="off") as w:
             _ino, content = await save_known(w, b"large", 16 * MIB)
-            w.tier.when_safe = lambda _action: None  # killed after the commit
+            w.tier._when_safe = lambda _action: None  # killed after the commit
             make_room(w, 3 * MIB)
             assert tier_files(w) == 16 * MIB
         async with world(tmp_path, warm_reads="off") as w:
             assert w.tier.used_bytes == 16 * MIB
             assert await w.read(await _child(w, b"large"), 16 * MIB) == content
-            w.tier.when_safe = lambda _action: None
+            w.tier._when_safe = lambda _action: None
             with w.fs.lock:
                 w.fs._contents.retention.make_room(15 * MIB)  # killed before the commit: never written
                 w.state._writers.clear()

@@ -202,7 +202,7 @@ async def world(
     lower = make_lower(settings.backing, "test")
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
     state = StateDatabase(tier_directory / "state.sqlite", state_space)
-    tier = Tier(tier_directory, budget_bytes)
+    tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
     log, tree = OperationLog(state), LowerTree(state)
     calls = CallPools.make()
     kept = Kept(tier_directory / "session" if session else None, session)

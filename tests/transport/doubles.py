@@ -83,7 +83,7 @@ def file_system(
     """The real file system over `PlainLowerDouble`, started. `session`: of the worker whose kernel session it takes over, if one did."""
     settings = Settings(backing=backing, mountpoint=mountpoint)
     state = StateDatabase(tier_directory / "state.db")
-    tier = Tier(tier_directory, budget_bytes)
+    tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
     log = OperationLog(state)
     calls, copies = CallPool("requests", 4), CallPool("copies", 2)
     lower = PlainLowerDouble(backing, hanging_name)
