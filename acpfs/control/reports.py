@@ -29,6 +29,8 @@ class QueueEntry:
     streamed_bytes: int = 0
     last_detail: str | None = None
     """What `last_error` means, in words, as the log has it."""
+    why: str = ""
+    """Why it is not committed yet, in words."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -403,6 +403,7 @@ def _entry(entry: records.QueuedOp, now: float) -> QueueEntry:
         last_detail=entry.last_detail,
         next_attempt=entry.next_attempt_at or None,
         streamed_bytes=entry.streamed_bytes,
+        why=entry.why,
     )
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
 from acpfs.writeback.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
+from acpfs.writeback.verdicts import Why
 
 WITHHELD = errno.EHOSTDOWN
 """Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
@@ -158,6 +159,8 @@ class Op:
     """Only `take` changes it."""
     aside: Aside = Aside.NONE
     """Only `put` changes it."""
+    held_for: Why = Why.READY
+    """While it is held: as the order last saw it. Not persisted."""
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False

@@ -29,6 +29,7 @@ from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
 from acpfs.writeback.parked import Parked, Touched
 from acpfs.writeback.stages import Aside, Stage
+from acpfs.writeback.verdicts import OF_ASIDE, Why
 from acpfs.writeback.want_of_room import WantOfRoom
 
 GROUP_OPS_MAX = 256
@@ -163,9 +164,22 @@ class Order:
 
     def is_ready(self, op: Op, now: float) -> bool:
         """Whether it could be committed, were it its turn."""
-        if op.stage < Stage.LOGGED or self._due.get(op.seq, 0.0) > now or self._is_shut(op):
-            return False
-        return op.version is None or op.committed or op.version.state is VersionState.STAGED
+        return self._verdict(op, now) is Why.READY
+
+    def _verdict(self, op: Op, now: float) -> Why:
+        if op.stage < Stage.LOGGED:
+            return Why.TENTATIVE if op.tentative else Why.UNSEALED
+        if self._due.get(op.seq, 0.0) > now:
+            return Why.AGAIN
+        if self._is_shut(op):
+            return Why.OTHERS
+        return Why.READY if op.version is None or op.committed or op.version.state is VersionState.STAGED else Why.BYTES
+
+    def why(self, op: Op) -> Why:
+        """What people are told: the verdict by which it was passed over, or would be."""
+        if op.aside is Aside.NONE:
+            return Why.UNDER_WAY if op.started else self._verdict(op, 0.0)
+        return op.held_for if op.aside is Aside.HELD else OF_ASIDE[op.aside]
 
     def has_work(self) -> bool:
         """Whether the oldest operation only waits for its turn. Where some are set apart nobody can tell at a glance: then it has none."""
@@ -181,22 +195,38 @@ class Order:
         self._put_off.renew()
         if not (self._parked or self._put_off):
             for op in self._log.front(GROUP_OPS_MAX):
-                _hold(op, False)
+                self._hold(op, Why.READY)
                 yield op
             return
         deletions_wait = self._deletions_wait()
         held, looked_at = Touched(self._tree), 0
         for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
-            waits = self._destroys(op) and (deletions_wait or self._waits_for_refused(op))
-            waits = waits or (self._is_published(op) and self._parked.is_near(op))
-            _hold(op, waits or self._parked.meets(op) or held.meets(op) or self._meets_put_off(op))
-            if op.aside is Aside.HELD:
+            self._hold(op, why := self._held_for(op, held, deletions_wait))
+            if why is not Why.READY:
                 held.add(op)
             elif looked_at < SCAN_OPS_MAX:
                 looked_at += 1
                 yield op
             else:
                 return
+
+    def _held_for(self, op: Op, held: Touched, deletions_wait: bool) -> Why:
+        """What of those that are aside it has to wait for; `READY`: nothing."""
+        if self._destroys(op) and (deletions_wait or self._waits_for_refused(op)):
+            return Why.DELETES_BEFORE_POINTER if deletions_wait else Why.DELETES_BEFORE_REFUSED
+        if self._is_published(op) and self._parked.is_near(op):
+            return Why.NAMES_REFUSED
+        if self._parked.meets(op):
+            return Why.TOUCHES_REFUSED
+        if held.meets(op):
+            return Why.TOUCHES_HELD
+        return Why.TOUCHES_PUT_OFF if self._meets_put_off(op) else Why.READY
+
+    @staticmethod
+    def _hold(op: Op, why: Why) -> None:
+        op.held_for = why
+        if (why is Why.READY) is (op.aside is Aside.HELD):
+            op.put(Aside.NONE if why is Why.READY else Aside.HELD)
 
     def _waits_for_refused(self, op: Op) -> bool:
         """Whether what was refused may be what replaces that which the operation deletes.
@@ -242,8 +272,3 @@ class Order:
     @staticmethod
     def _destroys(op: Op) -> bool:
         return op.kind in _DELETING
-
-
-def _hold(op: Op, wait: bool) -> None:
-    if wait is not (op.aside is Aside.HELD):
-        op.put(Aside.HELD if wait else Aside.NONE)

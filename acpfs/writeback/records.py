@@ -36,6 +36,8 @@ class QueuedOp:
     parked: bool
     logged_at: float
     digest: str
+    why: str
+    """Why it is not committed yet, in words (`verdicts`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from acpfs.errors import errno_name
@@ -11,6 +11,7 @@ from acpfs.types import Ino
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.ops import Op
 from acpfs.writeback.records import QueuedOp
+from acpfs.writeback.verdicts import Why
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class Totals:
     commit_groups: int = 0
 
 
-def queue_entry(op: Op, listener: Listener) -> QueuedOp:
+def queue_entry(op: Op, listener: Listener, why: Why) -> QueuedOp:
     """One operation as `status` shows it."""
     version = op.version
     return QueuedOp(
@@ -41,6 +42,7 @@ def queue_entry(op: Op, listener: Listener) -> QueuedOp:
         parked=op.parked,
         logged_at=op.logged_at,
         digest=version.digest if version else "",
+        why=why.value,
     )
 
 
@@ -49,9 +51,9 @@ def _detail(op: Op) -> str | None:
     return None if op.last_error is None or op.withheld else op.last_detail or os.strerror(op.last_error)
 
 
-def queue_entries(ops: Iterable[Op], listener: Listener) -> tuple[QueuedOp, ...]:
+def queue_entries(ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]) -> tuple[QueuedOp, ...]:
     """Several of them."""
-    return tuple(queue_entry(op, listener) for op in ops)
+    return tuple(queue_entry(op, listener, why(op)) for op in ops)
 
 
 def _state(op: Op) -> str:

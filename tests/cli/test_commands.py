@@ -11,7 +11,7 @@ import pytest
 from acpfs.cli import show
 from acpfs.cli.ctl import COMMANDS as VERBS
 from acpfs.cli.main import COMMANDS
-from acpfs.cli.verbs.status import unsafe_lines
+from acpfs.cli.verbs.status import print_queue, unsafe_lines
 from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
 
@@ -132,6 +132,10 @@ def status(**changes: object) -> dict[str, object]:
             {"queue_length": 3, "queue_bytes": 1 << 30, "oldest_unpersisted_age_s": 75},
             "not yet safe: 3 operations, 1.0 GiB, the oldest 1 min 15 s old",
         ),
+        (
+            {"queue_length": 1, "queue_bytes": 1, "oldest_unpersisted_age_s": 75, "queue": [{"state": "staged", "why": "it waits"}]},
+            "the oldest 1 min 15 s old: it waits",
+        ),
         ({"state": "draining"}, "told to end"),
         ({"parked": 1}, "REFUSED"),
         (
@@ -152,6 +156,13 @@ def status(**changes: object) -> dict[str, object]:
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
     (line,) = unsafe_lines(status(**changes))
     assert said in line
+
+
+@pytest.mark.clause("S292")
+def test_the_queue_has_a_column_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = {"state": "held", "operation": "store", "size": 1, "age_s": 1.0, "tries": 0, "last_error": None, "next_attempt": None}
+    print_queue(status(queue=[{**entry, "name": "f", "why": "it may name what was refused"}], queue_length=1))
+    assert "it may name what was refused" in capsys.readouterr().out
 
 
 @pytest.mark.clause("S219")

@@ -102,7 +102,7 @@ def tell(status: show.Json) -> None:
     for warning in status["warnings"]:
         out.print(f"note     {show.printable(warning)}", markup=False)
     if status["queue"]:
-        _queue(status)
+        print_queue(status)
 
 
 def _facts(status: show.Json) -> list[tuple[str, str]]:
@@ -220,7 +220,8 @@ def unsafe_lines(status: show.Json) -> list[str]:
         lines.append("the daemon was told to end: it drains, and keeps in the RAM tier what is not done at its deadline")
     if status["queue_length"]:
         age = show.duration(status["oldest_unpersisted_age_s"])
-        lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old")
+        why = "".join(f": {entry['why']}" for entry in status.get("queue", ())[:1] if entry.get("why"))
+        lines.append(f"not yet safe: {status['queue_length']} operations, {show.size(status['queue_bytes'])}, the oldest {age} old{why}")
     if status["ram"]["waiting_writers"]:
         lines.append(f"{status['ram']['waiting_writers']} writers wait for room in the RAM tier")
     waiting = status.get("waiting", ())
@@ -257,7 +258,8 @@ def _guarded(held: show.Json) -> str:
     return f"{name} was deleted {age} ago and is kept for at most {rest}: {show.printable(held['why'])}; `acpfs-ctl release` lets it go"
 
 
-def _queue(status: show.Json) -> None:
+def print_queue(status: show.Json) -> None:
+    """The oldest operations, as a table."""
     now = time.time()
     rows = (
         (
@@ -268,11 +270,12 @@ def _queue(status: show.Json) -> None:
             str(entry["tries"]),
             show.last_error(entry),
             f"in {show.duration(max(0.0, entry['next_attempt'] - now))}" if entry["next_attempt"] else "",
+            entry.get("why", ""),
             show.printable(entry["name"]),
         )
         for entry in status["queue"][:QUEUE_ROWS_MAX]
     )
-    headings = ("state", "operation", "size", "age", "tries", "last error", "next try", "name")
+    headings = ("state", "operation", "size", "age", "tries", "last error", "next try", "why", "name")
     show.table(headings, rows, numbers=("size", "age", "tries"))
     more = status["queue_length"] - min(QUEUE_ROWS_MAX, len(status["queue"]))
     if more > 0:
