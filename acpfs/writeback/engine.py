@@ -36,6 +36,7 @@ from acpfs.writeback.equal import EqualFiles
 from acpfs.writeback.failures import Failures
 from acpfs.writeback.flush import Flusher
 from acpfs.writeback.garbage import Garbage
+from acpfs.writeback.gate import Gate
 from acpfs.writeback.give_way import GiveWay
 from acpfs.writeback.group import GroupOutcome
 from acpfs.writeback.guard import Guard
@@ -46,6 +47,7 @@ from acpfs.writeback.manifest import Manifest
 from acpfs.writeback.manifest_writer import ManifestWriter
 from acpfs.writeback.ops import Op, VersionState
 from acpfs.writeback.order import Order
+from acpfs.writeback.pointers import Pointers
 from acpfs.writeback.recheck import Recheck
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
@@ -96,7 +98,7 @@ class Engine:
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
         self._garbage = Garbage(lower, calls.streams)
         self._spares = Spares(lower, lock, listener.version_of_open_file, self._garbage.remove_nowait)
-        self._equal = EqualFiles(lower, tree, lock, manifest.digest)
+        self._equal = EqualFiles(lower, tree, lock, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
         self._checksums = WaitingChecksums(log, tier, calls.streams, lock, listener, give_way, self.section)
         self._streamer = Streamer(
@@ -124,12 +126,11 @@ class Engine:
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(log, self._queue, self._retry, self._due, listener)
-        self.guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake)
-        self._order = Order(
-            log, tree, settings.pointer_patterns, self._due, self._elide, self.guard, listener.is_directory, settings.cluster_order
-        )
-        self.gate, self._order.gate.directory_of = self._order.gate, listener.directory_of
-        self._equal.has_peers = lambda: bool(self.gate.has_peers)
+        pointers = Pointers(settings.pointer_patterns, listener.is_directory)
+        freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
+        self.gate = Gate(log, pointers.makes, pointers.takes, settings.cluster_order, freed, listener.directory_of)
+        self.guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake, self.gate)
+        self._order = Order(log, tree, pointers, self.gate, self._due, self._elide, self.guard, listener.is_directory)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
         self.stagger = Stagger(settings.stagger_s)

@@ -54,16 +54,16 @@ def is_as_noted(lower: Lower, path: LowerPath, digest: str, size: int) -> bool:
 class EqualFiles:
     """Finds them."""
 
-    def __init__(self, lower: Lower, tree: LowerTree, lock: RLock, recorded: Callable[[LowerPath], str]) -> None:
-        """`recorded`: the checksum of what this node stored at a path: its own files are not asked about."""
-        self._lower, self._tree, self._lock, self._recorded = lower, tree, lock, recorded
-        self.has_peers: Callable[[], bool] = lambda: False
-        """Whether there are other nodes."""
+    def __init__(
+        self, lower: Lower, tree: LowerTree, lock: RLock, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]
+    ) -> None:
+        """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other nodes."""
+        self._lower, self._tree, self._lock, self._recorded, self._has_peers = lower, tree, lock, recorded, has_peers
 
     def candidate(self, op: Op, version: Version) -> Candidate | None:
         """The file at the operation's place, if it may be equal; then the version has to be hashed."""
         features = self._lower.features
-        if not (version.size and features.xattrs and features.hard_links and self.has_peers()):
+        if not (version.size and features.xattrs and features.hard_links and self._has_peers()):
             return None
         with self._lock:
             path = self._tree.path(op.ino) or self._tree.path_at(op.parent, op.name)

@@ -99,9 +99,19 @@ class Gate:
     """Knows what is gated; open for everything until `begin`."""
 
     def __init__(
-        self, log: OperationLog, is_pointer: Callable[[Op], bool], takes_pointer: Callable[[Op], bool], order: ClusterOrder
+        self,
+        log: OperationLog,
+        is_pointer: Callable[[Op], bool],
+        takes_pointer: Callable[[Op], bool],
+        order: ClusterOrder,
+        freed: Callable[[Op], None] = lambda _op: None,
+        directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO,
     ) -> None:
-        """`is_pointer`, `takes_pointer`: of the order of commits."""
+        """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
+
+        `directory_of`: in which directory a node lies.
+        """
+        self._freed, self._directory_of = freed, directory_of
         self._log, self._is_pointer, self._takes_pointer, self._order = log, is_pointer, takes_pointer, order
         self._begun, self._newest_seq = False, log.last_seq
         self._gated: dict[Seq, Gated] = {}
@@ -112,12 +122,8 @@ class Gate:
         self._put_off: dict[Seq, Op] = {}
         self._pointers: dict[Seq, Op] | None = None
         """All that makes or takes pointers and was to be done when last looked; None: nobody has asked yet."""
-        self.on_free_aside: Callable[[Op], None] = lambda _op: None
-        """Called when a removal that the guard holds has nothing more to wait for here."""
         self.on_gated: Callable[[], None] = lambda: None
         """Called, under the lock, when something has to be looked at."""
-        self.directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO
-        """In which directory a node lies."""
         self.has_peers: bool | None = None
         """Whether there are other nodes, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
@@ -135,7 +141,7 @@ class Gate:
         if op.seq > self._newest_seq:  # not one that is noted again: what was said since is for the next
             self._newest_seq = op.seq
             if self._log.needs and self._is_pointer(op):
-                self._log.needs.take(op, self.directory_of)
+                self._log.needs.take(op, self._directory_of)
         if self._pointers is not None and self._is_of_pointers(op):
             self._pointers[op.seq] = op
         if self._counting is not None and not self.yields(op):
@@ -262,7 +268,7 @@ class Gate:
         self._put_back(gated.op)
         self.frees(gated)
         if self._log.is_aside(gated.op):
-            self.on_free_aside(gated.op)
+            self._freed(gated.op)
 
     def withholds(self, gated: Gated) -> bool:
         """Set it aside until `frees`; False where its own content is not staged yet."""

@@ -73,8 +73,12 @@ class Guard:
         settings: Settings,
         section: Callable[[], AbstractContextManager[None]],
         wake: Callable[[], None],
+        gate: Gate,
     ) -> None:
-        """`pool`: threads for looking; `section`: under the lock, one transaction; `wake`: the engine, when deletions come back."""
+        """`pool`: threads for looking; `section`: under the lock, one transaction; `wake`: the engine, when deletions come back.
+
+        `gate`: lets go in two steps what other nodes' pointers may name.
+        """
         self._log, self._tree, self._lower, self._pool, self._listener = log, tree, lower, pool, listener
         self._section, self._wake = section, wake
         self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
@@ -91,8 +95,7 @@ class Guard:
         self._space = SpaceWatch(log)
         self._bell = Bell()
         self._orphans: tuple[LowerPath, ...] = ()
-        self._is_to_wait: Callable[[Op], bool] = lambda _op: False
-        self._yields_no_more: Callable[[Op], None] = lambda _op: None
+        self._gate = gate
         self._superseded: set[Seq] = set()
         """Deletions that were let go because a newer checkpoint is whole; a next worker, which does not know, has them wait."""
         self.released: Counter[str] = Counter()
@@ -101,11 +104,8 @@ class Guard:
             if op.committed and op.kind in _MOVING:
                 self._note_move(op)
 
-    def follow(self, gate: Gate) -> None:
-        """Let go in two steps what other nodes' pointers may name."""
-        self._is_to_wait, self._yields_no_more, gate.on_free_aside = gate.is_to_wait, gate.yields_no_more, self._is_free
-
-    def _is_free(self, op: Op) -> None:
+    def is_free(self, op: Op) -> None:
+        """The gate lets a deletion pass that is held."""
         for held in self._held.values():
             if op.seq in held.ops:
                 held.look_soon()
@@ -187,7 +187,7 @@ class Guard:
         suffix = b"-" + held.name
         name = b"%d" % held.seq + suffix[: NAME_BYTES_MAX - 20]
         self._log.turn_into_rename(held, self._kept_directory(held), name, heir)
-        self._yields_no_more(held)
+        self._gate.yields_no_more(held)
         self._log.bring_back([held])
         self._log.let_go(held)
 
@@ -440,7 +440,7 @@ class Guard:
         """Pointers at once, the rest when other nodes' pointers are gone, which they hold until they find the same."""
         if why == "newer":
             self._superseded.update(held.ops)
-        first = [op for op in held.ops.values() if not self._is_to_wait(op)]
+        first = [op for op in held.ops.values() if not self._gate.is_to_wait(op)]
         if len(first) == len(held.ops):
             self._release([held], why)
             return

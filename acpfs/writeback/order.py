@@ -14,13 +14,9 @@ What the guard holds back is not in the order at all until it comes back. Used u
 
 from __future__ import annotations
 
-import fnmatch
 import math
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
-from acpfs.config import ClusterOrder
 from acpfs.types import Ino, Seq
 from acpfs.writeback.gate import Gate
 from acpfs.writeback.guard import Guard
@@ -28,6 +24,7 @@ from acpfs.writeback.log import REMOVING, OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 from acpfs.writeback.ops import Op, OpKind, VersionState
 from acpfs.writeback.parked import Parked, Touched
+from acpfs.writeback.pointers import Pointers
 from acpfs.writeback.stages import Aside, Stage
 from acpfs.writeback.verdicts import OF_ASIDE, Why
 from acpfs.writeback.want_of_room import WantOfRoom
@@ -43,7 +40,6 @@ PASSING_OPS_MAX = 16
 
 _DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
 _ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
-_TAKING = frozenset({OpKind.UNLINK, OpKind.RENAME, OpKind.EXCHANGE})
 
 
 class Order:
@@ -53,54 +49,22 @@ class Order:
         self,
         log: OperationLog,
         tree: LowerTree,
-        pointer_patterns: Iterable[str],
+        pointers: Pointers,
+        gate: Gate,
         due: dict[Seq, float],
         elide: Callable[[Op], bool],
         guard: Guard,
         is_directory: Callable[[Ino], bool],
-        cluster_order: ClusterOrder,
     ) -> None:
         """`due`: when operations that failed are to be tried again, on trio's clock. `elide`: leaves out what need not be done."""
-        self._guard, self._is_directory = guard, is_directory
+        self._pointers, self.gate, self._guard = pointers, gate, guard
         self._log, self._tree, self._due, self._elide = log, tree, due, elide
-        self._pointers = re.compile("|".join(fnmatch.translate(pattern) for pattern in pointer_patterns) or r"(?!)")
-        self.gate = Gate(log, self.is_pointer, self._takes_pointer, cluster_order)
         self.room = WantOfRoom(log)
         self._parked = Parked(log, tree, elide, log.parked_after, self._is_missed, is_directory)
         self._put_off = Parked(log, tree, elide, self.gate.put_off_after, self._is_missed, is_directory)
         self._plain: set[Seq] = set()
         """Deletions that are known to be of no checkpoint, as long as no path changes: each costs 10 us to see."""
         self._plain_at = tree.epoch
-        guard.follow(self.gate)
-
-    def is_pointer(self, op: Op) -> bool:
-        """Whether the operation makes a file visible that points at others. Found out once: names of operations do not change."""
-        if op.is_pointer is None:
-            op.is_pointer = self._makes_pointer(op)
-        return op.is_pointer
-
-    def _makes_pointer(self, op: Op) -> bool:
-        names: tuple[bytes, ...] = ()
-        if op.kind in (OpKind.STORE, OpKind.SYMLINK, OpKind.LINK):
-            names = (op.name,)
-        elif op.kind is OpKind.RENAME:
-            names = (op.new_name,)
-        elif op.kind is OpKind.EXCHANGE:
-            names = (op.name, op.new_name)
-        return self._publishes_directory(op) or any(map(self._is_pointers_name, names))
-
-    def _publishes_directory(self, op: Op) -> bool:
-        """Whether it gives a directory another name: a framework may have written there what it publishes by that."""
-        moved = {OpKind.RENAME: (op.ino,), OpKind.EXCHANGE: (op.ino, op.victim)}.get(op.kind, ())
-        return op.new_parent > 0 and any(map(self._is_directory, moved))
-
-    def _is_pointers_name(self, name: bytes) -> bool:
-        return self._pointers.match(os.fsdecode(name)) is not None
-
-    def _takes_pointer(self, op: Op) -> bool:
-        if op.takes_pointer is None:
-            op.takes_pointer = op.parent > 0 and op.kind in _TAKING and self._is_pointers_name(op.name)
-        return op.takes_pointer
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
@@ -119,7 +83,7 @@ class Order:
                 continue
             if put_off:
                 return group, now  # whether it may pass them is looked at anew
-            if not self.is_ready(op, now) or (group and self.is_pointer(op)):
+            if not self.is_ready(op, now) or (group and self._pointers.makes(op)):
                 return group, self._due.get(op.seq, math.inf)
             if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
                 return group, now  # what precedes it is flushed before anything of it may go
@@ -158,7 +122,7 @@ class Order:
 
     def _may_pass(self, op: Op, now: float) -> bool:
         """Whether it removes what lies there now, and what nobody else needs: no pointer, and no other node's pointer is still to come."""
-        if op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op) or not self._tree.has_what_it_removes(op):
+        if op.kind not in REMOVING or op.parent < 0 or self._pointers.takes(op) or not self._tree.has_what_it_removes(op):
             return False
         return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
 
@@ -263,11 +227,11 @@ class Order:
 
     def _is_missed(self, op: Op) -> bool:
         """Whether others rely on the operation. Without a removal there is more than need be; but what a pointer names may go next."""
-        return op.kind not in _ADDING_NOTHING or self._takes_pointer(op)
+        return op.kind not in _ADDING_NOTHING or self._pointers.takes(op)
 
     def _is_published(self, op: Op) -> bool:
         """Whether the operation may point at what is not there, or put it in place of what is."""
-        return bool(op.victim) or self.is_pointer(op)
+        return bool(op.victim) or self._pointers.makes(op)
 
     @staticmethod
     def _destroys(op: Op) -> bool:

@@ -589,5 +589,5 @@ def test_what_gives_a_directory_another_name_is_a_pointer(world: World, a: str, 
         world.mkdir(directory)
     for file in ("f", "g"):
         world.store(file, b"bytes")
-    assert world.engine._order.is_pointer(world.exchange(a, b)) is publishes
-    assert world.engine._order.is_pointer(world.rename(a, "other")) is (b in ("d", "e"))
+    assert world.engine._order._pointers.makes(world.exchange(a, b)) is publishes
+    assert world.engine._order._pointers.makes(world.rename(a, "other")) is (b in ("d", "e"))
