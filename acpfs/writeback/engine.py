@@ -128,8 +128,8 @@ class Engine:
         self._failures = Failures(log, self._queue, self._retry, self._due, listener)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
-        self.gate = Gate(log, pointers.makes, pointers.takes, settings.cluster_order, freed, listener.directory_of)
-        self.guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake, self.gate)
+        self.gate: Gate = Gate(log, pointers.makes, pointers.takes, settings.cluster_order, freed, listener.directory_of)
+        self.guard: Guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake, self.gate)
         self._order = Order(log, tree, pointers, self.gate, self._due, self._elide, self.guard, listener.is_directory)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
