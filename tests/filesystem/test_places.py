@@ -10,14 +10,14 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from acpfs.filesystem import remainder
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
-from tests.filesystem.test_versions import run
-from tests.filesystem.world import CALLER, World, violations
+from tests.filesystem.world import CALLER, World, run, violations
 
 KIB = 1 << 10
 BUDGET = 4096 * KIB
@@ -140,4 +140,5 @@ def test_every_byte_is_somewhere_after_each_call(tmp_path: Path, monkeypatch: py
         for name, ino in one.names.items():
             assert (w.backing / os.fsdecode(name)).read_bytes() == one.files[ino]
 
-    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="native", **({"spill": tmp_path / "spill"} if spills else {}))
+    changes: dict[str, Any] = {"spill": tmp_path / "spill"} if spills else {}
+    run(tmp_path, scenario, budget_bytes=BUDGET, when_full="native", **changes)
