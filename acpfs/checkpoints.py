@@ -95,6 +95,8 @@ class Checkpoint:
 @dataclass(frozen=True, slots=True)
 class _Shape:
     regex: re.Pattern[bytes]
+    last: re.Pattern[bytes]
+    """Of its last path component alone."""
     parts: int
     """Path components that it takes."""
     directory: bool
@@ -115,7 +117,9 @@ class Checkpoints:
         shapes = [_shape(pattern) for pattern in patterns]
         self._strong = _Shapes([shape for shape in shapes if not shape.bare])
         self._bare = _Shapes([shape for shape in shapes if shape.bare])
+        self._last = _any_of(shape.last for shape in shapes)
         self._above = lru_cache(_REMEMBERED_PATHS)(self._directory)
+        self._number_above = lru_cache(_REMEMBERED_PATHS)(self._bare_directory)
         self._remembered = lru_cache(_REMEMBERED_PATHS)(self._of)
 
     def of(self, path: bytes, *, directory: bool = False) -> Checkpoint | None:
@@ -123,14 +127,20 @@ class Checkpoints:
         return self._remembered(path, directory)
 
     def _of(self, path: bytes, directory: bool) -> Checkpoint | None:
-        above = self._above(path.rpartition(b"/")[0])
+        head, _slash, name = path.rpartition(b"/")
+        above = self._above(head)
         if above is not None:
             return above
+        if not self._last.fullmatch(name):  # nearly every file: what is known of its directory answers
+            return self._number_above(head)
         components = path.split(b"/")
         return self._strong.ending(components, directory=directory) or self._bare.outermost(components, directory=directory)
 
     def _directory(self, path: bytes) -> Checkpoint | None:
         return self._strong.outermost(path.split(b"/"), directory=True)
+
+    def _bare_directory(self, path: bytes) -> Checkpoint | None:
+        return self._bare.outermost(path.split(b"/"), directory=True)
 
 
 class _Shapes:
@@ -140,10 +150,7 @@ class _Shapes:
         self._by_parts: dict[int, list[_Shape]] = {}
         for shape in shapes:
             self._by_parts.setdefault(shape.parts, []).append(shape)
-        self._any = {
-            parts: re.compile(b"|".join(_GROUP.sub(b"(?:", shape.regex.pattern) for shape in alike), _FLAGS)
-            for parts, alike in self._by_parts.items()
-        }
+        self._any = {parts: _any_of(shape.regex for shape in alike) for parts, alike in self._by_parts.items()}
         """One regular expression that says no quickly: most paths are of nothing like a checkpoint."""
 
     def outermost(self, components: list[bytes], *, directory: bool) -> Checkpoint | None:
@@ -178,6 +185,10 @@ class _Shapes:
         return None
 
 
+def _any_of(patterns: Iterable[re.Pattern[bytes]]) -> re.Pattern[bytes]:
+    return re.compile(b"|".join(_GROUP.sub(b"(?:", pattern.pattern) for pattern in patterns), _FLAGS)
+
+
 def _checkpoint(save_dir: bytes, match: re.Match[bytes]) -> Checkpoint:
     step, epoch, name, at = None, None, b"", 0
     for group, text in match.groupdict().items():
@@ -205,7 +216,8 @@ def _shape(pattern: str) -> _Shape:
         compiled = re.compile(regex.encode(errors="surrogateescape"), _FLAGS)
     except re.error as error:
         raise ConfigError(f"{pattern!r} is no pattern of a checkpoint: {error}") from None
-    return _Shape(compiled, text.count("/") + 1, directory, bare=text == "{step}")
+    last = _shape(text.rpartition("/")[2]).regex if "/" in text else compiled
+    return _Shape(compiled, last, text.count("/") + 1, directory, bare=text == "{step}")
 
 
 def _placeholder(name: str, number: int, pattern: str) -> str:
