@@ -257,7 +257,7 @@ class Engine:
                 self._streams_stand_back = bool(stand_back_s)
                 stagger_s = self.stagger.delay_s(pressed=self._is_pressed())
                 started = list(self._start_streams(small=not stand_back_s))
-                due = math.inf if self._paused else self._queue.next_due()
+                due = math.inf if self._paused else self._queue.next_due(trio.current_time())
             if stand_back_s:
                 due = min(due, trio.current_time() + stand_back_s)
             if stagger_s:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import mmap
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -65,6 +66,10 @@ class Stream:
         """Of a small file, to be counted when the lock is had anyway."""
         self.following: Stream | None = None
         """What its thread goes on with when it is staged."""
+        self.made_s: float | None = None
+        """How long the backing directory took to make its staging file; None: it has none of its own."""
+        self.backing_s: float | None = None
+        """The same, with the flush; None: not flushed yet."""
 
     def progress(self) -> None:
         """The backing directory answered."""
@@ -142,7 +147,10 @@ class Streamer:
                 return
             growth = self._spares.take(stream.version)
         try:
-            self._fill(stream, name, self._lower.create_staging(name), growth)
+            begun = time.monotonic()
+            fd = self._lower.create_staging(name)
+            stream.made_s = time.monotonic() - begun
+            self._fill(stream, name, fd, growth)
         except BaseException:
             self._discard(name)
             raise
@@ -432,7 +440,10 @@ class Streamer:
                 self.counters.streamed_bytes += stream.written_bytes
                 stream.written_bytes = 0
             self._lower.apply_fd(fd, self._attributes(applied, digest, former))
+            begun = time.monotonic()
             self._lower.sync(fd)
+            if stream.made_s is not None:
+                stream.backing_s = stream.made_s + time.monotonic() - begun
             stream.progress()
             with self._lock:
                 if applied == stream.op.meta.to_json():
