@@ -26,8 +26,8 @@ QUICK_STREAMS = 4
 """… more threads than this only take it from each other (16 KiB to a tmpfs: 250 us of processor time a file with 4, 290 to 340 with 32)."""
 QUICK_FOR_S = 0.25
 """After the last file that was quick: then those under way wait for something after all, and others may have more luck."""
-FORGET_SHARE = 1.05
-"""By which the least time grows with each file, so that some fifty slow ones outweigh a quick one."""
+FORGET_SHARE = 1.5
+"""By which the least time grows with each file: a few slow ones in a row outweigh a quick one, where only some files are quick."""
 LOOK_AHEAD = 64
 """How many older versions are passed over for one that is closed and fits."""
 

@@ -87,6 +87,15 @@ def test_a_slow_file_among_quick_ones_changes_nothing(world: World, clock: Clock
     assert len(start_all(queue)) == QUICK_STREAMS
 
 
+def test_a_few_quick_files_among_slow_ones_change_nothing(world: World, clock: Clock) -> None:
+    """As where some of them lie on a server near by."""
+    queue = queue_of(world, 200)
+    for _ in range(8):
+        persist(queue, QUICK_S / 2)
+        persist(queue, QUICK_S * 10, 9)
+    assert len(start_all(queue)) == queue.threads_max
+
+
 def test_others_go_past_files_that_hang(world: World, clock: Clock) -> None:
     """Those that are under way may lie on a server that does not answer, and the rest on others."""
     queue = queue_of(world, 60)
