@@ -23,6 +23,9 @@ from acpfs.ram.tier import Tier
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.lower_tree import LowerTree
 
+HANGS_SUFFIX = ".hangs"
+"""Of a file beside the directory, made when a call hangs: what the kernel says of a request does not tell whether it was read."""
+
 
 class PlainLowerDouble:
     """The reading half of `Lower` over a directory; nothing is ever written to it."""
@@ -38,6 +41,7 @@ class PlainLowerDouble:
 
     def lstat(self, path: LowerPath) -> LowerStat:
         if path and path[-1] == self._hanging_name:
+            Path(os.fsdecode(self._top) + HANGS_SUFFIX).touch()
             threading.Event().wait()
         return lower_stat(os.lstat(self._path(path)))
 

@@ -20,6 +20,7 @@ from acpfs.errors import MachineError
 from acpfs.transport.native.mount import MountOptions, mount, mount_with_helper
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated
 from acpfs.transport.native.protocol import InitFlag
+from tests.transport.doubles import HANGS_SUFFIX
 from tests.transport.mounted import NativeMount
 
 pytestmark = [
@@ -42,18 +43,11 @@ def finished(process: subprocess.Popen[str], timeout_s: float = 20) -> tuple[int
 
 
 def wait_for_request(mounted: NativeMount) -> None:
-    """Until the kernel has a request under way that the server has not answered."""
-    device = os.minor(int(next(line.split()[2].split(":")[1] for line in mount_lines() if line.split()[4] == str(mounted.path))))
-    control = mounted.base / "control"
-    control.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "fusectl", "fusectl", str(control)], check=True, timeout=20)
-    try:
-        deadline = time.monotonic() + 60
-        while int((control / str(device) / "waiting").read_text()) == 0:
-            assert time.monotonic() < deadline
-            threading.Event().wait(LOOK_AGAIN_S)  # nobody announces it
-    finally:
-        subprocess.run(["umount", str(control)], check=True, timeout=20)
+    """Until the server has read the request that hangs. One that is still queued would be there for the next server, and not fail."""
+    deadline = time.monotonic() + 60
+    while not Path(f"{mounted.backing}{HANGS_SUFFIX}").exists():
+        assert time.monotonic() < deadline
+        threading.Event().wait(LOOK_AGAIN_S)  # nobody announces it
 
 
 def mount_lines() -> list[str]:
