@@ -8,7 +8,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -71,7 +70,7 @@ class Ranks:
             status = 0
         except BaseException as error:  # noqa: BLE001  # a child must not go on as the test
             status = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 70
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)  # as at the end of a script: protection may have something to do
         finally:
             os._exit(status)
 

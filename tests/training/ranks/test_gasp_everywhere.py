@@ -15,11 +15,6 @@ pytestmark = pytest.mark.long
 LATER = ("stopping", "settling", "saving", "publishing", "published")
 
 
-@pytest.fixture(scope="module")
-def yardsticks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("yardsticks")
-
-
 @pytest.mark.clause("T47")
 @pytest.mark.parametrize("kind", JOBS)
 @pytest.mark.parametrize("point", POINTS)

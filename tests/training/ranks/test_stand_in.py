@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from acpfs.training import protect
-from acpfs.training.messages import ExitStatus
+from acpfs.training.interrupt import Charge, Interrupted, Interrupter
+from acpfs.training.messages import ExitStatus, Leave, Trouble
+from acpfs.training.policy import Policy
+from acpfs.training.protection import Protection
+from acpfs.training.torch.rank import TorchRank
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_same_as_without, yardstick
 from tests.training.ranks.jobs import JOBS
@@ -21,11 +26,6 @@ from tests.training.ranks.jobs import JOBS
 STUCK, DEAD = 0, 3
 NUMBERS = 8 << 20
 """More than the connection between two ranks takes when one of them reads nothing."""
-
-
-@pytest.fixture(scope="module")
-def yardsticks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("yardsticks")
 
 
 def stopped(pid: int) -> bool:
@@ -73,3 +73,48 @@ def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> 
             assert ranks.status(rank) == (-signal.SIGKILL if rank == DEAD else ExitStatus.SAVED), ranks.said()
     manifest = assert_same_as_without(Fault("zero", {DEAD: "half-way"}), directory, expected)
     assert manifest.step == DIES - 1
+
+
+class Interrupting:
+    """A park that is interrupted between two of its lines, where it cannot know: before or behind its own loop."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, trouble: Trouble) -> Leave:
+        self.runs += 1
+        if self.runs == 1:
+            raise Interrupted
+        return Leave(75, "saved")
+
+
+@pytest.mark.clause("T48")
+def test_an_interrupt_between_two_lines_of_the_handler_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = list[int]()
+    monkeypatch.setattr(Protection, "_leave", lambda protection, leave, error: left.append(leave.status))
+    protection: Any = Protection(tmp_path, cast("TorchRank", None), Policy())
+    protection._charge = Charge(Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: None)
+    protection._park = Interrupting()
+    protection._fault(RuntimeError("connection closed"))
+    assert left == [75]
+
+
+def waits_in_a_late_group(rank: int) -> None:
+    """A group that nobody knew when protection began: its connections stay, and so do those who wait in it."""
+    late = dist.new_group()
+    if rank == DEAD:
+        raise ValueError("a bug in one rank")
+    dist.barrier(group=late)
+
+
+@pytest.mark.long  # four processes, for something that the test above has in another way
+@pytest.mark.clause("T24")
+def test_a_group_that_was_made_after_protection_began(tmp_path: Path, yardsticks: Path) -> None:
+    expected, directory = yardstick("ddp", yardsticks), tmp_path / "run"
+
+    def main(rank: int) -> None:
+        trains(rank, "ddp", directory, tmp_path / "store", waits_in_a_late_group, stuck_s=0.1)
+
+    with Ranks(WORLD, tmp_path, main) as ranks:
+        assert ranks.statuses() == [ExitStatus.SAVED] * WORLD, ranks.said()
+    assert assert_same_as_without(Fault("ddp", {}), directory, expected).lost == ()
