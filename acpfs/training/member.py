@@ -91,8 +91,9 @@ class Member:
         self._abort, self._interrupter, self._policy = abort, interrupter, policy
         self._links: dict[int, SocketLink] = {}
         self._ballot = Ballot()
-        self._outbox: deque[FromMember] = deque()
-        self._said: list[FromMember] = []
+        self._outbox: deque[tuple[int, FromMember]] = deque()
+        """What is to be said, and in which generation it was true."""
+        self._said: list[tuple[int, FromMember]] = []
         """Since the last command: who takes over has not heard it."""
         self._heard: dict[int, float] = {}
         """When each coordinator last said something."""
@@ -160,7 +161,7 @@ class Member:
 
     def tell(self, message: FromMember) -> None:
         """Say something to the active coordinator; also from a signal handler."""
-        self._outbox.append(message)
+        self._outbox.append((self._generation, message))
         self._wake()
 
     def order(self, after: int, timeout_s: float) -> Order | None:
@@ -348,7 +349,7 @@ class Member:
 
     def _send_outbox(self) -> None:
         while self._outbox:
-            message, active = self._outbox[0], self._ballot.active
+            (generation, message), active = self._outbox[0], self._ballot.active
             if active not in self._links and not (isinstance(message, Goodbye | StoreAsk) or self._ended or not self._links):
                 return  # whoever takes over is told
             self._outbox.popleft()
@@ -356,15 +357,17 @@ class Member:
                 self._broadcast(message)
             elif active in self._links:
                 if not isinstance(message, StoreAsk):  # the store goes with its coordinator
-                    self._said.append(message)
-                self._send(self._links[active], message)
+                    self._said.append((generation, message))
+                self._send(self._links[active], message, generation)
 
     def _broadcast(self, message: FromMember) -> None:
         for link in list(self._links.values()):
             self._send(link, message)
 
-    def _send(self, link: SocketLink, message: Message) -> None:
-        header = Header(self._job, self._generation, self._ballot.term, f"rank {self._hello.rank}")
+    def _send(self, link: SocketLink, message: Message, generation: int | None = None) -> None:
+        """`generation`: of what it says; by default the one that runs."""
+        own = self._generation if generation is None else generation
+        header = Header(self._job, own, self._ballot.term, f"rank {self._hello.rank}")
         try:
             link.send(Sent(header, message))
         except LinkClosedError as error:

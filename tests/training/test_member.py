@@ -183,6 +183,39 @@ def test_what_the_last_one_may_not_have_heard_is_said_again_to_the_next() -> Non
     rig.close()
 
 
+@pytest.mark.clause("T26")
+def test_what_is_said_again_is_of_the_generation_in_which_it_was_true() -> None:
+    """The one who takes over stops the job again in the same moment: that this rank had stopped before is no answer to that."""
+    rig = Rig(coordinators=2)
+    rig.start()
+    first, second = rig.coordinators
+    first.say(Stop((1,)), generation=1)
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    rig.interrupter.disarm()
+    rig.member.tell(Stopped(0, 0, Phase.COMPUTING))
+    first.hears(Stopped)
+    holds, goes_on = threading.Event(), threading.Event()
+
+    def held() -> dict[str, int]:
+        holds.set()
+        goes_on.wait()
+        return {}
+
+    rig.member.clues = held
+    holds.wait()
+    second.say(Active(2, 1), term=2)
+    second.say(Stop((1,)), generation=2, term=2)
+    goes_on.set()
+    while not isinstance((sent := second.link.receive(30)).message, Stopped):
+        pass
+    assert sent.header.generation == 1
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    rig.interrupter.disarm()
+    rig.close()
+
+
 @pytest.mark.clause("T27")
 def test_an_active_coordinator_that_says_nothing_is_voted_away() -> None:
     rig = Rig(coordinators=2)
