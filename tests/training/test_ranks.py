@@ -13,14 +13,13 @@ import xxhash
 from tests.frameworks.conftest import interpreter
 
 REPOSITORY = Path(__file__).parents[2]
-RANKS = Path(__file__).parent / "ranks"
+RANKS, ADAPTERS = (Path(__file__).parent / name for name in ("ranks", "adapters"))
 LIBRARIES = Path(xxhash.__file__).parents[1]
 TIMEOUT_S = 300
 LONG_TIMEOUT_S = 3600
 
 
-def run_ranks(tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None:
-    python = interpreter("ACPFS_TORCH_PYTHON", "torch")
+def run_ranks(python: str, tests: Path, tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None:
     words = [
         "-q",
         "-W",
@@ -33,7 +32,7 @@ def run_ranks(tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None
         str(tmp_path / "ranks"),
         "-m",
         marker,
-        str(RANKS),
+        str(tests),
     ]
     command = [python, "-m", "tests.training.ranks", str(LIBRARIES), *words]
     environment = {**os.environ, "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
@@ -45,7 +44,7 @@ def run_ranks(tmp_path: Path, marker: str, timeout_s: float = TIMEOUT_S) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_with_torch(tmp_path: Path) -> None:
-    run_ranks(tmp_path, "not long")
+    run_ranks(interpreter("ACPFS_TORCH_PYTHON", "torch"), RANKS, tmp_path, "not long")
 
 
 @pytest.mark.frameworks
@@ -53,4 +52,11 @@ def test_with_torch(tmp_path: Path) -> None:
 @pytest.mark.mount
 @pytest.mark.timeout(LONG_TIMEOUT_S)
 def test_every_point_and_circumstance(tmp_path: Path) -> None:
-    run_ranks(tmp_path, "long", LONG_TIMEOUT_S)
+    run_ranks(interpreter("ACPFS_TORCH_PYTHON", "torch"), RANKS, tmp_path, "long", LONG_TIMEOUT_S)
+
+
+@pytest.mark.frameworks
+@pytest.mark.long
+@pytest.mark.timeout(LONG_TIMEOUT_S)
+def test_adapters_of_frameworks(tmp_path: Path) -> None:
+    run_ranks(interpreter("ACPFS_ADAPTERS_PYTHON", "lightning"), ADAPTERS, tmp_path, "long", LONG_TIMEOUT_S)

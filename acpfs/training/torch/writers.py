@@ -39,18 +39,18 @@ class DistributedWriter:
         (directory / HOST_STATE).mkdir(parents=True, exist_ok=True)
         checkpoint.save(self._state.checkpoint(shards), checkpoint_id=directory)
         own = directory / HOST_STATE / f"rank-{self._rank}.pt"
-        torch.save({"step": step, **_loadable(self._host.now())}, own)
+        torch.save({"step": step, **loadable(self._host.now())}, own)
         member = dist.get_rank()
         written = sorted(directory.glob(f"__{member}_*")) + ([directory / ".metadata"] if member == 0 else [])
         return tuple(saved_file(directory, path) for path in (*written, own))
 
 
-def _loadable(value: Any) -> Any:
+def loadable(value: Any) -> Any:
     """Such that `torch.load(weights_only=True)` takes it: numpy's state has an array."""
     if isinstance(value, Mapping):
-        return {key: _loadable(item) for key, item in value.items()}
+        return {key: loadable(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_loadable(item) for item in value) if type(value) in (tuple, list) else [_loadable(item) for item in value]
+        return type(value)(loadable(item) for item in value) if type(value) in (tuple, list) else [loadable(item) for item in value]
     return value.tolist() if type(value).__module__ == "numpy" else value
 
 

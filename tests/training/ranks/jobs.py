@@ -169,6 +169,8 @@ def assert_same(found: Any, expected: Any, where: str = "") -> None:
         assert found.keys() == expected.keys(), where
         for key, value in expected.items():
             assert_same(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert_same(dict(enumerate(found)), dict(enumerate(expected)), where)
     elif isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected), where
     else:

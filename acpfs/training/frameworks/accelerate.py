@@ -1,0 +1,91 @@
+"""accelerate: `protect_accelerator` for a loop of one's own, whose gasp is what `accelerator.save_state` writes.
+
+A gasp of replicated state is written by one survivor, whichever it is; accelerate writes in process 0 only. So that process is number 0 of
+one while it writes. Random numbers of the others are not here: each gets a copy of the writer's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, PartialState
+
+from acpfs.errors import ConfigError
+from acpfs.training.protection import Protection, protect
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """This process is number 0 of one, for accelerate and what is built on it."""
+    states = [state for state in (PartialState._shared_state, AcceleratorState._shared_state) if state]  # noqa: SLF001  # nothing else says it
+    kept = [dict(state) for state in states]
+    for state in states:
+        state.update(process_index=0, local_process_index=0, num_processes=1)
+    try:
+        yield
+    finally:
+        for state, before in zip(states, kept, strict=True):
+            state.clear()
+            state.update(before)
+
+
+def copied_for_all(written: Path, pattern: str, world: int) -> None:
+    """A file that every process has one of: `pattern` with each number. `written` may be one of them."""
+    for number in range(world):
+        other = written.with_name(pattern.format(number))
+        if other != written:
+            shutil.copyfile(written, other)
+
+
+def plain(wrapped: Any) -> Any:
+    """torch's own optimizer or scheduler, behind accelerate's."""
+    return getattr(wrapped, "optimizer", wrapped) if hasattr(wrapped, "accelerator_state") else wrapped
+
+
+def refuse_scaler(accelerator: Any) -> None:
+    """A step that a scaler skips is one for these frameworks, and none for the marks: numbers of checkpoints would differ.
+
+    Raises:
+        ConfigError: there is a scaler.
+    """
+    if getattr(accelerator, "scaler", None) is not None:
+        raise ConfigError("fp16 with a loss scaler is not protected here: it skips steps that the framework counts; bf16 needs none")
+
+
+def protect_accelerator(accelerator: Any, directory: str | os.PathLike[str], *, model: Any, **options: Any) -> Protection:
+    """Protection of what `accelerator.prepare` was given; a gasp loads with `accelerator.load_state`.
+
+    Schedulers step as accelerate steps them, once per update of all processes.
+
+    Args:
+        accelerator: has the optimizers, the schedulers and what was registered for checkpointing.
+        directory: where gasps go.
+        model: what `prepare` gave back.
+        options: of `protect`.
+
+    Raises:
+        ConfigError: something that cannot be protected.
+    """
+    refuse_scaler(accelerator)
+    schedulers, world = list(accelerator._schedulers), dist.get_world_size()  # noqa: SLF001  # as save_state does
+
+    def save(_step: int, path: Path) -> None:
+        with alone():
+            accelerator.save_state(str(path))
+        copied_for_all(path / "random_states_0.pkl", "random_states_{}.pkl", world)
+
+    def after_update() -> None:
+        for scheduler in schedulers:
+            scheduler.step()
+
+    registered = {f"registered{number}": part for number, part in enumerate(accelerator._custom_objects)}  # noqa: SLF001  # the same
+    given = {"save": save, "after_update": after_update, "scheduler": schedulers, **options}
+    given["state"] = {**registered, **(given.get("state") or {})}
+    optimizers = [plain(optimizer) for optimizer in accelerator._optimizers]  # noqa: SLF001  # the same
+    return protect(directory, model=model, optimizer=optimizers, **given)

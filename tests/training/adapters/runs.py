@@ -1,0 +1,114 @@
+"""Three runs of one script: without a fault, with one, and resumed by the framework's own loader. Ranks are forked, and die by SIGKILL."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from acpfs.training.manifest import verify
+from acpfs.training.messages import ExitStatus, Manifest
+from tests.training.ranks.forked import Ranks, join_group
+from tests.training.ranks.jobs import assert_same
+
+WORLD, STEPS, DIES = 3, 8, 5
+"""Ranks, updates in all, and the update at which somebody dies."""
+
+
+WIDTH = 16
+
+
+def network() -> Any:
+    """With random numbers in its forward pass."""
+    torch.manual_seed(7)
+    first, second, third = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(3))
+    return torch.nn.Sequential(first, torch.nn.Dropout(0.2), torch.nn.Tanh(), second, third)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a script is told. `dies`: rank → point at which it kills itself in update `DIES`."""
+
+    directory: Path
+    protected: bool = False
+    resumed: bool = False
+    dies: Mapping[int, str] = field(default_factory=dict)
+
+    def at(self, rank: int, point: str, update: int) -> None:
+        """Called at points by name."""
+        if update == DIES and self.dies.get(rank) == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+Script = Callable[[int, Run], Any]
+"""Trains to the end as this rank; gives everything that has to be the same."""
+
+
+def as_rank(rank: int, script: Script, run: Run, store: Path) -> None:
+    """As torchrun would have started it."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), LOCAL_WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1")
+    join_group(rank, WORLD, store)
+    torch.save(script(rank, run), run.directory.parent / f"end-{rank}{'-resumed' if run.resumed else ''}.pt")
+
+
+def run_all(script: Script, run: Run, name: str) -> Ranks:
+    """Ranks that are still running."""
+    run.directory.parent.mkdir(parents=True, exist_ok=True)
+    store = run.directory.parent / f"store-{name}"
+    return Ranks(WORLD, run.directory.parent, lambda rank: as_rank(rank, script, run, store))
+
+
+def without_fault(script: Script, place: Path) -> Path:
+    """Its directory; made once."""
+    directory = place / "whole"
+    if not (place / f"end-{WORLD - 1}.pt").exists():
+        with run_all(script, Run(directory), "whole") as ranks:
+            assert ranks.statuses() == [0] * WORLD, ranks.said()
+    return directory
+
+
+def with_fault(script: Script, place: Path, dies: Mapping[int, str]) -> Path:
+    """The gasp."""
+    run = Run(place / "run", protected=True, dies=dies)
+    with run_all(script, run, "run") as ranks:
+        expected = [-signal.SIGKILL if rank in dies else ExitStatus.SAVED for rank in range(WORLD)]
+        assert ranks.statuses() == expected, f"{ranks.statuses()} {ranks.said()}"
+    (found,) = run.directory.rglob("gasp.json")
+    return found.parent
+
+
+def ends(script: Script, place: Path) -> list[Any]:
+    """What a run from the checkpoint below `place / "run"` comes to, by rank."""
+    with run_all(script, Run(place / "run", resumed=True), "resumed") as ranks:
+        assert ranks.statuses() == [0] * WORLD, ranks.said()
+    return [torch.load(place / f"end-{rank}-resumed.pt", weights_only=False) for rank in range(WORLD)]
+
+
+def assert_resumes(script: Script, place: Path, gasp: Path, whole: Path) -> Manifest:
+    """It ends as the run without a fault did, bit for bit."""
+    manifest = verify(gasp)
+    assert manifest.step in (DIES - 1, DIES)
+    for rank, found in enumerate(ends(script, place)):
+        assert_same(found, torch.load(whole.parent / f"end-{rank}.pt", weights_only=False), f"rank {rank}")
+    return manifest
+
+
+def assert_resumes_as_from(own: Path, script: Script, place: Path, gasp: Path) -> None:
+    """It ends as a run from the framework's own checkpoint of that step does, bit for bit.
+
+    That one need not end as a run without any restart: DDP lays gradients out anew, in the order in which they came, behind a job's first
+    step, and with three ranks another place in a bucket may be another order of summing.
+    """
+    assert verify(gasp).step in (DIES - 1, DIES)
+    yardstick = place / "own"
+    (yardstick / "run").mkdir(parents=True)
+    copy = shutil.copytree if own.is_dir() else shutil.copyfile
+    copy(own, yardstick / "run" / own.name)
+    (yardstick / "run" / "latest").write_text(own.name)
+    assert_same(dict(enumerate(ends(script, place))), dict(enumerate(ends(script, yardstick))))

@@ -1,0 +1,93 @@
+"""A loop of one's own with accelerate: what survivors leave loads with `load_state`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+from acpfs.training.frameworks.accelerate import protect_accelerator
+from tests.training.adapters.runs import STEPS, WIDTH, Run, assert_resumes_as_from, network, with_fault, without_fault
+from tests.training.ranks.jobs import assert_same
+
+pytestmark = pytest.mark.long
+EPOCH = 4
+"""Updates."""
+
+
+class Counter:
+    """Something of the loop's own."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, value: dict[str, Any]) -> None:
+        self.done = value["done"]
+
+
+def script(rank: int, run: Run) -> Any:
+    accelerator, counter = Accelerator(cpu=True), Counter()
+    torch.manual_seed(3)
+    loader = DataLoader(TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    accelerator.register_for_checkpointing(counter)
+    if run.resumed:
+        accelerator.load_state(str(run.directory / (run.directory / "latest").read_text().strip()))
+
+    def train() -> None:
+        for epoch in range(counter.done // EPOCH, STEPS // EPOCH):
+            loader.set_epoch(epoch)
+            skipped = counter.done - epoch * EPOCH
+            for (batch,) in accelerator.skip_first_batches(loader, skipped) if skipped else loader:
+                update = counter.done + 1
+                run.at(rank, "begin", update)
+                loss = (model(batch) - batch).square().mean()
+                accelerator.backward(loss)
+                run.at(rank, "reduced", update)
+                optimizer.step()
+                run.at(rank, "updated", update)
+                scheduler.step()
+                optimizer.zero_grad()
+                counter.done = update
+                if not (run.protected or run.resumed):
+                    accelerator.save_state(str(run.directory / f"step-{update}"))
+
+    if run.protected:
+
+        def after_update() -> None:
+            scheduler.step()
+            counter.done += 1
+
+        with protect_accelerator(accelerator, run.directory, model=model, after_update=after_update):
+            train()
+    else:
+        train()
+    ends = {"optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict(), "random": torch.get_rng_state()}
+    return {**ends, "model": accelerator.unwrap_model(model).state_dict(), "done": counter.done}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return without_fault(script, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.clause("T31")
+@pytest.mark.parametrize(("rank", "point"), [(0, "begin"), (1, "updated")])
+def test_a_rank_dies(tmp_path: Path, whole: Path, rank: int, point: str) -> None:
+    gasp = with_fault(script, tmp_path, {rank: point})
+    own = whole / gasp.name
+    assert {path.name for path in gasp.iterdir()} == {path.name for path in own.iterdir()} | {"gasp.json"}
+    assert (gasp / "model.safetensors").read_bytes() == (own / "model.safetensors").read_bytes()
+    for name in ("optimizer.bin", "scheduler.bin"):
+        assert_same(*(torch.load(checkpoint / name, weights_only=False) for checkpoint in (gasp, own)))
+    assert_resumes_as_from(own, script, tmp_path, gasp)
