@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from acpfs.errors import ConfigError
 from acpfs.logger import get_logger
 from acpfs.training.boot import boot
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
@@ -32,11 +33,11 @@ log = get_logger(__name__)
 def protect(
     directory: str | os.PathLike[str],
     *,
-    model: Any,
-    optimizer: Any,
+    model: Any = None,
+    optimizer: Any = None,
     scheduler: Any = None,
     scaler: Any = None,
-    state: Mapping[str, Any] | None = None,
+    state: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     save: Callable[[int, Path], None] | None = None,
     step: int = 0,
     after_update: Callable[[], None] | None = None,
@@ -56,7 +57,8 @@ def protect(
         optimizer: one, or several that make one update.
         scheduler: one, or several, that step once per update.
         scaler: the GradScaler, if there is one.
-        state: further objects with `state_dict` and `load_state_dict`, by name.
+        state: further objects with `state_dict` and `load_state_dict`, by name. Or, in place of model and optimizer, a function: what has
+            to be equal in all ranks at the end of a step, by name. Then `save` and `update` have to be given.
         save: `save(step, directory)` writes a checkpoint in the script's own format; without it, a torch distributed checkpoint.
         step: updates that were completed before, where the loop goes on from a checkpoint.
         after_update: what the loop does from an update to the end of its step; by default the schedulers' and the scaler's steps.
@@ -74,6 +76,11 @@ def protect(
     """
     from acpfs.training.torch.rank import TorchRank
 
+    own = state if callable(state) else None
+    if (own is None) is (model is None):
+        raise ConfigError("protect needs model= and optimizer=, or state= as a function, with save= and update=")
+    if own is not None and update is None:
+        raise ConfigError("acpfs knows nothing of a state of your own: give update=, and call begin_update and end_update")
     policy = policy or Policy.from_environment(None, **settings)
     rank = TorchRank(
         model,
@@ -82,11 +89,12 @@ def protect(
         step,
         schedulers=_several(scheduler),
         scaler=scaler,
-        further=state,
+        further=None if callable(state) else state,
         save=save,
         after_update=after_update,
         update=update,
         use=gate,
+        own=own,
     )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 

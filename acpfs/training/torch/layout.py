@@ -86,6 +86,12 @@ def layout_of(model: Any, optimizers: Sequence[Any]) -> Layout:
     )
 
 
+def everywhere() -> Layout:
+    """Every rank holds everything."""
+    everyone = tuple(range(dist.get_world_size()))
+    return Layout({shard_name(everyone): everyone}, {}, Gate.NONE)
+
+
 def _holders(name: str, parameter: Any, model: Any) -> Holders:
     if isinstance(parameter, DTensor):
         return _mesh_holders(name, parameter)

@@ -5,7 +5,7 @@ References to parameters are taken when protection begins: in the middle of a fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,19 @@ from acpfs.errors import ConfigError
 from acpfs.training.messages import Shard
 from acpfs.training.torch.hooks import local_optimizer
 from acpfs.training.torch.layout import Layout, named_parameters, plain_module, plain_name
+
+
+class OwnState:
+    """State of a loop that acpfs knows nothing of: every rank has all of it."""
+
+    def __init__(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """`state()`: what has to be equal in all ranks at the end of a step, by name."""
+        self._state = state
+        self.buffers: dict[str, Any] = {}
+
+    def digest(self, shard: Shard) -> str:
+        """xxh3-128 over all of it."""
+        return digest_of(self._state())
 
 
 class LocalState:
@@ -47,13 +60,7 @@ class LocalState:
 
     def digest(self, shard: Shard) -> str:
         """xxh3-128 over all numbers of a shard in the order of their names: equal copies have equal digests."""
-        digest = Checksum()
-        for name, values in sorted(self.shard(shard).items()):
-            for key, value in sorted(values.items()):
-                digest.update(f"{name}\0{key}\0".encode())
-                for piece in _bytes_of(value):
-                    digest.update(piece)
-        return digest.hexdigest()
+        return digest_of({f"{name}\0{key}": value for name, values in self.shard(shard).items() for key, value in values.items()})
 
     def checkpoint(self, shards: Iterable[Shard]) -> dict[str, Any]:
         """What `torch.distributed.checkpoint.state_dict` makes of model and optimizer, as far as these shards have it."""
@@ -71,6 +78,16 @@ class LocalState:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
+
+
+def digest_of(values: Mapping[str, Any]) -> str:
+    """xxh3-128 over values in the order of their names."""
+    digest = Checksum()
+    for name, value in sorted(values.items()):
+        digest.update(f"{name}\0".encode())
+        for piece in _bytes_of(value):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _bytes_of(value: Any) -> Iterator[Any]:

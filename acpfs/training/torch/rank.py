@@ -18,8 +18,8 @@ from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
-from acpfs.training.torch.layout import layout_of
-from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.layout import everywhere, layout_of
+from acpfs.training.torch.local_state import LocalState, OwnState
 from acpfs.training.torch.store import Ask, LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
 
@@ -41,9 +41,11 @@ class TorchRank:
         after_update: Callable[[], None] | None = None,
         update: Callable[[], None] | None = None,
         use: Callable[[tuple[float, ...]], None] | None = None,
+        own: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
 
+        `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then moved by hand.
         `use`: what does with the values of the loop's own gate what precedes the update, where there is such a gate.
 
         Raises:
@@ -53,13 +55,13 @@ class TorchRank:
             refuse_several_with_scaler(optimizers, scaler)
         self.groups = Groups()
         self.number, self.world = dist.get_rank(), dist.get_world_size()
-        self.layout = layout_of(model, optimizers)
+        self.layout = layout_of(model, optimizers) if own is None else everywhere()
         if use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how")
-        self._state = LocalState(model, optimizers, self.layout)
+        self._state: LocalState | OwnState = LocalState(model, optimizers, self.layout) if own is None else OwnState(own)
         self._host = host_state(
             optimizers,
             self._state.buffers,
@@ -69,7 +71,7 @@ class TorchRank:
             further=further,
             after_update=after_update,
         )
-        self._writer: Writer = SingleWriter(save, self.layout) if save else DistributedWriter(self._state, self._host, self.number)
+        self._writer = self._made_writer(save)
         self.marks = Marks(begun)
         self.groups.learn()
         self._gate = self._made_gate(use)
@@ -79,6 +81,13 @@ class TorchRank:
             self.hooks.update = update
         self.ask: Ask | None = None
         """How to reach the generation's store."""
+
+    def _made_writer(self, save: Callable[[int, Path], None] | None) -> Writer:
+        if save is not None:
+            return SingleWriter(save, self.layout)
+        if isinstance(self._state, OwnState):
+            raise ConfigError("acpfs knows nothing of a state of your own: give save= too")
+        return DistributedWriter(self._state, self._host, self.number)
 
     def _made_gate(self, use: Callable[[tuple[float, ...]], None] | None) -> Gate:
         if use is not None:
