@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore_glob = [] if all(importlib.util.find_spec(name) for name in ("torch", "transformers", "lightning", "megatron")) else ["*.py"]
+collect_ignore_glob = [] if all(importlib.util.find_spec(name) for name in ("torch", "transformers", "lightning")) else ["*.py"]
