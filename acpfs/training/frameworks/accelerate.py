@@ -35,6 +35,21 @@ def alone() -> Iterator[None]:
             state.update(before)
 
 
+@contextmanager
+def instead(subject: Any, **values: Any) -> Iterator[None]:
+    """Attributes of one object, for a while."""
+    kept = {name: vars(subject)[name] for name in values if name in vars(subject)}
+    vars(subject).update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in kept:
+                vars(subject)[name] = kept[name]
+            else:
+                del vars(subject)[name]
+
+
 def copied_for_all(written: Path, pattern: str, world: int) -> None:
     """A file that every process has one of: `pattern` with each number. `written` may be one of them."""
     for number in range(world):
@@ -76,7 +91,7 @@ def protect_accelerator(accelerator: Any, directory: str | os.PathLike[str], *, 
     schedulers, world = list(accelerator._schedulers), dist.get_world_size()  # noqa: SLF001  # as save_state does
 
     def save(_step: int, path: Path) -> None:
-        with alone():
+        with alone(), instead(accelerator.project_configuration, automatic_checkpoint_naming=False):  # that writes elsewhere, and deletes
             accelerator.save_state(str(path))
         copied_for_all(path / "random_states_0.pkl", "random_states_{}.pkl", world)
 

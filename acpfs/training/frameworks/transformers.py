@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import has_length
 
 from acpfs.errors import ConfigError
-from acpfs.training.frameworks.accelerate import alone, copied_for_all, plain, refuse_scaler
+from acpfs.training.frameworks.accelerate import alone, copied_for_all, instead, plain, refuse_scaler
 from acpfs.training.protection import Protection, protect
 
 
@@ -31,6 +30,10 @@ def protect_trainer(trainer: Trainer, directory: str | os.PathLike[str] | None =
     """
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
         raise ConfigError("protect_trainer knows data parallel training with whole copies only, not FSDP or DeepSpeed below the Trainer")
+    if trainer.args.auto_find_batch_size:
+        raise ConfigError(
+            "auto_find_batch_size begins the loop anew inside of train(): find the size first, and protect the job that has it"
+        )
     protection = TrainerProtection(trainer, Path(directory or trainer.args.output_dir), options)
     trainer.add_callback(protection)
     return protection
@@ -110,7 +113,7 @@ class _Saver:
 
     def save(self, step: int, directory: Path) -> None:
         trainer = self._trainer
-        with alone(), _instead(trainer, _get_output_dir=lambda **_: str(directory)), _instead(trainer.args, push_to_hub=False):
+        with alone(), instead(trainer, _get_output_dir=lambda **_: str(directory)), instead(trainer.args, push_to_hub=False):
             trainer._save_checkpoint(trainer.model_wrapped, trial=None)  # noqa: SLF001  # what the Trainer itself calls; there is no public one
         (written,) = directory.glob("checkpoint-*")
         for path in written.iterdir():
@@ -119,18 +122,3 @@ class _Saver:
         if self._world > 1:
             copied_for_all(directory / "rng_state.pth", "rng_state_{}.pth", self._world)
             (directory / "rng_state.pth").unlink()
-
-
-@contextmanager
-def _instead(subject: Any, **values: Any) -> Iterator[None]:
-    """Attributes of one object, for a while."""
-    kept = {name: vars(subject)[name] for name in values if name in vars(subject)}
-    vars(subject).update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            if name in kept:
-                vars(subject)[name] = kept[name]
-            else:
-                del vars(subject)[name]

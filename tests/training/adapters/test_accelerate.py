@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration
 from torch.utils.data import DataLoader, TensorDataset
 
 from acpfs.training.frameworks.accelerate import protect_accelerator
@@ -33,7 +34,8 @@ class Counter:
 
 
 def script(rank: int, run: Run) -> Any:
-    accelerator, counter = Accelerator(cpu=True), Counter()
+    elsewhere = ProjectConfiguration(str(run.directory / "project"), automatic_checkpoint_naming=run.protected, total_limit=1)
+    accelerator, counter = Accelerator(cpu=True, project_config=elsewhere), Counter()
     torch.manual_seed(3)
     loader = DataLoader(TensorDataset(torch.randn(EPOCH * 3 * 2, WIDTH)), batch_size=2, shuffle=True)
     model = network()
