@@ -159,6 +159,11 @@ class Member:
         """Whether a STOP has come, ever."""
         return self._order is not None
 
+    @property
+    def commanded(self) -> bool:
+        """Whether there is a connection to the coordinator that commands."""
+        return self._ballot.connected
+
     def tell(self, message: FromMember) -> None:
         """Say something to the active coordinator; also from a signal handler."""
         self._outbox.append((self._generation, message))
@@ -188,7 +193,7 @@ class Member:
             self._answered.clear()
             if (answer := self._answers.pop(request, None)) is not None:
                 return answer
-            if self._order is not order or self.cut_off_since is not None:
+            if self._order is not order or not self.commanded:  # the store ends with the coordinator that has it
                 raise GenerationOverError("the group of savers is void")
             self._answered.wait(1.0)
 

@@ -99,12 +99,14 @@ class Park:
                 continue
 
     def _next(self) -> Order:
+        commanded_at = time.monotonic()
         while True:
             order = self._member.order(self._handled, 1.0)
             if order is not None:
                 return order
-            since = self._member.cut_off_since
-            if since is not None and time.monotonic() - since > self._policy.command_s:
+            if self._member.commanded:  # a standby that too few can vote for commands nobody, though it is connected
+                commanded_at = time.monotonic()
+            elif time.monotonic() - commanded_at > self._policy.command_s:
                 raise CutOffError(f"no coordinator for {self._policy.command_s:g} s")
 
     def _handle(self, order: Order) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import trio
 
+from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
 from acpfs.training.coordinator.election import Standing
@@ -30,6 +31,7 @@ from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
 from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
+from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.messages import (
     Active,
     Beat,
@@ -60,6 +62,9 @@ REDIAL_S = 0.5
 TURN_S = 0.5
 """Between two standbys that could ask for votes."""
 BACKLOG = 4096
+CREDENTIALS_S = 50.0
+"""So long a standby waits for the job's certificate to appear; less than its members wait for it."""
+LOOK_AGAIN_S = 0.05
 STACKS_MAX = 16
 """Ranks whose stacks are asked for; more of them hang for one reason."""
 UNUSED_S = 600.0
@@ -122,7 +127,7 @@ class Coordinator:
     async def run(self, announce: trio.MemorySendChannel[str] | None = None) -> None:
         """Until the job ends. `announce` gets the address when members may come."""
         settings = self._settings
-        self._credentials = make_credentials(settings.directory) if settings.tls else None
+        self._credentials = await self._job_credentials() if settings.tls else None
         listeners = await trio.open_tcp_listeners(settings.port, host=settings.host, backlog=BACKLOG)
         port = listeners[0].socket.getsockname()[1]
         self.address = f"{settings.advertised or settings.host}:{port}"
@@ -138,6 +143,21 @@ class Coordinator:
             if announce is not None:
                 await announce.send(self.address)
         self._processes.close()
+
+    async def _job_credentials(self) -> Credentials:
+        """The first one makes them, the others wait for them: on another node they are there when they are in the storage.
+
+        Raises:
+            RefusedError: they did not come.
+        """
+        if self._settings.first:
+            return make_credentials(self._settings.directory)
+        found = Credentials(self._settings.directory / CREDENTIALS)
+        with trio.move_on_after(CREDENTIALS_S):
+            while not found.directory.exists():  # noqa: ASYNC110  # nobody announces a file
+                await trio.sleep(LOOK_AGAIN_S)
+            return found
+        raise RefusedError(f"{found.directory} does not appear on this node")
 
     # -- connections
 

@@ -40,13 +40,14 @@ def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
     train(rank, fault, directory)
 
 
-def train(rank: int, fault: Fault, directory: Path) -> None:
-    """A rank as a script is: three lines more."""
+def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
+    """A rank as a script is: three lines more. `settings`: of `protect`."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
     job = KINDS[fault.kind]()
-    options: dict[str, Any] = {"gate": job.clip} if isinstance(job, Clipped) else {}
-    protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **options)
+    if isinstance(job, Clipped):
+        settings["gate"] = job.clip
+    protection = protect(directory, model=job.model, optimizer=job.optimizer, scheduler=job.scheduler, **settings)
     if isinstance(job, Clipped):
         job.gate = protection.gate
     number = 0
