@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from acpfs.errors import ConfigError
+from acpfs.training.drill import parsed
 from acpfs.training.messages import checkpoint_name
 
 PREFIX = "ACPFS_TRAIN_"
@@ -53,6 +54,9 @@ class Policy:
     buffers_bytes_max: int = 64 << 20
     """Persistent buffers above this are not part of the host state; `protect` refuses a model that has more."""
 
+    drill: str = ""
+    """Who is to die where (`acpfs.training.drill`): for `acpfs-train drill`, which kills ranks on purpose."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
@@ -62,6 +66,7 @@ class Policy:
             raise ConfigError(f"coordinators = {self.coordinators}: 1 to {COORDINATORS_MAX}")
         if self.on_stall not in ("report", "fault"):
             raise ConfigError(f"on_stall = {self.on_stall!r}: report or fault")
+        parsed(self.drill)
         if self.durability not in ("ram", "persisted"):
             raise ConfigError(f"durability = {self.durability!r}: ram or persisted")
         if "/" in self.tracker:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from acpfs.errors import ConfigError
 from acpfs.logger import get_logger
-from acpfs.training.boot import boot
+from acpfs.training.boot import JOBS, boot
+from acpfs.training.drill import Drill, parsed
 from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
@@ -120,6 +121,8 @@ class Protection:
         self._member: Member | None = None
         self._park: Park | None = None
         self._charge: Charge | None = None
+        self._drill: Callable[[str], object] = str
+        """Kills this rank where `acpfs-train drill` wants it to."""
         self._pid = os.getpid()
         self._before: Callable[[], None] = lambda: None
         """Gives signal and exception handlers back."""
@@ -155,6 +158,9 @@ class Protection:
             member.end()
             raise
         rank.install()
+        if policy.drill:
+            self._drill = Drill(parsed(policy.drill), rank.number, rank.marks, self._directory / JOBS / booted.job)
+            self.at(str)
         self._before = self._handle_signals()
         return self
 
@@ -245,9 +251,14 @@ class Protection:
 
     def at(self, reached: Callable[[str], object]) -> None:
         """Have this called with the name of each point that this rank reaches; for drills."""
-        self._rank.hooks.at = reached
+
+        def both(point: str) -> None:
+            reached(point)
+            self._drill(point)
+
+        self._rank.hooks.at = both
         if self._park is not None:
-            self._park.at = reached
+            self._park.at = both
 
     # -- signals
 
