@@ -25,7 +25,7 @@ import traceback
 from typing import Any
 
 from acpfs.ram import descriptor_limits
-from acpfs.supervisor import channel, privileges, remains
+from acpfs.supervisor import channel, privileges, stuck_processes
 from acpfs.supervisor.child import Attention, Child, Limits, Template
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
@@ -222,7 +222,7 @@ class Supervisor:
             self._worker_gone(child)
             return
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
-        child.main_end = remains.main_thread_end(pid)
+        child.main_end = stuck_processes.main_thread_end(pid)
         if child.main_end >= 0:
             self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
         if self._stopping:
@@ -305,18 +305,18 @@ class Supervisor:
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
         sys.stderr.write(f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n")
-        self._kept.setdefault(remains.REMAINS, []).append(os.dup(child.pidfd))
-        self._service.store(remains.REMAINS, self._kept[remains.REMAINS])
+        self._kept.setdefault(stuck_processes.STUCK, []).append(os.dup(child.pidfd))
+        self._service.store(stuck_processes.STUCK, self._kept[stuck_processes.STUCK])
         self._worker_gone(child)
 
     def _bury(self) -> None:
         """Forget those whose calls came back."""
-        ended = [fd for fd in self._kept.get(remains.REMAINS, ()) if remains.has_ended(fd)]
+        ended = [fd for fd in self._kept.get(stuck_processes.STUCK, ()) if stuck_processes.has_ended(fd)]
         for fd in ended:
-            self._kept[remains.REMAINS].remove(fd)
+            self._kept[stuck_processes.STUCK].remove(fd)
             os.close(fd)
         if ended:
-            self._service.store(remains.REMAINS, self._kept[remains.REMAINS])
+            self._service.store(stuck_processes.STUCK, self._kept[stuck_processes.STUCK])
 
     def _drain_channel(self, child: Child) -> None:
         """What it said last."""
@@ -351,7 +351,7 @@ class Supervisor:
         if self._start_at:
             times.append(self._start_at - now)
         if self._child is not None and self._child.stuck_at:
-            times.append(remains.LOOK_AGAIN_S)
+            times.append(stuck_processes.LOOK_AGAIN_S)
         elif self._child is not None:
             times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._limits.shortest_s / 4))
         if self._next_template is not None:
@@ -398,12 +398,12 @@ class Supervisor:
             self._template.kill()
 
     def _is_left_behind(self, child: Child, now: float) -> bool:
-        if not remains.is_stuck(child.pid) or len(self._kept.get(remains.REMAINS, ())) >= remains.REMAINS_MAX:
+        if not stuck_processes.is_stuck(child.pid) or len(self._kept.get(stuck_processes.STUCK, ())) >= stuck_processes.STUCK_MAX:
             if child.main_end >= 0:
                 child.stuck_at = 0.0
             return False
         child.stuck_at = child.stuck_at or now
-        if now - child.stuck_at < remains.STUCK_S:
+        if now - child.stuck_at < stuck_processes.STUCK_S:
             return False
         self._leave_behind(child)
         return True
@@ -442,7 +442,7 @@ class Supervisor:
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
-        if self._kept.get(remains.REMAINS):
+        if self._kept.get(stuck_processes.STUCK):
             for fd in (fd for fds in self._kept.values() for fd in fds):
                 with contextlib.suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)  # what has not ended has copies of the descriptors: the next mount is not to wait for it

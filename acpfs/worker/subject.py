@@ -51,9 +51,9 @@ from acpfs.types import Seq
 from acpfs.worker import waiting_reports
 from acpfs.worker.assembly import Parts
 from acpfs.worker.checkpoint_view import CheckpointView
+from acpfs.worker.drain_progress import is_below_any, remaining
 from acpfs.worker.link import Link
 from acpfs.worker.node_reports import cluster_counters, cluster_report
-from acpfs.worker.remaining import is_below_any, remaining
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import records
 from acpfs.writeback.spill import SpillStatistics

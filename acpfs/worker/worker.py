@@ -43,7 +43,7 @@ from acpfs.mounting.transports import TransportChoice
 from acpfs.ram import place as places
 from acpfs.ram.mounts import MountEntry, holders, mounted_at
 from acpfs.supervisor import fallthrough
-from acpfs.supervisor.remains import REMAINS, wait_ended
+from acpfs.supervisor.stuck_processes import STUCK, wait_ended
 from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 from acpfs.worker import logs, serving
@@ -224,7 +224,7 @@ class Worker:
 
     async def _start_file_system(self) -> None:
         """What an earlier daemon left is drained with care: while nothing was mounted, others could change the backing directory."""
-        self._heed_remains()
+        self._heed_stuck_workers()
         if self._parts.place.found and not self.link.session:
             with self._parts.fs.lock:
                 lost = [report.ino for report in self._parts.fs.files_report() if report.state == "interrupted"]
@@ -240,14 +240,14 @@ class Worker:
             self.link.remember(space=astuple(space))
             keep(self._parts, self.link)
 
-    def _heed_remains(self) -> None:
+    def _heed_stuck_workers(self) -> None:
         """What a killed worker's call still does must not come after what this one does with the same file."""
-        remaining = self.link.kept.get(REMAINS)
-        if remaining:
+        stuck = self.link.kept.get(STUCK)
+        if stuck:
             log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(remaining)
+                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(stuck)
             )
-            ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, remaining)
+            ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
             self._parts.fs.earlier_calls.begin_after(ended)
 

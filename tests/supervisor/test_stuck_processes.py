@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from acpfs.descriptors import readable
-from acpfs.supervisor import remains
+from acpfs.supervisor import stuck_processes
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount
 
@@ -127,8 +127,8 @@ def test_a_living_process_is_not_stuck() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        end = remains.main_thread_end(process.pid)
-        assert not remains.is_stuck(process.pid)
+        end = stuck_processes.main_thread_end(process.pid)
+        assert not stuck_processes.is_stuck(process.pid)
         process.kill()
         if end >= 0:
             assert has_ended(end, 10)

@@ -9,7 +9,7 @@ import pytest
 from acpfs.control.reports import Remaining
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from acpfs.worker.remaining import COUNTED_OPS_MAX, remaining
+from acpfs.worker.drain_progress import COUNTED_OPS_MAX, remaining
 from acpfs.writeback.log import OperationLog
 from acpfs.writeback.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from acpfs.descriptors import readable
 
-REMAINS = "remains"
+STUCK = "remains"
 """Name under which the supervisor keeps the pidfds of such processes."""
 STUCK_S = 0.25
 """A large read or write is uninterruptible for as long as its memory is copied; what takes longer than this is not that."""
 LOOK_AGAIN_S = 0.05
-REMAINS_MAX = 16
+STUCK_MAX = 16
 """Each pins its descriptors and a thread's memory: with so many, the next worker waits until one of them has ended."""
 _SIGKILL_PENDING = 1 << 8
 
