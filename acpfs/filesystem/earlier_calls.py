@@ -1,8 +1,8 @@
 """Calls of killed workers that have not returned: what they write to the backing directory may still arrive.
 
-A worker that is killed while the backing directory hangs leaves its call in the kernel (`supervisor.remains`). The next worker serves at
-once, and the same file may be written to through it. Whoever is about to change a file that an earlier worker wrote straight to the
-backing directory waits for `over` first, for what arrives late would lie over newer bytes.
+A worker that is killed while the backing directory hangs leaves its call in the kernel (`supervisor.stuck_processes`). The next worker
+serves at once, and the same file may be written to through it. Whoever is about to change a file that an earlier worker wrote straight to
+the backing directory waits for `over` first, for what arrives late would lie over newer bytes.
 """
 
 from __future__ import annotations
