@@ -34,9 +34,9 @@ from acpfs.mounting import starting
 from acpfs.worker import daemon
 from acpfs.worker.link import alone
 from acpfs.writeback.engine import Engine
-from acpfs.writeback.ops import Op
-from acpfs.writeback.order import Order
-from acpfs.writeback.stream_queue import StreamQueue
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.order.order import Order
+from acpfs.writeback.streams.stream_queue import StreamQueue
 from bench import places
 from bench.record import MIB, Report, lower_quartile, median
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.manifest import PART_LINES, Manifest
+from acpfs.writeback.manifest.manifest import PART_LINES, Manifest
 from bench.record import Report
 
 SAVED_AT_ONCE = 1000

@@ -38,6 +38,21 @@ MAY_NOT = {
     "writeback": {"transport", "filesystem"},
 }
 """Beyond the direction: what a layer has no business with."""
+ROOMS = [
+    ("engine",),
+    ("commits",),
+    ("failures",),
+    ("streams",),
+    ("order",),
+    ("guard",),
+    ("members",),
+    ("sources",),
+    ("manifest",),
+    ("evidence",),
+    ("arrival", "listener", "records", "report"),
+    ("log",),
+]
+"""Of `acpfs.writeback`, from top to bottom; modules that are in none stand beside them."""
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MEDIAN_MAX = 12
@@ -89,6 +104,19 @@ def test_imports_point_downwards(layer: str) -> None:
         wrong += [
             f"{named(path)}:{line} imports {name}" for name, line in imported_layers(path) if name not in allowed and name != "__version__"
         ]
+    assert wrong == []
+
+
+def test_rooms_import_downwards() -> None:
+    height = {name: height for height, names in enumerate(ROOMS) for name in names}
+    wrong = []
+    for path in sorted((PACKAGE / "writeback").rglob("*.py")):
+        room = path.relative_to(PACKAGE / "writeback").parts[0].removesuffix(".py")
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("acpfs.writeback"):
+                parts = node.module.split(".")[2:]
+                others = parts[:1] or [alias.name for alias in node.names]
+                wrong += [f"{named(path)}:{node.lineno} imports {name}" for name in others if height[name] < height[room]]
     assert wrong == []
 
 

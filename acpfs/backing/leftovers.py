@@ -24,7 +24,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 RECORD_BYTES_MAX = 1 << 16
 _HOST_CHARACTERS_MAX = 40
 MIRRORS = b"mirrors"
-"""Directory of marks, by node id: whose RAM tier is mirrored on a disk (`writeback.mirror`)."""
+"""Directory of marks, by node id: whose RAM tier is mirrored on a disk (`writeback.sources.mirror`)."""
 WITHDRAWN = b"{}\n"
 """A mark that says that there is no mirror (any more)."""
 

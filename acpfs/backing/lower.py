@@ -79,7 +79,7 @@ class LowerEntry(NamedTuple):
 
 
 class NewAttributes(Protocol):
-    """What can be given to an entry; None: leave as it is. `writeback.ops.Metadata` is one."""
+    """What can be given to an entry; None: leave as it is. `writeback.log.ops.Metadata` is one."""
 
     @property
     def mode(self) -> int | None:

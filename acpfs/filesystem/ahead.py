@@ -14,8 +14,8 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import LowerEntry
 from acpfs.filesystem.nodes import UPPER_INO_FIRST, Node, NodeTable
 from acpfs.types import ROOT, Ino
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.whereabouts import Whereabouts
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.log.lower_tree import LowerTree
 
 BYTES_MAX = 8 << 20
 """Larger directories (by st_size) are not listed ahead: about 100,000 entries, which take 25 MB here, and a second of a thread."""

@@ -18,7 +18,7 @@ from acpfs.filesystem.names import fail
 from acpfs.filesystem.needed_nodes import XATTR_CREATE, XATTR_REPLACE, NeededNodes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import AttributeChange, Attributes
-from acpfs.writeback.ops import Metadata
+from acpfs.writeback.log.ops import Metadata
 
 OWN_PREFIX = b"user.acpfs."
 KEPT_PREFIXES = (b"user.", b"trusted.", b"security.")

@@ -1,7 +1,8 @@
 """Lookups of names that are not there, but that another node has made and is about to persist: they wait for it (`wait_for_peers`).
 
-Knows what other nodes say is pending (`writeback.peer_names`) and asks the backing directory anew at each news; and says what is pending
-here, for their sake. Used under the file system's lock, which is free while a lookup waits; the kernel holds the lock of the directory.
+Knows what other nodes say is pending (`writeback.members.peer_names`) and asks the backing directory anew at each news; and says what is
+pending here, for their sake. Used under the file system's lock, which is free while a lookup waits; the kernel holds the lock of the
+directory.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
 from acpfs.types import NO_INO, ROOT, Ino
-from acpfs.writeback.log import CREATING, OperationLog
-from acpfs.writeback.ops import Op, OpKind
-from acpfs.writeback.peer_names import PeerNames, Pending
+from acpfs.writeback.log.log import CREATING, OperationLog
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members.peer_names import PeerNames, Pending
 
 _NAMING = CREATING | {OpKind.RENAME, OpKind.LINK}
 

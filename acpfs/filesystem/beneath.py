@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.types import NO_INO, Ino
-from acpfs.writeback.log import REMOVING, OperationLog
-from acpfs.writeback.lower_tree import LowerTree, Place
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.ops import Op, OpKind
 
 
 class Beneath:

@@ -15,8 +15,8 @@ from acpfs.checkpoints import Checkpoint, Checkpoints
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, OpKind
 
 DDL = """
 CREATE TABLE IF NOT EXISTS checkpoint (

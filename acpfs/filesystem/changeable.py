@@ -22,7 +22,7 @@ from acpfs.filesystem.steps import wait
 from acpfs.filesystem.warming import Warming
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 
 class Changeable:

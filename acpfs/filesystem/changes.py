@@ -20,9 +20,9 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import Steps
 from acpfs.types import NO_INO, ROOT, Ino, Seq
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Metadata, Op, OpKind, Version
-from acpfs.writeback.stages import Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
+from acpfs.writeback.log.stages import Step
 
 
 class Changes:

@@ -15,7 +15,7 @@ from typing import Any
 from acpfs.filesystem.steps import shared
 from acpfs.ram.tier import HUGE_PAGE_BYTES
 from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
-from acpfs.writeback.ops import Version
+from acpfs.writeback.log.ops import Version
 
 UNSEEN = (0, -1)
 """Looks like no file: every look at one finds it changed."""

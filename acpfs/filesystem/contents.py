@@ -29,9 +29,9 @@ from acpfs.filesystem.versions import Versions
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Version
-from acpfs.writeback.stages import Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Version
+from acpfs.writeback.log.stages import Step
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from acpfs.filesystem.ahead import BYTES_MAX
 from acpfs.filesystem.expectations import Expectations, pattern_of
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.types import Ino
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.log.lower_tree import LowerTree
 
 ASKED_MAX = 1000
 """So many patterns are remembered as asked about; the oldest are forgotten, and asked about once more."""

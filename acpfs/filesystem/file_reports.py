@@ -15,8 +15,8 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport
 from acpfs.types import Seq
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op, VersionState
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, VersionState
 
 
 class Reports:

@@ -76,9 +76,9 @@ from acpfs.ram.shortage import Shortage, available_bytes
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier, TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.spill import Spill, SpillStatistics
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.sources.spill import Spill, SpillStatistics
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.recognition import Seen
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.log.lower_tree import LowerTree
 
 
 class FirstSight:

@@ -14,7 +14,7 @@ from acpfs.filesystem.content import Content
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino, Seq, TierId
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 PIECE_S = 0.002
 """About so long the lock is had at a time: a thousand nodes."""

@@ -15,7 +15,7 @@ from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.retention import Retention
 from acpfs.ram.tier import Tier
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 PINNED_SHARE_MAX = 0.75
 """A pin that would keep more of the budget than this for good is refused: the next save needs the rest."""

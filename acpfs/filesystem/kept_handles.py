@@ -15,7 +15,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, TierId
-from acpfs.writeback.ops import Op
+from acpfs.writeback.log.ops import Op
 
 NO_SLOT = -1
 _LANES = list(Lane)

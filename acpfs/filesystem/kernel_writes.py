@@ -23,8 +23,8 @@ from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
 from acpfs.types import TierId, VersionId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Version
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Version
 
 MARKS_NS = 16 * STAMPS
 """Marks upon marks."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import OpKind
 
 _NAMING = (OpKind.MKDIR, OpKind.RENAME, OpKind.EXCHANGE)
 

@@ -38,9 +38,9 @@ from acpfs.filesystem.steps import wait
 from acpfs.filesystem.whole_reads import WholeReads
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree, Place
-from acpfs.writeback.whereabouts import Whereabouts
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree, Place
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""

@@ -14,7 +14,7 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino, Seq, TierId
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 
 @dataclass(frozen=True, slots=True)

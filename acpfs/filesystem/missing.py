@@ -12,7 +12,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 NAMED_MAX = 10
 

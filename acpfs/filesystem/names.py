@@ -18,7 +18,7 @@ from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Caller
 from acpfs.types import NO_INO, ROOT, Ino
-from acpfs.writeback.ops import OpKind
+from acpfs.writeback.log.ops import OpKind
 
 RENAME_NOREPLACE = 1
 RENAME_EXCHANGE = 2

@@ -10,7 +10,7 @@ import errno
 
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
-from acpfs.writeback.needs import Needs, parse
+from acpfs.writeback.log.needs import Needs, parse
 
 XATTR_CREATE = 1
 XATTR_REPLACE = 2

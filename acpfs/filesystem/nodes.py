@@ -25,8 +25,8 @@ from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Directory, KnownName
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, NO_TIER, NO_VERSION, ROOT, Ino, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
 
 UPPER_INO_FIRST = 1 << 62
 """Nodes born in the mount get numbers from here on; nodes found on the backing directory keep theirs where it is free."""

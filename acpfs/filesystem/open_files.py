@@ -34,9 +34,9 @@ from acpfs.filesystem.warming import Warming
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op
-from acpfs.writeback.stages import Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.stages import Step
 
 log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0

@@ -31,8 +31,8 @@ from acpfs.logger import get_logger
 from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, fallocate
 from acpfs.types import NO_TIER
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.stages import Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.stages import Step
 
 PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2

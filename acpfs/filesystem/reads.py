@@ -18,7 +18,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked, wait
 from acpfs.filesystem.warming import Warming
-from acpfs.writeback.spill import Spill
+from acpfs.writeback.sources.spill import Spill
 
 
 class Reads:

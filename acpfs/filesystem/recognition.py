@@ -17,8 +17,8 @@ from typing import NamedTuple
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.types import NO_INO, Ino
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.whereabouts import Whereabouts
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.log.lower_tree import LowerTree
 
 
 class Seen(NamedTuple):

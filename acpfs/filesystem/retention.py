@@ -15,7 +15,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.remainder import Remainders
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino
-from acpfs.writeback.log import OperationLog
+from acpfs.writeback.log.log import OperationLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 from acpfs.ram.migration import migrate
 from acpfs.ram.state import STATE_VERSION
 from acpfs.types import ROOT
-from acpfs.writeback.ops import OpKind, VersionState
+from acpfs.writeback.log.ops import OpKind, VersionState
 
 NAMES_MAX = 20
 _STAGED = (VersionState.STAGED.value, VersionState.COMMITTED.value)

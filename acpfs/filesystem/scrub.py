@@ -19,15 +19,15 @@ from acpfs.filesystem.keeping import below
 from acpfs.filesystem.mending import Clean, Mending
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
-from acpfs.writeback.bandwidth import SLICE_MAX_BYTES
-from acpfs.writeback.checksums import digest_in_ram
+from acpfs.writeback.evidence.verify import Recorded, digest_of
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.ops import Op, Version
-from acpfs.writeback.source import AbandonedError
-from acpfs.writeback.stages import Stage
-from acpfs.writeback.verify import Recorded, digest_of
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op, Version
+from acpfs.writeback.log.stages import Stage
+from acpfs.writeback.sources.source import AbandonedError
+from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
+from acpfs.writeback.streams.checksums import digest_in_ram
 
 NOTE_BYTES = 1 << 20
 """Asking the backing directory for a checksum counts as so many bytes: many small files must not become a load there."""

@@ -1,8 +1,8 @@
 """What goes to the spill directory and when, and what comes back: complete dirty files, when RAM is short, or (mirror) all at once.
 
-Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made or kept (`writeback.spill`). Clean
-contents leave before anything is copied (`retention`), and only what nobody has open, and is not being copied aside, leaves RAM. Used
-under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the disk.
+Chooses versions, and gives up the RAM of those that have a copy; does not know how a copy is made or kept (`writeback.sources.spill`).
+Clean contents leave before anything is copied (`retention`), and only what nobody has open, and is not being copied aside, leaves RAM.
+Used under the file system's lock; `bring_back` waits as described in `steps`. Nothing here touches the disk.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, NO_VERSION, Seq, VersionId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op, Version, VersionState
-from acpfs.writeback.spill import COPY_THREADS, Spill
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, Version, VersionState
+from acpfs.writeback.sources.spill import COPY_THREADS, Spill
 
 SHORT_SHARE = 4
 """RAM is short when less than a quarter of the budget is free or clean: a writer at 2 GB/s fills that of 16 GiB in two seconds."""

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Version
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Version
 
 
 class Versions:

@@ -17,7 +17,7 @@ from acpfs.checksum import Checksum
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
-from acpfs.writeback.whereabouts import Whereabouts
+from acpfs.writeback.evidence.whereabouts import Whereabouts
 
 CHUNK_BYTES = 8 << 20
 DAMAGED = "a file on the backing directory is not what was stored there: it is not served"

@@ -19,7 +19,7 @@ from acpfs.ram.mounts import LOCAL, mount_of
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
-from acpfs.writeback.spill import Spill, recorded_place
+from acpfs.writeback.sources.spill import Spill, recorded_place
 
 SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 10.0

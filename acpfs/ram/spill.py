@@ -1,7 +1,7 @@
 """Spill directory: copies of versions on a local disk, one file each, in a directory that only acpfs can enter.
 
-Owns names and file calls; does not know why a copy is made, nor what it takes of the budget (`writeback.spill`). Every call may hang with
-the disk: they are made on threads of a pool, never under the file system's lock. Thread-safe.
+Owns names and file calls; does not know why a copy is made, nor what it takes of the budget (`writeback.sources.spill`). Every call may
+hang with the disk: they are made on threads of a pool, never under the file system's lock. Thread-safe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from acpfs.errors import MachineError, RefusedError
 from acpfs.types import VersionId
 
 MIRROR_PREFIX = "mirror-"
-"""Names of the journals that lie beside the copies (`writeback.mirror`)."""
+"""Names of the journals that lie beside the copies (`writeback.sources.mirror`)."""
 
 
 class SpillDirectory:

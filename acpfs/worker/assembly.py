@@ -51,14 +51,14 @@ from acpfs.worker import mirroring
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
-from acpfs.writeback.cluster import Cluster
 from acpfs.writeback.engine import Engine
-from acpfs.writeback.give_way import GiveWay
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.moving_names import MovingNames
-from acpfs.writeback.verify import Verifier
+from acpfs.writeback.evidence.moving_names import MovingNames
+from acpfs.writeback.evidence.verify import Verifier
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.streams.give_way import GiveWay
 
 COPY_THREADS = 4
 """Copies inside the RAM tier are memory bound: more threads would only share the same bandwidth."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from acpfs.control.reports import Remaining
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op
-from acpfs.writeback.order import SCAN_OPS_MAX, SET_ASIDE_OPS_MAX
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.order.order import SCAN_OPS_MAX, SET_ASIDE_OPS_MAX
 
 COUNTED_OPS_MAX = SCAN_OPS_MAX + SET_ASIDE_OPS_MAX
 """Operations that are counted one by one, under the lock, four times a second while somebody waits; beyond, a bound is told."""

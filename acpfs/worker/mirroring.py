@@ -23,10 +23,10 @@ from acpfs.mounting.checks import BACKING_WAIT_S, within
 from acpfs.ram.place import Place
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase, forget
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.mirror import Mirror, NoMirror, journal_name, read_mark
-from acpfs.writeback.ops import Op
-from acpfs.writeback.spill import Spill
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
+from acpfs.writeback.sources.spill import Spill
 
 SPILL_WAIT_S = 30.0
 REMOVE_WAIT_S = 20.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
 from acpfs.worker.assembly import Parts
-from acpfs.writeback.far_clocks import TOLD_S
-from acpfs.writeback.ops import Op
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.members.far_clocks import TOLD_S
 from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
 
 WAITING_TOLD_MAX = 20

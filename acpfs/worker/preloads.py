@@ -19,7 +19,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.preloading import Found
 from acpfs.logger import get_logger
 from acpfs.types import Ino
-from acpfs.writeback.manifest import Manifest
+from acpfs.writeback.manifest.manifest import Manifest
 
 LATEST = "latest"
 AT_A_TIME = 4

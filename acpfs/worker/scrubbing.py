@@ -16,8 +16,8 @@ from acpfs.control.reports import Verdict
 from acpfs.filesystem.scrub import Pace, RamScrub, ScrubFinding, ScrubPlace, Soundness
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
-from acpfs.writeback.bandwidth import TokenBucket
-from acpfs.writeback.give_way import GiveWay
+from acpfs.writeback.streams.bandwidth import TokenBucket
+from acpfs.writeback.streams.give_way import GiveWay
 
 THREADS = 2
 """One for the background, one for operators: a backing directory that hangs keeps no others waiting."""

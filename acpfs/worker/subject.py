@@ -56,7 +56,7 @@ from acpfs.worker.link import Link
 from acpfs.worker.node_reports import cluster_counters, cluster_report
 from acpfs.worker.setting_changes import CHANGES, answered
 from acpfs.writeback import records
-from acpfs.writeback.spill import SpillStatistics
+from acpfs.writeback.sources.spill import SpillStatistics
 
 PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
 STATUS_QUEUE_ENTRIES_MAX = 100

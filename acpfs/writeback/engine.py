@@ -26,41 +26,41 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.bandwidth import TokenBucket
-from acpfs.writeback.checksums import WaitingChecksums
-from acpfs.writeback.commit import Committer
-from acpfs.writeback.conflicts import EVERYTHING, Conflicts, Guarding
-from acpfs.writeback.courtesy import Courtesy
-from acpfs.writeback.dependents import with_dependents
-from acpfs.writeback.equal import EqualFiles
-from acpfs.writeback.failures import Failures
-from acpfs.writeback.flush import Flusher
-from acpfs.writeback.garbage import Garbage
-from acpfs.writeback.gate import Gate
-from acpfs.writeback.give_way import GiveWay
-from acpfs.writeback.group import GroupOutcome
-from acpfs.writeback.guard import Guard
+from acpfs.writeback.commits.commit import Committer
+from acpfs.writeback.commits.conflicts import EVERYTHING, Conflicts, Guarding
+from acpfs.writeback.commits.flush import Flusher
+from acpfs.writeback.commits.garbage import Garbage
+from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.recheck import Recheck
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.failures.failures import Failures
+from acpfs.writeback.failures.retry import RetryPolicy
+from acpfs.writeback.guard.guard import Guard
 from acpfs.writeback.listener import Listener
-from acpfs.writeback.log import REMOVING, OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.manifest_writer import ManifestWriter
-from acpfs.writeback.ops import Op, VersionState
-from acpfs.writeback.order import Order
-from acpfs.writeback.pointers import Pointers
-from acpfs.writeback.recheck import Recheck
+from acpfs.writeback.log.dependents import with_dependents
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op, VersionState
+from acpfs.writeback.log.stages import Step
+from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.manifest.manifest_writer import ManifestWriter
+from acpfs.writeback.members.gate import Gate
+from acpfs.writeback.members.pointers import Pointers
+from acpfs.writeback.order.order import Order
 from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
-from acpfs.writeback.retry import RetryPolicy
-from acpfs.writeback.source import AbandonedError
-from acpfs.writeback.spares import Spares
-from acpfs.writeback.spill import Spill
-from acpfs.writeback.staged import Staged
-from acpfs.writeback.stages import Step
-from acpfs.writeback.stagger import LOOK_AGAIN_S, Stagger
-from acpfs.writeback.stream_queue import StreamQueue
-from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream, Streamer
-from acpfs.writeback.whereabouts import Whereabouts
+from acpfs.writeback.sources.source import AbandonedError
+from acpfs.writeback.sources.spill import Spill
+from acpfs.writeback.streams.bandwidth import TokenBucket
+from acpfs.writeback.streams.checksums import WaitingChecksums
+from acpfs.writeback.streams.courtesy import Courtesy
+from acpfs.writeback.streams.equal import EqualFiles
+from acpfs.writeback.streams.give_way import GiveWay
+from acpfs.writeback.streams.spares import Spares
+from acpfs.writeback.streams.staged import Staged
+from acpfs.writeback.streams.stagger import LOOK_AGAIN_S, Stagger
+from acpfs.writeback.streams.stream_queue import StreamQueue
+from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, Stream, Streamer
 
 REWRITTEN_S_MAX = 30.0
 """A file that is rewritten faster than it streams is persisted about this often."""

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.types import Ino
-from acpfs.writeback.ops import Op, Version
+from acpfs.writeback.log.ops import Op, Version
 
 
 class Listener(Protocol):

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from acpfs.backing.nodes import NodeRecord
 from acpfs.types import Ino, Seq
-from acpfs.writeback.ops import Op
+from acpfs.writeback.log.ops import Op
 
 QUEUE_ENTRIES_MAX = 1000
 """Most queue entries in one record; the counts are always complete. `status` must answer quickly with a million files queued."""

@@ -2,7 +2,7 @@
 
 Nodes that drain share the storage's bandwidth equally, none gets more than its link, and all files together no more metadata operations
 than are left. Between two events (a node begins, a node is done) nothing changes, so time leaps from one to the next. A node drains its
-saves in order; when it begins, `acpfs.writeback.stagger` says, the very code that runs in a mount. Content counts as dirty from the
+saves in order; when it begins, `acpfs.writeback.streams.stagger` says, the very code that runs in a mount. Content counts as dirty from the
 close of the last file, and as not persisted until the save's last byte: real drains begin at the first close, and are earlier by that.
 Deterministic.
 """
@@ -14,7 +14,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from acpfs.writeback.stagger import Stagger
+from acpfs.writeback.streams.stagger import Stagger
 from bench.scale.scenario import Scenario
 
 

@@ -12,7 +12,7 @@ import bisect
 import random
 from dataclasses import dataclass
 
-from acpfs.writeback.pace import READERS, SHARED_FROM
+from acpfs.writeback.members.pace import READERS, SHARED_FROM
 from bench.scale.drain import Saved
 from bench.scale.scenario import ENTRIES_PER_READDIR, Design, Scenario
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from acpfs.writeback.pace import BETWEEN_LOOKS, BETWEEN_WRITES, HEARTBEAT_S_MAX, READERS, READERS_MANY, SHARED_FROM, STRETCHED_FROM
+from acpfs.writeback.members.pace import BETWEEN_LOOKS, BETWEEN_WRITES, HEARTBEAT_S_MAX, READERS, READERS_MANY, SHARED_FROM, STRETCHED_FROM
 
 GB = 1_000_000_000
 ENTRIES_PER_READDIR = 100

@@ -21,7 +21,7 @@ from acpfs.backing.probe import probe
 from acpfs.backing.quirks import Features
 from acpfs.backing.syscalls import Opener
 from acpfs.errors import MachineError, RefusedError
-from acpfs.writeback.ops import Metadata
+from acpfs.writeback.log.ops import Metadata
 
 
 @pytest.fixture(params=["openat2", "walk"])

@@ -13,7 +13,7 @@ import pytest
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.syscalls import Opener, rename_exchange
-from acpfs.writeback.ops import Metadata
+from acpfs.writeback.log.ops import Metadata
 
 clause = pytest.mark.clause
 PACKAGE = Path(__file__).parents[2] / "acpfs"

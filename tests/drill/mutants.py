@@ -13,9 +13,9 @@ from weakref import WeakSet
 from acpfs.backing.directory import BackingDirectory
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.open_files import OpenFiles
-from acpfs.writeback.guard import Guard
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.order import Order
+from acpfs.writeback.guard.guard import Guard
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.order.order import Order
 
 
 def _unordered() -> None:

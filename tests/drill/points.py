@@ -34,10 +34,10 @@ class Step:
 
 
 _LOWER = ("acpfs.backing.directory", "BackingDirectory")
-_LOG = ("acpfs.writeback.log", "OperationLog")
+_LOG = ("acpfs.writeback.log.log", "OperationLog")
 _SPILLED = ("acpfs.ram.spill", "SpillDirectory")
-_SPILL = ("acpfs.writeback.spill", "Spill")
-_MIRROR = ("acpfs.writeback.mirror", "Mirror")
+_SPILL = ("acpfs.writeback.sources.spill", "Spill")
+_MIRROR = ("acpfs.writeback.sources.mirror", "Mirror")
 _SALVAGE = ("acpfs.filesystem.salvage", "_Salvage")
 STEPS = (
     Step("staging: create", *_LOWER, "create_staging"),
@@ -71,7 +71,7 @@ STEPS = (
     Step("tier: create", "acpfs.ram.tier", "Tier", "create"),
     Step("tier: copy", "acpfs.ram.tier", "Tier", "copy"),
     Step("tier: remove", "acpfs.ram.tier", "Tier", "remove"),
-    Step("manifest: entry", "acpfs.writeback.manifest", "Manifest", "put"),
+    Step("manifest: entry", "acpfs.writeback.manifest.manifest", "Manifest", "put"),
     Step("tier: unlink", "acpfs.ram.tier", "Tier", "_unlink"),
     Step("spill: create", *_SPILLED, "create"),
     Step("spill: copy", *_SPILL, "_fill"),

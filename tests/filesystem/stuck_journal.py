@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from acpfs.ram.state import Statement
-from acpfs.writeback.mirror import Mirror
+from acpfs.writeback.sources.mirror import Mirror
 from tests.filesystem.test_spilling import spilling
 from tests.filesystem.world import World
 

@@ -18,9 +18,9 @@ from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, Ino
-from acpfs.writeback.ops import WITHHELD
-from acpfs.writeback.peer_names import WAITING_MAX, Pending
-from acpfs.writeback.peers import Peer, Terms
+from acpfs.writeback.log.ops import WITHHELD
+from acpfs.writeback.members.peer_names import WAITING_MAX, Pending
+from acpfs.writeback.members.peers import Peer, Terms
 from tests.filesystem.test_slow_backing import hanging
 from tests.filesystem.world import CALLER, World, world
 

@@ -12,9 +12,9 @@ import pytest
 
 from acpfs.checkpoints import DEFAULT_PATTERNS, Checkpoints
 from acpfs.types import ROOT, Ino
-from acpfs.writeback import survey
-from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.verify import Verifier
+from acpfs.writeback.evidence.verify import Verifier
+from acpfs.writeback.guard import survey
+from acpfs.writeback.manifest.manifest import Manifest
 from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S253")

@@ -18,7 +18,7 @@ import trio
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill import SpillDirectory
 from acpfs.types import ROOT
-from acpfs.writeback.mirror import journal_name, read_mark
+from acpfs.writeback.sources.mirror import journal_name, read_mark
 from tests.filesystem.stuck_journal import StuckJournal
 from tests.filesystem.test_spilling import spilling, until
 from tests.filesystem.world import CALLER, World

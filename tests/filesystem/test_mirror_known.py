@@ -10,7 +10,7 @@ import pytest
 
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.types import ROOT
-from acpfs.writeback.ops import OpKind
+from acpfs.writeback.log.ops import OpKind
 from tests.filesystem.stuck_journal import Batch, StuckJournal
 from tests.filesystem.test_mirror import lose_ram, mirrored, run, tree
 from tests.filesystem.test_spilling import until

@@ -17,9 +17,9 @@ from acpfs.backing.lower import LowerPath
 from acpfs.ram.spill import SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.types import ROOT, Ino, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.mirror import Mirror, journal_name, read_mark
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.sources.mirror import Mirror, journal_name, read_mark
 
 pytestmark = pytest.mark.clause("S152")
 WAIT_S = 20.0

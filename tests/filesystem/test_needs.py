@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.types import ROOT
-from acpfs.writeback.ops import OpKind
+from acpfs.writeback.log.ops import OpKind
 from tests.filesystem.world import CALLER, World, run
 
 clause = pytest.mark.clause

@@ -18,8 +18,8 @@ from acpfs.mounting import tier_salvage
 from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, ROOT, VersionId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
 
 VERSION_1 = Path(__file__).with_name("state_v1.sql")
 """Written by the code of version 1, one file for each place where bytes can be; `op` and `version` beside them."""

@@ -17,8 +17,8 @@ import trio
 from acpfs.filesystem.spilling import Spilling
 from acpfs.ram.spill import SpillDirectory
 from acpfs.types import Ino
-from acpfs.writeback import spill as spill_module
-from acpfs.writeback.ops import Version
+from acpfs.writeback.log.ops import Version
+from acpfs.writeback.sources import spill as spill_module
 from tests.filesystem.world import CALLER, World
 from tests.filesystem.world import run as in_world
 

@@ -13,7 +13,7 @@ import trio
 from acpfs.filesystem import overflow
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
-from acpfs.writeback.verify import digest_of
+from acpfs.writeback.evidence.verify import digest_of
 from tests.filesystem.test_lanes import admitted, opened, persisted, run
 from tests.filesystem.test_outgrown import until
 from tests.filesystem.test_overflow import BUDGET, MIB, block

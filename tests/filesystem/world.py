@@ -32,12 +32,12 @@ from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.engine import Engine
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.mirror import Mirror, NoMirror, journal_name, read_mark
-from acpfs.writeback.ops import Op
-from acpfs.writeback.spill import Spill
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
+from acpfs.writeback.sources.spill import Spill
 
 CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20

@@ -14,8 +14,8 @@ from acpfs.mounting import checks
 from acpfs.ram.state import StateDatabase
 from acpfs.supervisor import fallthrough
 from acpfs.types import Ino, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import OpKind
 
 pytestmark = pytest.mark.clause("S201")
 UNKNOWN = (None, None)

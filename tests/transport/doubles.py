@@ -20,8 +20,8 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
 
 HANGS_SUFFIX = ".hangs"
 """Of a file beside the directory, made when a call hangs: what the kernel says of a request does not tell whether it was read."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from acpfs.writeback.bandwidth import BURST_S, SLICE_MAX_BYTES, SLICE_MIN_BYTES, TokenBucket
+from acpfs.writeback.streams.bandwidth import BURST_S, SLICE_MAX_BYTES, SLICE_MIN_BYTES, TokenBucket
 
 
 class Clock:

@@ -8,8 +8,8 @@ import pytest
 import trio
 import xxhash
 
-from acpfs.writeback.checksums import SOON_S, WAIT_S, WaitingChecksums
-from acpfs.writeback.ops import Op, Version, VersionState
+from acpfs.writeback.log.ops import Op, Version, VersionState
+from acpfs.writeback.streams.checksums import SOON_S, WAIT_S, WaitingChecksums
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 

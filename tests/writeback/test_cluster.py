@@ -20,14 +20,14 @@ from acpfs.config import ClusterOrder, Settings
 from acpfs.errors import RefusedError
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from acpfs.writeback import gate as gate_module
-from acpfs.writeback import order as order_module
-from acpfs.writeback.cluster import BEATS_PER_LISTING, Cluster
-from acpfs.writeback.gate import LOOKED_AT_OPS_MAX, Gate
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import WITHHELD, Op, OpKind, VersionState
-from acpfs.writeback.order import SCAN_OPS_MAX
-from acpfs.writeback.stages import Aside, Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import WITHHELD, Op, OpKind, VersionState
+from acpfs.writeback.log.stages import Aside, Step
+from acpfs.writeback.members import gate as gate_module
+from acpfs.writeback.members.cluster import BEATS_PER_LISTING, Cluster
+from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, Gate
+from acpfs.writeback.order import order as order_module
+from acpfs.writeback.order.order import SCAN_OPS_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.world import InlinePool, World
 

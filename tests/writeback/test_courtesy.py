@@ -6,9 +6,9 @@ import math
 
 import trio
 
-from acpfs.writeback.courtesy import BURST_S, LAG_S_MAX, PERIOD_S, QUIET_S, Courtesy
-from acpfs.writeback.ops import VersionState
-from acpfs.writeback.streams import SMALL_BYTES_MAX
+from acpfs.writeback.log.ops import VersionState
+from acpfs.writeback.streams.courtesy import BURST_S, LAG_S_MAX, PERIOD_S, QUIET_S, Courtesy
+from acpfs.writeback.streams.streams import SMALL_BYTES_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 

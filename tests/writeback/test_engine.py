@@ -11,12 +11,12 @@ import pytest
 import trio
 import xxhash
 
-from acpfs.writeback import order
-from acpfs.writeback.failures import TRIED_AT_ONCE
-from acpfs.writeback.guarded import SPACE_PATIENCE_S
-from acpfs.writeback.ops import OpKind
-from acpfs.writeback.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
-from acpfs.writeback.want_of_room import WantOfRoom
+from acpfs.writeback.failures.failures import TRIED_AT_ONCE
+from acpfs.writeback.failures.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
+from acpfs.writeback.guard.guarded import SPACE_PATIENCE_S
+from acpfs.writeback.log.ops import OpKind
+from acpfs.writeback.order import order
+from acpfs.writeback.order.want_of_room import WantOfRoom
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
 from tests.writeback.world import World

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.writeback.peers import PAST_CACHES_S, RECORDS_AFTER
+from acpfs.writeback.members.peers import PAST_CACHES_S, RECORDS_AFTER
 from tests.writeback.test_cluster import Node
 
 clause = pytest.mark.clause

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.writeback.give_way import AGE_S_MAX, LOOK_AGAIN_S, STAND_BACK_S, GiveWay, runnable
+from acpfs.writeback.streams.give_way import AGE_S_MAX, LOOK_AGAIN_S, STAND_BACK_S, GiveWay, runnable
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 

@@ -13,9 +13,9 @@ import pytest
 import trio
 
 from acpfs.backing.lower import LowerStat
-from acpfs.writeback import guard as guard_module
-from acpfs.writeback.guarded import SPACE_PATIENCE_S
-from acpfs.writeback.ops import Op
+from acpfs.writeback.guard import guard as guard_module
+from acpfs.writeback.guard.guarded import SPACE_PATIENCE_S
+from acpfs.writeback.log.ops import Op
 from acpfs.writeback.records import GuardedCheckpoint
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import KEPT, MemoryLower, error

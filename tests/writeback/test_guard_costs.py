@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from acpfs.types import Ino
-from acpfs.writeback.ops import Op
+from acpfs.writeback.log.ops import Op
 from tests.writeback.conftest import Run
 from tests.writeback.test_guard import FILES, SHARD, guarded_world, held, remove, save
 from tests.writeback.world import World

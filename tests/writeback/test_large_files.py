@@ -12,7 +12,8 @@ import xxhash
 from acpfs.backing import filling
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.probe import probe
-from acpfs.writeback import checksums, source, streams
+from acpfs.writeback.sources import source
+from acpfs.writeback.streams import checksums, streams
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 

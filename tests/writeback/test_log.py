@@ -8,9 +8,9 @@ import pytest
 
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino, Seq, TierId
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Metadata, Op, OpKind, VersionState
-from acpfs.writeback.stages import Step
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, VersionState
+from acpfs.writeback.log.stages import Step
 
 A, B, DIRECTORY = Ino(10), Ino(11), Ino(12)
 

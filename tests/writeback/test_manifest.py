@@ -15,9 +15,9 @@ from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.manifest import PAGE_ROWS, Manifest
-from acpfs.writeback.manifest_writer import PAUSE_IDLE_S
-from acpfs.writeback.ops import Metadata
+from acpfs.writeback.log.ops import Metadata
+from acpfs.writeback.manifest.manifest import PAGE_ROWS, Manifest
+from acpfs.writeback.manifest.manifest_writer import PAUSE_IDLE_S
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
 from tests.writeback.world import World

@@ -14,7 +14,7 @@ import xxhash
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.manifest import PART_LINES, Manifest
+from acpfs.writeback.manifest.manifest import PART_LINES, Manifest
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
 
 pytestmark = pytest.mark.clause("S239")

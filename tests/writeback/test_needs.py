@@ -11,10 +11,10 @@ import trio
 from acpfs.backing.nodes import NodeState
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from acpfs.writeback.gate import Gated
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.needs import UNUSED_MAX, Needs, parse
-from acpfs.writeback.ops import WITHHELD, Op, OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.needs import UNUSED_MAX, Needs, parse
+from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
+from acpfs.writeback.members.gate import Gated
 from tests.writeback.test_cluster import Node
 
 clause = pytest.mark.clause

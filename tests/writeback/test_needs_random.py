@@ -13,10 +13,10 @@ import pytest
 from acpfs.config import ClusterOrder
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino, Seq
-from acpfs.writeback.gate import Gate
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.needs import Needs
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.needs import Needs
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members.gate import Gate
 from tests.writeback.test_cluster import is_pointer, takes_pointer
 
 clause = pytest.mark.clause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from acpfs.writeback.pace import BETWEEN_WRITES, BETWEEN_WRITES_MAX, HEARTBEAT_S_MAX, LIVELY, Pace
+from acpfs.writeback.members.pace import BETWEEN_WRITES, BETWEEN_WRITES_MAX, HEARTBEAT_S_MAX, LIVELY, Pace
 
 clause = pytest.mark.clause
 

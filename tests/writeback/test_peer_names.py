@@ -10,8 +10,8 @@ import trio
 
 from acpfs.backing.name_filter import NameFilter
 from acpfs.backing.nodes import NodeRecord
-from acpfs.writeback.cluster import HEARD_MAX
-from acpfs.writeback.peer_names import Pending
+from acpfs.writeback.members.cluster import HEARD_MAX
+from acpfs.writeback.members.peer_names import Pending
 from tests.writeback.test_cluster import Node, Records
 
 clause = pytest.mark.clause

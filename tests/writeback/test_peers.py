@@ -12,7 +12,7 @@ import pytest
 from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict
+from acpfs.writeback.members.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict
 
 clause = pytest.mark.clause
 TERMS = Terms("a", clock_bound_s=0.5, drift_s=0.0, node_timeout_s=30.0, forget_after_s=0.0)

@@ -14,9 +14,9 @@ from acpfs.backing.nodes import NodeState
 from acpfs.config import ClusterOrder
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
-from acpfs.writeback.gate import LOOKED_AT_OPS_MAX, TIDY_OPS_MIN, Gate, ToCome
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.members.gate import LOOKED_AT_OPS_MAX, TIDY_OPS_MIN, Gate, ToCome
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth
 from tests.writeback.test_cluster import Node, let_pass

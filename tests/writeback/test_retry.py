@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from acpfs.types import Ino, Seq
-from acpfs.writeback.ops import Op, OpKind
+from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
+from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.log.verdicts import Why
 from acpfs.writeback.report import queue_entry
-from acpfs.writeback.retry import PERMANENT_TRIES, RetryPolicy
-from acpfs.writeback.verdicts import Why
 from tests.writeback.world import World
 
 

@@ -16,8 +16,9 @@ import xxhash
 from trio.testing import MockClock
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.writeback import source, spares
-from acpfs.writeback.ops import Op, VersionState
+from acpfs.writeback.log.ops import Op, VersionState
+from acpfs.writeback.sources import source
+from acpfs.writeback.streams import spares
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower, error
 from tests.writeback.test_random import Application, KilledError, Mortal, assert_arrived, assert_prefixes

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.writeback.ops import Op
-from acpfs.writeback.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower
 from tests.writeback.test_guard_random import settle

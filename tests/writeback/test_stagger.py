@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.writeback.ops import VersionState
-from acpfs.writeback.stagger import OFF_SHARE, TRY_AGAIN_SAVES, Stagger
-from acpfs.writeback.streams import SMALL_BYTES_MAX
+from acpfs.writeback.log.ops import VersionState
+from acpfs.writeback.streams.stagger import OFF_SHARE, TRY_AGAIN_SAVES, Stagger
+from acpfs.writeback.streams.streams import SMALL_BYTES_MAX
 from tests.writeback.conftest import Run
 from tests.writeback.world import World
 

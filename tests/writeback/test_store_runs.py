@@ -15,9 +15,10 @@ import trio
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
-from acpfs.writeback import staged, store_runs
-from acpfs.writeback.stages import Step
-from acpfs.writeback.store_runs import RUN_OPS_MAX
+from acpfs.writeback.commits import store_runs
+from acpfs.writeback.commits.store_runs import RUN_OPS_MAX
+from acpfs.writeback.log.stages import Step
+from acpfs.writeback.streams import staged
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
 from tests.writeback.test_engine import assert_history

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from acpfs.writeback import stream_queue
-from acpfs.writeback.stream_queue import QUICK_FOR_S, QUICK_S, QUICK_STREAMS, StreamQueue
-from acpfs.writeback.streams import SMALL_BYTES_MAX, Stream
+from acpfs.writeback.streams import stream_queue
+from acpfs.writeback.streams.stream_queue import QUICK_FOR_S, QUICK_S, QUICK_STREAMS, StreamQueue
+from acpfs.writeback.streams.streams import SMALL_BYTES_MAX, Stream
 from tests.writeback.world import World
 
 STREAMS = 8

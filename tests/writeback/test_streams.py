@@ -15,9 +15,9 @@ from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
-from acpfs.writeback import streams as streams_module
-from acpfs.writeback.ops import Op
-from acpfs.writeback.stream_queue import StreamQueue
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.streams import streams as streams_module
+from acpfs.writeback.streams.stream_queue import StreamQueue
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower
 from tests.writeback.world import World

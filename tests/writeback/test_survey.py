@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.checkpoints import Checkpoint
-from acpfs.writeback.survey import Inventory
+from acpfs.writeback.guard.survey import Inventory
 from tests.writeback.conftest import Run
 from tests.writeback.test_guard import guarded_world, held
 

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from acpfs.writeback.ops import Op
-from acpfs.writeback.stages import Aside, Step
-from acpfs.writeback.verdicts import Why
+from acpfs.writeback.log.ops import Op
+from acpfs.writeback.log.stages import Aside, Step
+from acpfs.writeback.log.verdicts import Why
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import MemoryLower
 from tests.writeback.world import World

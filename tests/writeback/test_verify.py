@@ -10,8 +10,8 @@ import pytest
 import xxhash
 
 from acpfs.backing.lower import LowerPath
-from acpfs.writeback.moving_names import MovingNames
-from acpfs.writeback.verify import Verifier
+from acpfs.writeback.evidence.moving_names import MovingNames
+from acpfs.writeback.evidence.verify import Verifier
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, error
 from tests.writeback.world import World
@@ -60,7 +60,7 @@ def test_a_stale_handle_of_what_was_replaced_is_forgotten(stored: World) -> None
 
 
 def test_a_handle_that_stays_stale_is_told(stored: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("acpfs.writeback.verify.STALE_AGAIN_S", 0.001)
+    monkeypatch.setattr("acpfs.writeback.evidence.verify.STALE_AGAIN_S", 0.001)
     stored.lower.fault = stale
     assert verdict(stored) == "unreadable"
 

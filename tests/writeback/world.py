@@ -26,10 +26,10 @@ from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino
 from acpfs.writeback.engine import Engine
-from acpfs.writeback.log import OperationLog
-from acpfs.writeback.lower_tree import LowerTree
-from acpfs.writeback.manifest import Manifest
-from acpfs.writeback.ops import Metadata, Op, OpKind, Version
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
+from acpfs.writeback.manifest.manifest import Manifest
 from tests.writeback.memory_lower import MemoryLower
 
 T = TypeVar("T")

@@ -1,0 +1,1 @@
+"""Makes operations visible, and flushes them."""

@@ -1,0 +1,593 @@
+"""Commit: making logged operations visible on the backing directory, one after the other, in one thread.
+
+Every operation may have been carried out before (the worker died between the backing directory's answer and the state
+database): each method finds that out and treats it as done. The committed tree, the manifest and the mark "committed" change in one
+transaction right after the call, so that at most one operation is ever in doubt, or a run of new files that have nothing to do with each
+other (`store_runs`). What others did to the backing directory meanwhile is put right where it can be, and counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from threading import RLock
+
+from acpfs.backing.attributes import DIGEST_XATTR
+from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
+from acpfs.ram.state import StateDatabase
+from acpfs.types import Ino
+from acpfs.writeback.commits.catching_up import CatchingUp
+from acpfs.writeback.commits.conflicts import Conflicts
+from acpfs.writeback.commits.given_back import GivenBack
+from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.place_staged import PlaceStaged
+from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
+from acpfs.writeback.evidence import absence
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.stages import Step
+from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.streams.equal import is_as_noted, is_linked
+from acpfs.writeback.streams.noted import with_note
+from acpfs.writeback.streams.spares import Spares
+
+NO_NUMBER = 0
+"""In place of an inode number: there is nothing."""
+_PARENT_MODE = 0o755
+"""For a directory that was removed from outside and is made again; what it had is not known here."""
+
+
+class StagingLostError(Exception):
+    """The staging file is gone and was not renamed into place: the version must be streamed again."""
+
+
+class Committer:
+    """Carries operations out; called in the commit thread."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        log: OperationLog,
+        manifest: Manifest,
+        state: StateDatabase,
+        lock: RLock,
+        applied: dict[int, str],
+        conflicts: Conflicts,
+        spares: Spares,
+        there: Whereabouts,
+        before: Callable[[Op], None] = lambda _op: None,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
+        """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
+
+        `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
+        for the next, as the mirror's journal needs it.
+        """
+        self._before = before
+        self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
+        self._applied, self._conflicts, self._spares = applied, conflicts, spares
+        self._listings = absence.Listings(lower)
+        self._catching_up = CatchingUp(there, tree, log, manifest, state, lock, conflicts)
+        self._placing = PlaceStaged(lower, log, state, lock)
+        self._given_back = GivenBack(lower, tree, conflicts, lock)
+        self.repairs = 0
+        """How often the backing directory was not as it was left, and was put right or taken as it is."""
+        self._changed = False
+        """Whether something was changed for the operation that is being carried out now."""
+        self._doubtful = False
+        """Whether it may have been carried out before, in part."""
+        self._numbers: dict[Ino, int] = {}
+        """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
+        self.stopped = False
+        """Set to end a group early; what was not begun stays queued."""
+        runs = StoreRuns(lower, tree, log, manifest, state, lock, applied, conflicts, spares, lambda: self.stopped)
+        self._runs = None if one_by_one else runs
+        self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
+            OpKind.STORE: self._store,
+            OpKind.MKDIR: self._mkdir,
+            OpKind.RMDIR: self._rmdir,
+            OpKind.UNLINK: self._unlink,
+            OpKind.RENAME: self._rename,
+            OpKind.EXCHANGE: self._exchange,
+            OpKind.LINK: self._link,
+            OpKind.SYMLINK: self._symlink,
+            OpKind.MKNOD: self._mknod,
+            OpKind.SETATTR: self._set_attributes,
+            OpKind.SETXATTR: self._set_attributes,
+        }
+
+    def run(self, group: list[Op]) -> GroupOutcome:
+        """Carry out a group up to the first failure."""
+        outcome = GroupOutcome()
+        self._conflicts.begin_group()
+        self._numbers.clear()
+        self._listings.forget()
+        at = 0
+        while at < len(group) and (count := self._next(group, at, outcome)):
+            at += count
+        return outcome
+
+    def _next(self, group: list[Op], at: int, outcome: GroupOutcome) -> int:
+        """Carry out what comes next; returns how many operations that were, 0: the group has ended."""
+        if group[at].kind not in REMOVING:
+            self._listings.forget()
+        if self._runs is not None and group[at].kind is OpKind.STORE:
+            run = self._runs.carry_out(group[at : at + RUN_OPS_MAX], self._before)
+            outcome.failed, outcome.error, outcome.lost = run.failed, run.error, run.lost
+            for op, st in run.done:
+                self._done(op, st, outcome)
+            if outcome.has_ended or run.done:
+                return 0 if outcome.has_ended else len(run.done)
+        return self._next_alone(group[at], outcome)
+
+    def _next_alone(self, op: Op, outcome: GroupOutcome) -> int:
+        self._doubtful, self._changed = op.begun, False
+        try:
+            self._catching_up.before(op)
+            if self.stopped or not self._begin(op):
+                return 0
+            st = self._again(op) if op.committed else self._carry_out(op)
+        except StagingLostError:
+            op.take(Step.FAILED)
+            outcome.lost = op
+            return 0
+        except OSError as error:
+            if op.started:
+                in_doubt = self._doubtful or self._changed or error.errno not in CERTAIN
+                op.take(Step.FAILED if in_doubt else Step.TAKEN_BACK)
+            outcome.failed, outcome.error = op, error
+            return 0
+        self._done(op, st, outcome)
+        if op.kind is OpKind.STORE:
+            outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
+        return 1
+
+    def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
+        outcome.done.append((op, st))
+        if st is not None:
+            self._numbers[op.ino] = st.ino
+        for directory, _name in op.touches():
+            outcome.directories[directory] += 1
+        if op.kind in (OpKind.SETATTR, OpKind.SETXATTR, OpKind.MKDIR):
+            outcome.entries[op.ino] = None
+
+    def _carry_out(self, op: Op) -> LowerStat | None:
+        self._before(op)
+        conflicts = self._conflicts.total
+        if self._conflicts.concerns(op) and not self._conflicts.admit(op):
+            self._leave(op)
+            return None
+        if self._conflicts.total > conflicts:
+            self._before(op)  # its place is beside now: a journal without that would have it stored beside that once more
+        st = self._kinds[op.kind](op)
+        self._conflicts.noted(op, st)
+        return st
+
+    def _leave(self, op: Op) -> None:
+        """What it would change is somebody else's by now: nothing is known about it any more."""
+        with self._settling(op):
+            if op.kind in (OpKind.UNLINK, OpKind.RMDIR, OpKind.RENAME, OpKind.EXCHANGE):
+                self._tree.remove(*self.place_of(op))
+            if op.kind is OpKind.EXCHANGE:
+                self._tree.remove(*self.target_of(op))
+
+    def _directories_of(self, ino: Ino) -> list[Ino]:
+        with self._lock:
+            return [directory for directory, _name in self._tree.places(ino)]
+
+    def _begin(self, op: Op) -> bool:
+        """Take the operation, unless it was left out or has to be streamed again; from here on it is not changed any more."""
+        with self._lock:
+            if self._log.get(op.seq) is not op:
+                return False
+            if op.version is not None and op.version.state not in (VersionState.STAGED, VersionState.COMMITTED):
+                return False
+            self._log.mark_begun(op)
+            self._state.must_commit()  # else a next worker would take it for one that nothing was done for
+            return True
+
+    def _again(self, op: Op) -> LowerStat | None:
+        """Carried out before: by the last worker, which did not live to flush it, or but for the end of it."""
+        self._conflicts.done_before(op)
+        self.give_back(op)
+        path = self._path(op.ino)
+        if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
+            return None
+        with suppress(FileNotFoundError):
+            return self._lower.lstat(path)
+        return None
+
+    # -- helpers
+
+    @contextmanager
+    def _settling(self, op: Op, *, moves: bool = False) -> Iterator[None]:
+        """Around the changes that record a commit. `moves`: paths change with it, `_moving` has said so."""
+        with self._lock:
+            try:
+                yield
+                self._log.mark_committed(op)
+            finally:
+                if moves:
+                    self._tree.end_move()
+                self._state.commit()
+
+    @contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Paths are about to change; a failure ends that, a success is ended by `_settling`."""
+        with self._lock:
+            self._tree.begin_move()
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._tree.end_move()
+            raise
+
+    def repaired(self) -> None:
+        with self._lock:
+            self.repairs += 1
+
+    def _path(self, ino: Ino) -> LowerPath | None:
+        with self._lock:
+            return self._tree.path(ino)
+
+    def place_of(self, op: Op) -> Place:
+        """`parent`/`name` of the operation, or where that lies since a conflict."""
+        return self._conflicts.place(op, op.parent, op.name)
+
+    def target_of(self, op: Op) -> Place:
+        """The same for `new_parent`/`new_name`."""
+        return self._conflicts.place(op, op.new_parent, op.new_name)
+
+    def _places(self, ino: Ino) -> list[Place]:
+        """Where the node lies. A further name that others have removed since, or given to another file, is not this node's any more."""
+        with self._lock:
+            places = self._tree.places(ino)
+            number = self._numbers.get(ino) or self._conflicts.number(ino)
+        if len(places) < 2 or number is None or self._doubtful:
+            return places
+        seen = {place: self._number_at(place) for place in places}
+        if number in seen.values():
+            others = [place for place in places if seen[place] != number]
+        else:  # gone everywhere: last come, last served, as for a file with one name
+            others = [place for place in places[1:] if seen[place] != NO_NUMBER]
+        if not others:
+            return places
+        with self._lock:
+            for place in others:
+                self._tree.remove(*place)
+            self.repairs += 1
+            return self._tree.places(ino)
+
+    def _number_at(self, place: Place) -> int:
+        with self._lock:
+            path = self._tree.path_at(*place)
+        if path is None:
+            return NO_NUMBER
+        st = self.look(path)
+        if st is None:
+            absence.make_sure(self._lower, path)
+            return NO_NUMBER
+        return st.ino
+
+    def _path_at(self, parent: Ino, name: bytes) -> LowerPath:
+        with self._lock:
+            path = self._tree.path_at(parent, name)
+        if path is None:
+            raise FileNotFoundError(errno.ENOENT, "its directory is not on the backing directory")
+        return path
+
+    def look(self, path: LowerPath) -> LowerStat | None:
+        try:
+            return self._lower.lstat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
+        """Do something that makes `target`; make its directories again if they are gone."""
+        try:
+            action()
+        except FileNotFoundError:
+            if not self.make_parents(target):
+                raise
+            action()
+
+    def make_parents(self, path: LowerPath) -> bool:
+        """Make what is missing above `path`; False when nothing was."""
+        made = False
+        for depth in range(1, len(path)):
+            try:
+                self._lower.mkdir(path[:depth])
+            except FileExistsError:
+                continue
+            self._lower.apply(path[:depth], Metadata(mode=_PARENT_MODE))
+            made = True
+        if made:
+            self.repaired()
+        return made
+
+    def put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+        """Make an entry under a name that another has taken from outside: beside it first, then over it."""
+        staging = self._lower.stage_near(f"entry-{op.seq}", target[:-1])
+        self._lower.remove_staging(staging)
+        make(self._lower.staging_path(staging))
+        self._lower.rename(self._lower.staging_path(staging), target)
+        self.repaired()
+
+    # -- files
+
+    def _store(self, op: Op) -> LowerStat:
+        version = op.version
+        assert version is not None
+        assert version.staging_name
+        places = self._places(op.ino)
+        with self._lock:
+            targets = [self._path_at(*place) for place in places] or [self._path_at(*self.place_of(op))]
+        staging, first = self._lower.staging_path(version.staging_name), targets[0]
+        if is_linked(version):
+            self._check_linked(version, staging)
+        self._complete_attributes(op, staging, first if places else None)
+        self._spares.keep(version, first)
+        try:
+            staging = self._placing.place(version, first)
+        except FileNotFoundError:
+            self._store_again(op, staging, first)
+        self._changed = True
+        st = self._lower.lstat(first)
+        if st.size != version.size:
+            raise StagingLostError
+        if self._has_left(staging, st, version.staging_ino) or is_linked(version):
+            self._lower.remove_staging(version.staging_name)  # both were names of one file: that rename does nothing
+            st = self._lower.lstat(first)
+        for target in targets[1:]:
+            if self.add_name(op, first, target, st.ino):
+                st = self._lower.lstat(first)
+        with self._settling(op):
+            if not places:
+                self._tree.add(op.ino, *self.place_of(op))
+            for target in targets:
+                if version.digest:
+                    self._manifest.put(target, version.digest, version.size)
+                else:
+                    self._manifest.remove(target)
+            version.state = VersionState.COMMITTED
+            self._spares.shown(version, st)
+            self._applied.pop(version.vid, None)
+        return ours(self._lower, op, st)
+
+    def _check_linked(self, version: Version, staging: LowerPath) -> None:
+        """That nobody has written into the other node's file since; acpfs never does, a native writer might."""
+        with suppress(FileNotFoundError):  # committed before
+            if not is_as_noted(self._lower, staging, version.digest, version.size):
+                self._lower.remove_staging(version.staging_name)
+                raise StagingLostError
+
+    def _store_again(self, op: Op, staging: LowerPath, target: LowerPath) -> None:
+        """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
+        assert op.version is not None
+        if self.look(staging) is not None:
+            self.make_parents(target)
+            self._lower.rename(staging, target)
+            return
+        st = self.look(target)
+        if st is None or st.ino != op.version.staging_ino:
+            absence.make_sure(self._lower, staging)
+            raise StagingLostError
+
+    def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
+        """Give the staging file what it lacks: attributes changed since it was staged, xattrs of the file that it replaces."""
+        assert op.version is not None
+        meta = Metadata()
+        if replaced is not None and self._lower.features.xattrs:
+            with suppress(FileNotFoundError):
+                meta.xattrs.update({name: value for name, value in self._lower.xattrs(replaced).items() if name not in op.meta.xattrs})
+        if self._applied.get(op.version.vid) != op.meta.to_json():
+            later = Metadata.from_json(op.meta.to_json())
+            later.xattrs.update(meta.xattrs)
+            if later.mtime_ns is not None and self._lower.features.xattrs and op.version.digest:
+                later.xattrs[DIGEST_XATTR] = Note(op.version.digest, later.mtime_ns).encode()
+            meta = later
+        elif not meta.xattrs:
+            return
+        with suppress(FileNotFoundError):
+            self._lower.apply(staging, meta)
+            self._lower.sync_entry(staging)
+
+    def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
+        """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
+        present = self.look(target)
+        if present is not None and present.ino == ino:
+            return False
+        staging = self._lower.stage_near(f"link-{op.seq}", target[:-1])
+        self._lower.remove_staging(staging)
+        self._lower.link(source, self._lower.staging_path(staging))
+        self.with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))
+        return True
+
+    def _link(self, op: Op) -> LowerStat | None:
+        self._places(op.ino)
+        source, target = self._path(op.ino), self._path_at(*self.place_of(op))
+        st = self.look(source) if source is not None else None
+        if source is None or st is None:
+            if source is not None:
+                absence.make_sure(self._lower, source)
+            self.repaired()  # the file was removed from outside: there is nothing to give a name to
+            with self._settling(op):
+                pass
+            return None
+        try:
+            self.with_parents(target, lambda: self._lower.link(source, target))
+        except FileExistsError:
+            if self.add_name(op, source, target, st.ino):
+                self.repaired()
+        with self._settling(op):
+            self._tree.add(op.ino, *self.place_of(op))
+            self._manifest.copy(source, target)
+        return self.look(target)
+
+    def _unlink(self, op: Op) -> None:
+        path = self._path_at(*self.place_of(op))
+        self._remove(path, self._lower.unlink)
+        with self._settling(op):
+            self._tree.remove(*self.place_of(op))
+            self._manifest.remove(path)
+
+    def _remove(self, path: LowerPath, remove: Callable[[LowerPath], None]) -> None:
+        try:
+            remove(path)
+        except FileNotFoundError:
+            self._listings.make_sure(path)
+
+    # -- directories and special files
+
+    def _mkdir(self, op: Op) -> LowerStat:
+        path = self._path_at(*self.place_of(op))
+        try:
+            self.with_parents(path, lambda: self._lower.mkdir(path))
+        except FileExistsError:
+            if not stat.S_ISDIR(self._lower.lstat(path).mode):
+                raise
+        return self._made(op, path)
+
+    def _made(self, op: Op, path: LowerPath) -> LowerStat:
+        """Attributes and record of what was made without a staging file."""
+        self._changed = True
+        self._lower.apply(path, op.meta)
+        st = self._lower.lstat(path)
+        with self._settling(op):
+            self._tree.add(op.ino, *self.place_of(op))
+            if not stat.S_ISDIR(st.mode):
+                self._manifest.remove(path)
+        return st
+
+    def _rmdir(self, op: Op) -> None:
+        path = self._path_at(*self.place_of(op))
+        with self._moving():
+            self._remove(path, self._lower.rmdir)
+        with self._settling(op, moves=True):
+            self._tree.remove(*self.place_of(op))
+            self._manifest.remove(path)
+
+    def _symlink(self, op: Op) -> LowerStat:
+        path = self._path_at(*self.place_of(op))
+        try:
+            self.with_parents(path, lambda: self._lower.symlink(op.payload, path))
+        except FileExistsError:
+            if not self._is_symlink_to(path, op.payload):
+                self.put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
+        return self._made(op, path)
+
+    def _is_symlink_to(self, path: LowerPath, target: bytes) -> bool:
+        return stat.S_ISLNK(self._lower.lstat(path).mode) and self._lower.readlink(path) == target
+
+    def _mknod(self, op: Op) -> LowerStat:
+        path, mode = self._path_at(*self.place_of(op)), op.meta.mode or 0
+        try:
+            self.with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
+        except FileExistsError:
+            present = self._lower.lstat(path)
+            if stat.S_IFMT(present.mode) != stat.S_IFMT(mode) or present.rdev != op.meta.rdev:
+                self.put_in_place(op, path, lambda staging: self._lower.mknod(staging, mode, op.meta.rdev))
+        return self._made(op, path)
+
+    # -- names
+
+    def _rename(self, op: Op) -> LowerStat | None:
+        source, target = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
+        with self._moving():
+            st = self._rename_as_logged(op, source, target)
+        with self._settling(op, moves=True):
+            self._tree.move(self.place_of(op), self.target_of(op))
+            if st is None:
+                self._tree.remove(*self.target_of(op))
+            self._manifest.move(source, target)
+        self.give_back(op)
+        return st
+
+    def _rename_as_logged(self, op: Op, source: LowerPath, target: LowerPath) -> LowerStat | None:
+        """What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else."""
+        return (self.look(target) if op.new_parent < 0 else None) or self.rename(source, target)
+
+    def give_back(self, op: Op) -> None:
+        """Of what was moved aside; when paths are at rest again, for it may take a while."""
+        kept = self._path(op.ino) if op.moved_for else None
+        if kept is not None and stat.S_ISDIR(self._lower.lstat(kept).mode):
+            self._given_back.give(op.ino, kept, self._path(op.moved_for) or self._path_at(*self.place_of(op)))
+
+    def rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
+        try:
+            self._lower.rename(source, target)
+        except FileNotFoundError:
+            if self.look(source) is not None:
+                self.make_parents(target)
+                self._lower.rename(source, target)
+            else:
+                absence.make_sure(self._lower, source)
+                if self.look(target) is None:
+                    absence.make_sure(self._lower, target)
+                    self.repaired()  # removed from outside: there is nothing to move
+                    return None
+        self._changed = True
+        st = self._lower.lstat(target)
+        self._has_left(source, st)
+        return st
+
+    def _has_left(self, source: LowerPath, st: LowerStat, moved: int = 0) -> bool:
+        """Whether a rename was carried out: the new name may be shown by a cache that believed the answer, the old one is looked up anew.
+
+        A GlusterFS client that is changing to another graph answers 0 to renames that it could not begin. `moved`: inode number, if known.
+
+        Raises:
+            OSError: ESTALE, a passing failure: it was not.
+        """
+        still = self.look(source)
+        if still is None:
+            return False
+        is_same = still.ino == st.ino  # else the new name shows what it showed before
+        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (not is_same and still.ino == moved):
+            raise OSError(errno.ESTALE, "said to be renamed, and still under its old name")
+        return is_same
+
+    def _exchange(self, op: Op) -> LowerStat:
+        """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
+        a, b = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
+        if not op.payload:
+            noted = f"{self._lower.lstat(a).ino} {self._lower.lstat(b).ino}".encode()
+            with self._lock:
+                op.payload = noted
+                self._log.save(op)
+                self._state.must_commit()
+            self._before(op)  # it is another operation now: without the numbers it would be carried out twice, which undoes it
+        ino_a, ino_b = (int(part) for part in op.payload.split())
+        with self._moving():
+            now_a, now_b = self.look(a), self.look(b)
+            if now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a):  # one may have been stored again
+                self._lower.exchange(a, b)
+            st = self._lower.lstat(b)
+        with self._settling(op, moves=True):
+            self._tree.exchange(self.place_of(op), self.target_of(op))
+            self._manifest.exchange(a, b)
+        return st
+
+    # -- attributes
+
+    def _set_attributes(self, op: Op) -> LowerStat | None:
+        self._places(op.ino)
+        path = self._path(op.ino)
+        st: LowerStat | None = None
+        if path is not None:
+            try:
+                self._lower.apply(path, with_note(self._lower, path, op.meta, doubtful=self._doubtful))
+                st = self._lower.lstat(path)
+            except FileNotFoundError:
+                absence.make_sure(self._lower, path)
+                self.repaired()  # removed from outside
+        with self._settling(op):
+            pass
+        return st

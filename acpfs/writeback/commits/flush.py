@@ -1,0 +1,135 @@
+"""The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
+
+What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
+still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import RLock
+from typing import Any
+
+import trio
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.lower import Lower, LowerPath
+from acpfs.types import ROOT, Ino
+from acpfs.writeback.arrival import outcome
+from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.evidence import absence
+from acpfs.writeback.failures.retry import RetryPolicy
+from acpfs.writeback.listener import Listener
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    ino: Ino
+    path: LowerPath
+    times: tuple[int, int] | None
+    is_directory: bool
+
+
+class Flusher:
+    """Flushes what commit groups touched."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        log: OperationLog,
+        listener: Listener,
+        pool: CallPool,
+        lock: RLock,
+        retry: RetryPolicy,
+        recheck: Callable[[GroupOutcome], bool],
+    ) -> None:
+        """`pool`: threads for flushes; `recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
+        self._recheck = recheck
+        self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
+        self._pool, self._lock, self._retry = pool, lock, retry
+        self._untimed: set[Ino] = set()
+
+    def take_untimed(self) -> GroupOutcome:
+        """Directories whose last operation was left out after earlier ones were committed: they still have to get their times."""
+        group = GroupOutcome()
+        if self._untimed:
+            for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
+                self._untimed.discard(ino)
+                group.directories[ino] = 0
+        return group
+
+    async def flush(self, group: GroupOutcome) -> None:
+        """Return when everything in the group is on stable storage."""
+        with self._lock:
+            tasks = all_tasks = self._tasks(group)
+        tries = 0
+        while tasks:
+            failed, error = await self._attempt(tasks, group)
+            remade = False
+            while error is not None:  # until it is known again what there is: a flush that succeeds before says nothing
+                tries += 1
+                self._note(group, error)
+                await trio.sleep(self._retry.delay_s(tries))
+                looking = self._pool.submit("recheck", self._recheck, group)
+                error = await self._error(looking)
+                remade = error is None and looking.result()
+            tasks = all_tasks if remade else failed
+
+    def _note(self, group: GroupOutcome, error: OSError) -> None:
+        with self._lock:
+            self._retry.retries += 1
+            for op, _stat in group.done:
+                op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
+
+    async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
+        """Those that failed, and why."""
+        futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
+        errors = [await self._error(future) for future in futures]
+        failed = [task for task, error in zip(tasks, errors, strict=True) if error is not None]
+        return failed, next((error for error in errors if error is not None), None)
+
+    @staticmethod
+    async def _error(future: Future[Any]) -> OSError | None:
+        try:
+            await outcome(future)
+        except OSError as error:
+            return error
+        return None
+
+    def _carry_out(self, task: _Task, group: GroupOutcome) -> None:
+        try:
+            if task.times is not None:
+                self._lower.set_times(task.path, *task.times)
+            if task.is_directory:
+                self._lower.sync_directory(task.path)
+            else:
+                self._lower.sync_entry(task.path)
+            if task.times is not None:
+                group.settled.append((task.ino, self._lower.lstat(task.path)))
+        except FileNotFoundError:
+            absence.make_sure(self._lower, task.path)  # removed from outside: there is nothing to flush
+
+    def _tasks(self, group: GroupOutcome) -> list[_Task]:
+        tasks = []
+        for ino in {**group.directories, **group.synced}:
+            path = self._tree.path(ino)
+            if path is not None:
+                tasks.append(_Task(ino, path, self._times(ino, group), is_directory=True))
+        for ino in group.entries:
+            path = self._tree.path(ino)
+            if path is not None and ino != ROOT:
+                tasks.append(_Task(ino, path, None, is_directory=False))
+        return tasks
+
+    def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:
+        """Only with the directory's last operation: any later one would change them again."""
+        if self._log.pending_in(ino) != group.directories.get(ino, 0):
+            self._untimed.add(ino)
+            return None
+        self._untimed.discard(ino)
+        return self._listener.directory_times(ino)

@@ -1,0 +1,117 @@
+"""What other nodes have written into a directory that is moved aside: it belongs to the one that takes its place.
+
+The guard leaves a checkpoint that was deleted here where it is, and moves it aside when it is made again under the same name. Another
+node may have written its part of the new one by then, into the old directory, since that is what lies there. So after the move, what is
+there and was not deleted here goes on to the new directory: moved first and looked at then, so that nothing is written there in between.
+Called in the commit thread; may be done again at any point.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from threading import RLock
+
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.logger import get_logger
+from acpfs.types import Ino
+from acpfs.writeback.commits.conflicts import Conflicts
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Metadata
+
+MODE = 0o755
+"""Of a directory that is made here ahead of its MKDIR, which gives it its own."""
+
+_TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
+_NO_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
+_log = get_logger(__name__)
+
+
+class GivenBack:
+    """Moves what is foreign."""
+
+    def __init__(self, lower: Lower, tree: LowerTree, conflicts: Conflicts, lock: RLock) -> None:
+        self._lower, self._tree, self._conflicts, self._lock = lower, tree, conflicts, lock
+
+    def give(self, directory: Ino, kept: LowerPath, to: LowerPath) -> None:
+        """`directory` lies at `kept` now; what is not its own goes to `to`, but for names that are taken there.
+
+        Raises:
+            OSError: the backing directory refuses; what was moved stays moved.
+        """
+        todo = [(directory, kept, to)]
+        while todo:
+            directory, kept, to = todo.pop()
+            moved = False
+            for entry in self._lower.listdir(kept):
+                source, target, place = (*kept, entry.name), (*to, entry.name), (directory, entry.name)
+                st = self._lower.lstat(source)
+                if self._conflicts.is_foreign(place, st):
+                    moved = self._move(source, target, st) or moved
+                elif stat.S_ISDIR(st.mode):
+                    with self._lock:
+                        below = self._tree.node_at(*place)
+                    assert below is not None
+                    todo.append((below, source, target))
+            if moved:
+                self._lower.sync_directory(to)
+                self._lower.sync_directory(kept)
+
+    def _move(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
+        try:
+            try:
+                self._put(source, target, st)
+            except FileNotFoundError:
+                self._make(target[:-1])
+                self._put(source, target, st)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=_shown(source))
+            return False
+        _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=_shown(target))
+        return True
+
+    def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
+        """Never over what another node puts there at this moment: a link replaces nothing. Where there are none, a look has to do."""
+        if stat.S_ISDIR(st.mode) or not self._link(source, target, st):
+            self._expect_nothing_at(target)
+            self._lower.rename(source, target)
+        else:
+            self._lower.unlink(source)
+
+    def _link(self, source: LowerPath, target: LowerPath, st: LowerStat) -> bool:
+        """Whether both names are the file's now; False where it may not be linked (another user's, without privilege; no hard links)."""
+        if not self._lower.features.hard_links:
+            return False
+        try:
+            self._lower.link(source, target)
+        except FileExistsError:
+            if self._lower.lstat(target).ino != st.ino:  # linked before an earlier attempt was cut off
+                raise
+        except OSError as error:
+            if error.errno not in _NO_LINK:
+                raise
+            return False
+        return True
+
+    def _expect_nothing_at(self, path: LowerPath) -> None:
+        try:
+            self._lower.lstat(path)
+        except FileNotFoundError:
+            return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    def _make(self, path: LowerPath) -> None:
+        for depth in range(1, len(path) + 1):
+            try:
+                self._lower.mkdir(path[:depth])
+            except FileExistsError:
+                continue
+            self._lower.apply(path[:depth], Metadata(mode=MODE))
+            self._lower.sync_directory(path[: depth - 1])
+
+
+def _shown(path: LowerPath) -> str:
+    return b"/".join(path).decode("utf-8", "backslashreplace")

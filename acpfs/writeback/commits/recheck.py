@@ -1,0 +1,178 @@
+"""After a flush that failed: whether what was committed is still there, and what to do where it is not.
+
+A server that dies between a commit and its flush forgets renames, names and attributes, and a later flush that succeeds would not know. So
+before a flush is tried again, everything that the group made is looked at: names go back to where they were put, directories and special
+files are made anew, contents are to be streamed again. What is known by its inode number counts as there only with that number: under a
+name that was replaced the old file shows again. What a change that failed may have moved is looked for at both ends (`whereabouts`).
+What was removed, and is there again, is left. Called in a thread for flushes, with no
+commit under way; may be done again at any point.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from threading import RLock
+
+from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.errors import PERMANENT_ERRNOS, errno_name
+from acpfs.logger import get_logger
+from acpfs.types import Ino
+from acpfs.writeback.commits.commit import Committer
+from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.evidence.whereabouts import Whereabouts
+from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.ops import Op, OpKind
+
+_ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
+_REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
+
+_log = get_logger(__name__)
+
+
+class Recheck:
+    """Looks at commit groups again."""
+
+    def __init__(self, lower: Lower, tree: LowerTree, lock: RLock, committer: Committer, there: Whereabouts) -> None:
+        self._lower, self._tree, self._lock, self._committer, self._there = lower, tree, lock, committer, there
+
+    def look(self, group: GroupOutcome) -> bool:
+        """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
+
+        Raises:
+            OSError: the backing directory does not say, or refuses: what it has is not known.
+        """
+        known = [(op, st) for op, st in group.done if st is not None]  # None: it removed something, or left something foreign alone
+        entry = partial(self._entry, group)
+        moved = [op for op, st in known if self._tried(self._name, op, st)]  # a directory that is moved comes first in its group
+        made = [op for op, st in known if self._tried(entry, op, st)]
+        return bool(moved or made)
+
+    @staticmethod
+    def _tried(attempt: Callable[[Op, LowerStat], bool], op: Op, st: LowerStat) -> bool:
+        """What is refused for good must not hold up all that comes after it: others have changed what there was."""
+        try:
+            return attempt(op, st)
+        except OSError as error:
+            if error.errno not in _REFUSALS:
+                raise
+            name, why = (op.new_name or op.name).decode("utf-8", "backslashreplace"), errno_name(error.errno)
+            _log.error("the backing directory lost this, and refuses to have it again", kind=op.kind.value, name=name, error=why)
+            return False
+
+    def _path(self, place: Place) -> LowerPath | None:
+        with self._lock:
+            return self._tree.path_at(*place)
+
+    def _find(self, path: LowerPath) -> LowerPath | None:
+        """Where it is by now; None: another lies there."""
+        with suppress(FileNotFoundError):
+            return self._there.find(path)
+        return None
+
+    def _node_at(self, place: Place) -> Ino | None:
+        with self._lock:
+            return self._tree.node_at(*place)
+
+    # -- names
+
+    def _name(self, op: Op, st: LowerStat) -> bool:
+        if op.kind not in (OpKind.RENAME, OpKind.EXCHANGE):
+            return False
+        at, to = self._committer.place_of(op), self._committer.target_of(op)
+        source, target = self._path(at), self._path(to)
+        if source is None or target is None:
+            return False
+        if op.kind is OpKind.EXCHANGE:
+            return self._exchange(op, (at, source), (to, target))
+        there, here = self._committer.look(target), self._committer.look(source)
+        if here is None or (there is not None and there.ino == st.ino):
+            return False
+        is_lost = there is None and self._node_at(to) == op.ino and self._node_at(at) is None
+        if not (is_lost or here.ino == st.ino):
+            return False  # another file has that name by now
+        self._committer.rename(source, target)
+        self._committer.give_back(op)
+        self._committer.repaired()
+        return True
+
+    def _exchange(self, op: Op, a: tuple[Place, LowerPath], b: tuple[Place, LowerPath]) -> bool:
+        if (self._node_at(a[0]), self._node_at(b[0])) != (op.victim, op.ino):
+            return False  # another operation of the group has moved them on
+        found = [found.ino for path in (a[1], b[1]) if (found := self._committer.look(path)) is not None]
+        if found != [int(part) for part in op.payload.split()]:
+            return False
+        self._lower.exchange(a[1], b[1])
+        self._committer.repaired()
+        return True
+
+    # -- what lies there
+
+    def _entry(self, group: GroupOutcome, op: Op, st: LowerStat) -> bool:
+        with self._lock:
+            found = [self._tree.path_at(*place) for place in self._tree.places(op.ino)]
+        paths = list(dict.fromkeys(there for path in found if path is not None and (there := self._find(path)) is not None))
+        if not paths:
+            return False  # removed by a later operation of the group
+        if op.kind is OpKind.STORE:
+            return self._content(group, op, paths)
+        if op.kind is OpKind.LINK:
+            return self._link(op, st, paths)
+        if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
+            return self._special(op, st, paths[0])
+        if op.kind is OpKind.MKDIR and self._committer.look(paths[0]) is None:
+            self._committer.with_parents(paths[0], lambda: self._lower.mkdir(paths[0]))
+            self._committer.repaired()
+        return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, paths[0])
+
+    def _content(self, group: GroupOutcome, op: Op, paths: list[LowerPath]) -> bool:
+        after = [later for later, _st in group.done if later.ino == op.ino and later.seq > op.seq]
+        if op.version is None or any(later.kind is OpKind.STORE for later in after):
+            return False  # the last one decides
+        present = self._committer.look(paths[0])
+        if present is not None and present.ino == op.version.staging_ino:
+            added = [self._committer.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
+            return any(added)
+        with self._lock:
+            for later in after:
+                if later.kind in _ATTRIBUTES:
+                    op.meta.merge(later.meta)  # given to what is lost
+        group.done[:] = [one for one in group.done if one[0] is not op]
+        group.undone.append(op)
+        self._committer.repaired()
+        return True
+
+    def _link(self, op: Op, st: LowerStat, paths: list[LowerPath]) -> bool:
+        place = self._committer.place_of(op)
+        path_at = self._path(place)
+        target = None if path_at is None else self._find(path_at)
+        if target is None or self._node_at(place) != op.ino:
+            return False
+        for path in paths:
+            present = self._committer.look(path)
+            if path != target and present is not None and present.ino == st.ino:
+                return self._committer.add_name(op, path, target, st.ino)
+        return False
+
+    def _special(self, op: Op, st: LowerStat, path: LowerPath) -> bool:
+        present = self._committer.look(path)
+        if present is not None and present.ino == st.ino:
+            return False
+        if present is None:
+            self._committer.make_parents(path)
+        if op.kind is OpKind.SYMLINK:
+            self._committer.put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
+        else:
+            self._committer.put_in_place(op, path, lambda staging: self._lower.mknod(staging, op.meta.mode or 0, op.meta.rdev))
+        return self._attributes(op, path)
+
+    def _attributes(self, op: Op, path: LowerPath) -> bool:
+        """Of directories all but their times, which the flush gives them."""
+        with suppress(FileNotFoundError):  # taken away by others
+            is_directory = stat.S_ISDIR(self._lower.lstat(path).mode)
+            self._lower.apply(path, replace(op.meta, atime_ns=None, mtime_ns=None) if is_directory else op.meta)
+        return True

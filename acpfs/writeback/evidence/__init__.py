@@ -1,0 +1,1 @@
+"""What the backing directory shows, and how far that can be believed."""

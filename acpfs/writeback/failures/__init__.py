@@ -1,0 +1,1 @@
+"""What becomes of an operation that failed."""

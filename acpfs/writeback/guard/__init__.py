@@ -1,0 +1,1 @@
+"""A deleted checkpoint stays until a newer one is persisted."""

@@ -1,0 +1,594 @@
+"""The operation log: the ordered list of changes that the backing directory has not seen yet.
+
+Appended to by the file system, taken from by the engine, both under the file system's lock; every change is part of the step's
+transaction in the state database. See docs/internals/order-and-commits.md.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import itertools
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+
+from acpfs.ram.node_clock import NodeClock
+from acpfs.ram.state import StateDatabase
+from acpfs.types import Ino, Seq, TierId, VersionId
+from acpfs.writeback.log.needs import Needs
+from acpfs.writeback.log.op_rows import (
+    COMMITTED,
+    LET_GO,
+    LOAD_VERSIONS,
+    PARKED,
+    SAVE_VERSION,
+    aside_when_parked,
+    op_from_row,
+    version_from_row,
+    version_row,
+)
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.stages import Aside, Stage, Step
+from acpfs.writeback.log.waiters import Waiter, Waiters
+
+WINDOW_OPS_MAX = 4096
+"""How far ahead a window that nets out to nothing is looked for; bounds the time under the lock to a few milliseconds."""
+
+IN_LINE = frozenset({Aside.NONE, Aside.HELD})
+CREATING = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
+REMOVING = frozenset({OpKind.UNLINK, OpKind.RMDIR})
+
+DDL = """
+CREATE TABLE IF NOT EXISTS op (
+  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, ino INTEGER NOT NULL, parent INTEGER NOT NULL, name BLOB NOT NULL,
+  new_parent INTEGER NOT NULL, new_name BLOB NOT NULL, victim INTEGER NOT NULL, meta TEXT NOT NULL, payload BLOB NOT NULL,
+  vid INTEGER, logged_at REAL NOT NULL, creates INTEGER NOT NULL, tries INTEGER NOT NULL, last_error INTEGER,
+  next_attempt_at REAL NOT NULL, parked INTEGER NOT NULL, committed INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS version (
+  vid INTEGER PRIMARY KEY, ino INTEGER NOT NULL, tier_id INTEGER NOT NULL, size INTEGER NOT NULL, state TEXT NOT NULL,
+  staging_name TEXT NOT NULL, staging_ino INTEGER NOT NULL, digest TEXT NOT NULL, spilled INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS replaces (seq INTEGER PRIMARY KEY, since REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class OperationLog:
+    """Operations by sequence number, oldest first."""
+
+    def __init__(self, state: StateDatabase) -> None:
+        """Load what the last worker left. Versions that were streaming are complete again."""
+        self._state = state
+        self._ops: OrderedDict[Seq, Op] = OrderedDict()  # a plain dict slows down when it is emptied from the front
+        self._by_node: dict[Ino, list[Op]] = {}
+        self._victims: Counter[Ino] = Counter()
+        self._by_directory: Counter[Ino] = Counter()
+        self._creates: set[Seq] = set()
+        self._last_seq = self._last_vid = 0
+        self._parked: dict[Seq, Op] = {}
+        self._line: OrderedDict[Seq, Op] | None = None
+        """All but what is parked or put off; None: to be made anew. Where much is, it is not to be walked through for each group."""
+        self.unparked = 0
+        """How often one that was parked or put off has left."""
+        self._aside: dict[Seq, Op] = {}
+        self._in_doubt: dict[Seq, Op] = {}
+        self._waiters = Waiters()
+        self._survivors: tuple[Op, Op] | None = None
+        self._replaced: dict[Seq, float] = {}
+        self.clock = NodeClock(state)
+        """Operations are stamped with it."""
+        self._saved_counters = (0, 0)
+        self.on_append: Callable[[Op], None] = lambda _op: None
+        """Called after each append, and when a tentative operation became final; under the lock."""
+        self.wake: Callable[[], None] = lambda: None
+        """The engine's, called under the lock: somebody begins to wait, or what stood in front of others was taken back."""
+        self.elided_ops = 0
+        self.dirty_bytes = 0
+        """Sum of the sizes of all versions in the log."""
+        self._sizes: dict[VersionId, int] = {}
+        """As they count in it; a version may become longer."""
+        self._left_out = 0
+        state.create(DDL)
+        self.needs = Needs(state)
+        self._load()
+
+    # -- reading
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def __iter__(self) -> Iterator[Op]:
+        """Oldest first; a snapshot, safe against changes."""
+        return iter(list(self._ops.values()))
+
+    def get(self, seq: Seq) -> Op | None:
+        """The operation, or None when it is done."""
+        return self._ops.get(seq)
+
+    def front(self, count: int) -> list[Op]:
+        """The oldest `count` operations."""
+        return list(itertools.islice(self._ops.values(), count))
+
+    def line(self, count: int) -> list[Op]:
+        """The oldest `count` operations that are neither parked nor put off."""
+        if self._line is None:
+            self._line = OrderedDict((seq, op) for seq, op in self._ops.items() if op.aside in IN_LINE)
+        return list(itertools.islice(self._line.values(), count))
+
+    def first(self) -> Op | None:
+        """The oldest operation."""
+        return next(iter(self._ops.values()), None)
+
+    def newest(self) -> Op | None:
+        """The newest operation."""
+        return next(reversed(self._ops.values()), None)
+
+    def since(self, seq: int) -> list[Op]:
+        """Operations with a larger number, oldest first."""
+        newest_first = itertools.takewhile(lambda op: op.seq > seq, reversed(self._ops.values()))
+        return list(newest_first)[::-1]
+
+    @property
+    def last_seq(self) -> Seq:
+        """Of the newest operation ever logged."""
+        return Seq(self._last_seq)
+
+    def stands_since(self, op: Op) -> float:
+        """When it was logged, or the first of those that it stands for."""
+        return self._replaced.get(op.seq, op.logged_at)
+
+    def replaced_since(self) -> Iterable[float]:
+        """For each store that stands for others, which were left out: when the first of those was logged."""
+        return self._replaced.values()
+
+    def in_doubt(self) -> list[Op]:
+        """Operations that the backing directory may have carried out, and that are not recorded; oldest first."""
+        return [op for seq in sorted(self._in_doubt) if (op := self._in_doubt[seq]).begun]
+
+    def unsealed_of(self, ino: Ino) -> list[Op]:
+        """STOREs of a node whose staging files do not have all bytes yet."""
+        return [op for op in self.pending_of(ino) if op.unsealed]
+
+    def pending_of(self, ino: Ino) -> list[Op]:
+        """Operations on a node, oldest first."""
+        return list(self._by_node.get(ino, ()))
+
+    def last_of(self, ino: Ino) -> Op | None:
+        """Newest operation on a node."""
+        return ops[-1] if (ops := self._by_node.get(ino)) else None
+
+    def is_pending(self, ino: Ino) -> bool:
+        """Whether any operation acts on the node."""
+        return ino in self._by_node
+
+    def is_victim(self, ino: Ino) -> bool:
+        """Whether an operation will replace the node."""
+        return self._victims[ino] > 0
+
+    def pending_in(self, directory: Ino) -> int:
+        """How many names in a directory are mentioned by operations."""
+        return self._by_directory[directory]
+
+    def directories(self, count: int) -> list[Ino]:
+        """At most so many directories with names that operations mention."""
+        return list(itertools.islice(self._by_directory, count))
+
+    def changed(self, op: Op) -> int:
+        """Which change of the state was the last one that says what the operation is, or that one does not precede it any more."""
+        return max(op.changed, op.version.changed if op.version is not None else 0, self._left_out)
+
+    # -- writing
+
+    def append(self, kind: OpKind, ino: Ino, *, creates: bool = False, **fields: object) -> Op:
+        """Log an operation; `creates`: the node has never been on the backing directory nor in the log before."""
+        self._last_seq += 1
+        op = Op(Seq(self._last_seq), kind, ino, **fields)  # type: ignore[arg-type]
+        self._index(op, creates)
+        self._save(op)
+        self.on_append(op)
+        return op
+
+    def new_version(self, ino: Ino, tier_id: TierId, size: int, staging_name: str = "") -> Version:
+        """Freeze a content; the caller appends the STORE. With `staging_name` the bytes are in that staging file, and not in RAM."""
+        self._last_vid += 1
+        version = Version(VersionId(self._last_vid), ino, tier_id, size, staging_name=staging_name)
+        self.save_version(version)
+        return version
+
+    def fold(self, ino: Ino, meta: Metadata) -> bool:
+        """Fold a change of attributes into the newest operation on the node, if that carries attributes and has not been carried out."""
+        op = self.last_of(ino)
+        if op is None or op.started or op.kind in REMOVING or op.kind in (OpKind.RENAME, OpKind.EXCHANGE, OpKind.LINK):
+            return False
+        if op.version is not None and op.version.state in (VersionState.STAGED, VersionState.COMMITTED):
+            return False  # its staging file has its attributes already
+        if op.kind is OpKind.MKDIR and self._by_directory[ino]:
+            return False  # a mode without write permission must not come before what is to be made in the directory
+        op.meta.merge(meta)
+        self._save(op)
+        return True
+
+    def save(self, op: Op) -> None:
+        """Persist a changed operation."""
+        self._save(op)
+
+    def mark_committed(self, op: Op) -> None:
+        """Persist that the operation is visible; one small statement, for it is made once per operation."""
+        op.take(Step.CARRIED_OUT)
+        self._in_doubt.pop(op.seq, None)
+        self._state.change("UPDATE op SET committed = ? WHERE seq = ?", (COMMITTED, op.seq))
+
+    def mark_begun(self, op: Op) -> None:
+        """Persist that the operation is handed to the backing directory: from now on only carrying it out makes its outcome certain."""
+        if not op.committed:
+            self._in_doubt[op.seq] = op
+        if not op.begun:
+            self._state.change("UPDATE op SET committed = 1 WHERE seq = ?", (op.seq,))
+        op.take(Step.BEGUN)
+
+    def save_version(self, version: Version) -> None:
+        """Persist a changed version."""
+        if version.vid in self._sizes:
+            self._count(version)
+        self._state.change(SAVE_VERSION, version_row(version))
+        version.changed = self._state.changes
+
+    def _count(self, version: Version) -> None:
+        self.dirty_bytes += version.size - self._sizes.get(version.vid, 0)
+        self._sizes[version.vid] = version.size
+
+    def remove(self, op: Op) -> None:
+        """The operation is persisted, elided or discarded."""
+        del (self._aside if op.seq in self._aside else self._ops)[op.seq]
+        self._leave_line(op)
+        self._creates.discard(op.seq)
+        self.needs.done(op.seq)
+        self._in_doubt.pop(op.seq, None)
+        self._leave_victim(op)
+        self.unparked += op.aside is Aside.PUT_OFF or self._parked.pop(op.seq, None) is not None
+        ops = self._by_node[op.ino]
+        del ops[_place(ops, op)]
+        if not ops:
+            del self._by_node[op.ino]
+        for directory, _name in op.touches():
+            self._leave_directory(directory)
+        self._save_counters()
+        self._state.change("DELETE FROM op WHERE seq = ?", (op.seq,))
+        if self._replaced.pop(op.seq, None) is not None:
+            self._state.change("DELETE FROM replaces WHERE seq = ?", (op.seq,))
+        if op.version is not None:
+            self.dirty_bytes -= self._sizes.pop(op.version.vid, 0)
+            self._state.change("DELETE FROM version WHERE vid = ?", (op.version.vid,))
+        if not op.committed:
+            self._left_out = self._state.changes
+
+    def _leave_victim(self, op: Op) -> None:
+        self._victims[op.victim] -= 1
+        if not self._victims[op.victim]:
+            del self._victims[op.victim]
+
+    def _leave_directory(self, directory: Ino) -> None:
+        self._by_directory[directory] -= 1
+        if not self._by_directory[directory]:
+            del self._by_directory[directory]
+
+    def withdraw(self, op: Op) -> bool:
+        """Take back the newest operation on its node, which nothing was done for yet; returns whether it created the node."""
+        created = op.seq in self._creates
+        self.remove(op)
+        self.wake()  # those behind it may be next, and nothing else would say so
+        return created
+
+    def leave_out(self, ops: list[Op]) -> None:
+        """Remove a window that `window_to_elide` found. What its stores knew of their nodes goes to the stores that replace them."""
+        for op in ops:
+            heir = self.replacement(op)
+            if heir is not None:
+                earlier = Metadata.from_json(op.meta.to_json())
+                earlier.merge(heir.meta)
+                heir.meta = earlier
+                if op.seq in self._creates:
+                    self._creates.add(heir.seq)
+                self._save(heir)
+                if op.victim:
+                    self.set_victim(heir, op.victim)
+                self._waiters.inherit(op.seq, heir.seq)
+                self._stand_for(heir, op)
+            self.remove(op)
+        self.elided_ops += len(ops)
+
+    def _stand_for(self, heir: Op, op: Op) -> None:
+        since = min(self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at))
+        self._replaced[heir.seq] = since
+        self._state.change("INSERT OR REPLACE INTO replaces VALUES (?, ?)", (heir.seq, since))
+
+    def replacement(self, op: Op) -> Op | None:
+        """The store that makes this store unnecessary."""
+        if op.kind is not OpKind.STORE:
+            return None
+        ops = self._by_node[op.ino]
+        at = _place(ops, op) + 1
+        return ops[at] if at < len(ops) and ops[at].kind is OpKind.STORE else None
+
+    def replaced_by(self, op: Op) -> Op | None:
+        """The store right before it, that this store makes unnecessary."""
+        ops = self._by_node[op.ino]
+        at = _place(ops, op) - 1
+        return ops[at] if at >= 0 and op.kind is ops[at].kind is OpKind.STORE else None
+
+    # -- parking
+
+    def park(self, op: Op) -> None:
+        """The backing directory refused it for good."""
+        op.put(aside_when_parked(op.last_error))
+        self._parked[op.seq] = op
+        self._leave_line(op)
+        self._save(op)
+
+    def unpark(self, op: Op) -> None:
+        """It is to be tried again."""
+        op.put(Aside.NONE)
+        self.unparked += self._parked.pop(op.seq, None) is not None
+        self._line = None
+        self._save(op)
+
+    def parked(self) -> list[Op]:
+        """What the backing directory refused for good, oldest first."""
+        return [self._parked[seq] for seq in sorted(self._parked)]
+
+    @property
+    def parked_count(self) -> int:
+        """How many that are."""
+        return len(self._parked)
+
+    def parked_after(self, count: int) -> list[Op]:
+        """Those that were parked after the first `count`, in the order in which they were."""
+        return list(itertools.islice(self._parked.values(), count, None))
+
+    def put_off(self, op: Op, wait: bool) -> None:
+        """Whether it waits while all else goes on."""
+        op.put(Aside.PUT_OFF if wait else Aside.NONE)
+        if wait:
+            self._leave_line(op)
+        else:
+            self.unparked += 1
+            self._line = None
+
+    def _leave_line(self, op: Op) -> None:
+        if self._line is not None:
+            self._line.pop(op.seq, None)
+
+    # -- set aside: deletions that the guard holds back
+
+    def set_aside(self, op: Op) -> None:
+        """Out of the order: neither looked at, nor counted, nor waited for, until it is brought back. Its node and names stay pinned."""
+        op.put(Aside.GUARDED)
+        self._aside[op.seq] = self._ops.pop(op.seq)
+        self._leave_line(op)
+
+    def bring_back(self, ops: Iterable[Op]) -> None:
+        """Into the order again, at the place that they had."""
+        back = {op.seq: self._aside.pop(op.seq) for op in ops}
+        for op in back.values():
+            op.put(Aside.NONE)
+        last = max(back, default=0)
+        for seq in list(itertools.takewhile(lambda seq: seq < last, self._ops)):
+            back[seq] = self._ops.pop(seq)
+        for seq in sorted(back, reverse=True):
+            self._ops[seq] = back[seq]
+            self._ops.move_to_end(seq, last=False)
+        self._survivors = self._line = None
+
+    def all_aside(self) -> list[Op]:
+        """What is set aside, oldest first."""
+        return [self._aside[seq] for seq in sorted(self._aside)]
+
+    def is_aside(self, op: Op) -> bool:
+        """Whether the operation is set aside."""
+        return op.seq in self._aside
+
+    def let_go(self, op: Op) -> None:
+        """Persist that the guard has nothing (more) against it."""
+        op.let_go = True
+        self._save(op)
+
+    def set_victim(self, op: Op, victim: Ino) -> None:
+        """The operation replaces that node, too."""
+        self._leave_victim(op)
+        self._victims[victim] += 1
+        op.victim = victim
+        self._save(op)
+
+    def turn_into_rename(self, op: Op, new_parent: Ino, new_name: bytes, moved_for: Ino) -> None:
+        """Instead of removing what it names, move it; the payload tells what it was, and `Op.moved_for`."""
+        op.payload, op.kind = b"%s %d" % (op.kind.value.encode(), moved_for), OpKind.RENAME
+        op.new_parent, op.new_name = new_parent, new_name
+        self._by_directory[new_parent] += 1
+        self._save(op)
+
+    # -- waiting
+
+    def when_done(self, seq: Seq, node: Ino | None = None) -> Future[None]:
+        """Done when every operation with a number up to `seq` is persisted; fails with the errno of one that is parked.
+
+        With `node`: only parked operations on that node matter, and what waits behind parked operations of others is not waited for.
+        """
+        answer = self._judge(waiter := Waiter(seq, node))
+        if answer is None:
+            self._waiters.add(waiter)
+            self.wake()
+        else:
+            waiter.deliver(answer or None)
+        return waiter.future
+
+    def waited_for(self, op: Op) -> bool:
+        """Whether anybody waits for the operation."""
+        return self._waiters.covers(op.seq)
+
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for operations to be persisted."""
+        return len(self._waiters) > 0
+
+    def answer_waiters(self) -> Callable[[], None]:
+        """Collect, under the lock, whose wait is over; what is returned tells them, and is to be called without the lock."""
+        if not self._waiters:
+            return lambda: None
+        answers = self._waiters.collect(self._judge)
+
+        def deliver() -> None:
+            for waiter, answer in answers:
+                waiter.deliver(answer or None)
+
+        return deliver
+
+    def _judge(self, waiter: Waiter) -> int | None:
+        first = next(iter(self._ops), None)
+        if first is None or first > waiter.seq:
+            return 0
+        for op in self._parked.values():
+            if op.seq <= waiter.seq and (waiter.node is None or waiter.node in (op.ino, op.victim)):
+                return op.last_error or errno.EIO
+        if waiter.node is None or not self._parked:
+            return None
+        for op in self._ops.values():
+            if op.seq > waiter.seq:
+                return 0
+            if not (op.parked or (op.aside is Aside.HELD and op.ino != waiter.node)):
+                return None
+        return 0
+
+    # -- elision
+
+    def window_to_elide(self, start: Op) -> list[Op]:
+        """Operations from `start` on that may be left out together, or [].
+
+        A window is left out only where its net effect is nothing or one remaining operation: then going from the state
+        before it to the state after it is one atomic step, and every visible state is one that the application had.
+        """
+        if self._is_out_of_question(start):
+            return []
+        seq, end = int(start.seq), int(start.seq)
+        survivor: Op | None = None
+        left_out: list[Op] = []
+        while seq <= end:
+            op = self._ops.get(Seq(seq))
+            seq += 1
+            if op is None:
+                continue
+            last = self._cancelled_until(op, start.seq)
+            if last is not None:
+                left_out.append(op)
+                end = max(end, last)
+            elif survivor is not None:
+                self._survivors = (survivor, op)
+                return []
+            else:
+                survivor = op
+            if end - start.seq > WINDOW_OPS_MAX:
+                return []
+        if survivor is not None and survivor.victim and any(op.ino == survivor.victim for op in left_out):
+            return []
+        return left_out
+
+    def _is_out_of_question(self, start: Op) -> bool:
+        """Whether the window would hold the same two survivors as the last one that failed.
+
+        Without this a drain looks at n²/2 operations where n files were rewritten before it began: 4,000 files took 16 s.
+        """
+        last = self._cancelled_until(start, start.seq)
+        if last is None:
+            return True
+        return self._survivors is not None and all(
+            start.seq < op.seq <= last and self._ops.get(op.seq) is op and self._cancelled_until(op, start.seq) is None
+            for op in self._survivors
+        )
+
+    def _cancelled_until(self, op: Op, window_start: Seq) -> Seq | None:
+        """Sequence number by which `op` has no effect any more, or None when it has one."""
+        if op.begun:
+            return None
+        ops = self._by_node[op.ino]
+        first, last = ops[0], ops[-1]
+        if first.seq in self._creates and first.seq >= window_start and last.kind in REMOVING and self._never_was(ops):
+            return last.seq
+        heir = self.replacement(op)
+        if heir is None or heir.stage is not Stage.LOGGED:
+            return None  # one that may yet be withdrawn, or fail, stands for nothing: what follows would come without either
+        return heir.seq
+
+    @staticmethod
+    def _never_was(ops: list[Op]) -> bool:
+        """Whether the removal at the end removes the node's only name, and nothing else was touched on the way."""
+        if any(op.begun or op.victim for op in ops):
+            return False
+        links = sum(op.kind is OpKind.LINK for op in ops)
+        removals = sum(op.kind in REMOVING for op in ops)
+        return removals == links + 1
+
+    # -- persistence
+
+    def _index(self, op: Op, creates: bool) -> None:
+        self._ops[op.seq] = op
+        if self._line is not None:
+            self._line[op.seq] = op
+        self._by_node.setdefault(op.ino, []).append(op)
+        self._victims[op.victim] += 1
+        if creates:
+            self._creates.add(op.seq)
+        if op.parked:
+            self._parked[op.seq] = op
+        if op.begun and not op.committed:
+            self._in_doubt[op.seq] = op
+        if op.version is not None:
+            self._count(op.version)
+        for directory, _name in op.touches():
+            self._by_directory[directory] += 1
+
+    def _save(self, op: Op) -> None:
+        self._state.change(
+            "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                op.seq,
+                op.kind.value,
+                op.ino,
+                op.parent,
+                op.name,
+                op.new_parent,
+                op.new_name,
+                op.victim,
+                op.meta.to_json(),
+                op.payload,
+                op.version.vid if op.version else None,
+                op.logged_at,
+                op.seq in self._creates,
+                op.tries,
+                op.last_error,
+                op.next_attempt_at,
+                PARKED * op.parked | LET_GO * op.let_go,
+                COMMITTED if op.committed else int(op.begun),
+            ),
+        )
+        op.changed = self._state.changes
+
+    def _save_counters(self) -> None:
+        """The largest numbers are in the rows themselves until those go."""
+        if self._saved_counters != (self._last_seq, self._last_vid):
+            self._saved_counters = (self._last_seq, self._last_vid)
+            rows = [("seq", self._last_seq), ("vid", self._last_vid)]
+            self._state.change_many("INSERT OR REPLACE INTO counter VALUES (?, ?)", rows)
+
+    def _load(self) -> None:
+        versions: dict[int, Version] = {row[0]: version_from_row(row) for row in self._state.rows(LOAD_VERSIONS)}
+        for row in self._state.rows("SELECT * FROM op ORDER BY seq"):
+            self._index(*op_from_row(row, versions))
+            self.clock.not_before(next(reversed(self._ops.values())).logged_at)
+        replaced = self._state.rows("SELECT seq, since FROM replaces WHERE seq IN (SELECT seq FROM op)")  # a salvaged log ends earlier
+        self._replaced = {Seq(seq): since for seq, since in replaced}
+        counters: dict[str, int] = dict(self._state.rows("SELECT name, value FROM counter"))
+        self._saved_counters = (counters.get("seq", 0), counters.get("vid", 0))
+        self._last_seq, self._last_vid = max(self._saved_counters[0], 0, *self._ops), max(self._saved_counters[1], 0, *versions)
+
+
+def _place(ops: list[Op], op: Op) -> int:
+    """Among those of its node, which are in order; a file that is rewritten in a loop has thousands."""
+    return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)

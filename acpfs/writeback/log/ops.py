@@ -1,0 +1,257 @@
+"""What the operation log is made of: operations, versions, metadata.
+
+Plain records; no behaviour beyond (de)serialisation. The file system makes them, the engine carries them out.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import json
+from dataclasses import dataclass, field
+
+from acpfs.types import NO_INO, NO_TIER, Ino, Seq, TierId, VersionId
+from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Stage, Step
+from acpfs.writeback.log.verdicts import Why
+
+WITHHELD = errno.EHOSTDOWN
+"""Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
+
+OLD_CONTENT = -1000
+"""See `Op.old_content`."""
+
+
+class OpKind(enum.Enum):
+    """Kinds of logged operations. All are idempotent when carried out on the backing directory."""
+
+    STORE = "store"
+    """Make `version` the content of node `ino`: at `parent`/`name` when the node has no place yet, else at all its places."""
+    MKDIR = "mkdir"
+    RMDIR = "rmdir"
+    UNLINK = "unlink"
+    RENAME = "rename"
+    """Move `ino` from `parent`/`name` to `new_parent`/`new_name`, replacing `victim` if that is not 0."""
+    EXCHANGE = "exchange"
+    """Swap `ino` at `parent`/`name` and `victim` at `new_parent`/`new_name`."""
+    LINK = "link"
+    """Give node `ino` the additional name `parent`/`name`."""
+    SYMLINK = "symlink"
+    """Symlink with target `payload`."""
+    MKNOD = "mknod"
+    """fifo, socket or device (regular files are STOREd)."""
+    SETATTR = "setattr"
+    """Set the fields of `meta` that are not None."""
+    SETXATTR = "setxattr"
+    """Set and remove `meta.xattrs` (value None: remove)."""
+
+
+@dataclass(slots=True)
+class Metadata:
+    """Attributes to give a node on the backing directory; None means "leave as it is".
+
+    `mode` holds permission bits and, for MKNOD, the file type. Times are nanoseconds since the epoch.
+    """
+
+    mode: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+    atime_ns: int | None = None
+    mtime_ns: int | None = None
+    rdev: int = 0
+    xattrs: dict[bytes, bytes | None] = field(default_factory=dict)
+
+    def merge(self, later: Metadata) -> None:
+        """Fold a later change into this one."""
+        for name in ("mode", "uid", "gid", "atime_ns", "mtime_ns"):
+            value = getattr(later, name)
+            if value is not None:
+                setattr(self, name, value)
+        self.xattrs.update(later.xattrs)
+
+    def to_json(self) -> str:
+        """Compact form for the state database. Most have no xattrs, and need no encoder (5 us, several times per small file)."""
+        if not self.xattrs:
+            numbers = [self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev]
+            return f"[{', '.join(['null' if number is None else str(number) for number in numbers])}, {{}}]"
+        xattrs = {k.hex(): None if v is None else v.hex() for k, v in self.xattrs.items()}
+        return json.dumps([self.mode, self.uid, self.gid, self.atime_ns, self.mtime_ns, self.rdev, xattrs])
+
+    @classmethod
+    def from_json(cls, text: str) -> Metadata:
+        """Inverse of `to_json`."""
+        mode, uid, gid, atime_ns, mtime_ns, rdev, xattrs = json.loads(text)
+        decoded = {bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()}
+        return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)
+
+
+class VersionState(enum.Enum):
+    """Where a version's bytes are; see docs/internals/versions-and-streams.md, "States"."""
+
+    COMPLETE = "complete"
+    """Frozen in the RAM tier, nothing on the backing directory yet."""
+    STREAMING = "streaming"
+    """Being copied into its staging file. After a restart this is COMPLETE again."""
+    STAGED = "staged"
+    """All bytes are in the staging file and flushed; the RAM tier's copy is no longer needed to commit."""
+    COMMITTED = "committed"
+    """Renamed into place."""
+
+
+@dataclass(slots=True)
+class Version:
+    """A frozen content of node `ino`: the first `size` bytes of tier file `tier_id`.
+
+    `tier_id` is 0 when the version's bytes are elsewhere: in its copy (`spilled`), or in its staging file only. It is changed by the file
+    system, under its lock, also when it copies the bytes aside; a stream that reads notices and reads the chunk again from there.
+    """
+
+    vid: VersionId
+    ino: Ino
+    tier_id: TierId
+    size: int
+    state: VersionState = VersionState.COMPLETE
+    staging_name: str = ""
+    staging_ino: int = 0
+    spilled: bool = False
+    """They are in the copy that the spill directory has of it, and not in RAM."""
+    digest: str = ""
+    """xxh3-128 of the content, 32 lower-case hex digits (canonical form, as `xxh128sum` prints it); "" until it is known."""
+    streamed_bytes: int = 0
+    renewals: int = 0
+    """How often its bytes (and `size`) had to become newer ones; a stream that began before starts again. Not persisted."""
+    changed: int = 0
+    """See `Op.changed`."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether RAM or the spill directory has its bytes."""
+        return self.tier_id != NO_TIER or self.spilled
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the backing directory has all bytes."""
+        return self.state in (VersionState.STAGED, VersionState.COMMITTED)
+
+
+@dataclass(slots=True)
+class Op:
+    """One change that the backing directory has not seen yet."""
+
+    seq: Seq
+    kind: OpKind
+    ino: Ino
+    parent: Ino = NO_INO
+    name: bytes = b""
+    new_parent: Ino = NO_INO
+    new_name: bytes = b""
+    victim: Ino = NO_INO
+    meta: Metadata = field(default_factory=Metadata)
+    payload: bytes = b""
+    version: Version | None = None
+    logged_at: float = 0.0
+    """Wall clock, seconds: when the application's call was made."""
+    tries: int = 0
+    last_error: int | None = None
+    """errno of the last failure."""
+    next_attempt_at: float = 0.0
+    """Wall clock, seconds; 0 when no retry is scheduled."""
+    stage: Stage = Stage.LOGGED
+    """Only `take` changes it."""
+    aside: Aside = Aside.NONE
+    """Only `put` changes it."""
+    held_for: Why = Why.READY
+    """While it is held: as the order last saw it. Not persisted."""
+    let_go: bool = False
+    """A deletion that the guard has nothing against, or not any more."""
+    delayed: bool = False
+    """A removal that waited for other nodes, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
+    is_pointer: bool | None = None
+    """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
+    takes_pointer: bool | None = None
+    """Whether it removes or replaces such a file; None: not asked yet. Not persisted."""
+    last_detail: str = ""
+    """What `last_error` is in words, as the log has it. Not persisted."""
+    changed: int = 0
+    """Which change of the state was the last one of its row, but for `stage`. Not persisted."""
+
+    def take(self, step: Step) -> None:
+        """Go on.
+
+        Raises:
+            IllegalStepError: that does not lead anywhere from here.
+        """
+        stage = TABLE.get((self.stage, step))
+        if stage is None:
+            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}, {self.stage.name}: {step.value}")
+        self.stage = stage
+
+    @property
+    def tentative(self) -> bool:
+        """Whether its close may not have been the last."""
+        return self.stage <= Stage.TENTATIVE
+
+    @property
+    def unsealed(self) -> bool:
+        """Whether bytes of it are in RAM that its staging file does not have."""
+        return self.stage in (Stage.TENTATIVE_UNSEALED, Stage.UNSEALED)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the backing directory may have carried it out."""
+        return self.stage >= Stage.IN_DOUBT
+
+    @property
+    def started(self) -> bool:
+        """Whether it may be on its way there right now, or is there."""
+        return self.stage >= Stage.UNDER_WAY
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is there."""
+        return self.stage is Stage.COMMITTED
+
+    def put(self, aside: Aside) -> None:
+        """Out of the order, or back.
+
+        Raises:
+            IllegalStepError: not from where it is.
+        """
+        if aside not in WAYS[self.aside]:
+            raise IllegalStepError(f"operation {self.seq}, {self.kind.value}: from {self.aside.value} to {aside.value}")
+        self.aside = aside
+
+    @property
+    def withheld(self) -> bool:
+        """Whether it is parked because another node is missing, and not because the backing directory refused it."""
+        return self.aside is Aside.WITHHELD
+
+    @property
+    def parked(self) -> bool:
+        """Whether it is, for either reason."""
+        return self.aside in (Aside.PARKED, Aside.WITHHELD)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it waits for one that is parked, or put off, or is parked itself."""
+        return self.aside in (Aside.PARKED, Aside.WITHHELD, Aside.HELD)
+
+    @property
+    def moved_for(self) -> Ino:
+        """Of a directory that is moved aside: the one that is to take its place; 0: of all else."""
+        return Ino(int(self.payload.partition(b" ")[2] or 0)) if self.new_parent < 0 else NO_INO
+
+    @property
+    def old_content(self) -> Ino:
+        """Of a removal that is held back: the number of what it removes, once its file has other content under its other names.
+
+        Nobody's node: nodes have positive numbers, directories of `.acpfs` small negative ones.
+        """
+        return Ino(OLD_CONTENT - self.seq)
+
+    def touches(self) -> tuple[tuple[Ino, bytes], ...]:
+        """The names (directory, name) that this operation mentions and therefore pins."""
+        if self.kind in (OpKind.SETATTR, OpKind.SETXATTR):
+            return ()
+        if self.new_parent:
+            return ((self.parent, self.name), (self.new_parent, self.new_name))
+        return ((self.parent, self.name),) if self.parent else ()

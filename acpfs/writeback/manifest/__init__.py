@@ -1,0 +1,1 @@
+"""Checksums of all that is persisted, and the files that say so."""

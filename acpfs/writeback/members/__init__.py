@@ -1,0 +1,1 @@
+"""Order between the mounts of one backing directory."""

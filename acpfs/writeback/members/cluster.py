@@ -1,0 +1,600 @@
+"""The cluster: tells other nodes how far this one is, and finds out whether pointers that are committed here have to wait for them.
+
+Two tasks. One publishes this node's record, at most twice per heartbeat. The other, only while something is gated: publishes, lists
+the nodes anew, reads the records of those that have not passed yet, and opens the gate or withholds. All file I/O is on threads of its
+own, so a backing directory that hangs stops nothing else. Why this keeps the order: docs/internals/order-between-members.md.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.config import Settings
+from acpfs.errors import RefusedError
+from acpfs.logger import get_logger
+from acpfs.ram.state import StateDatabase
+from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.members.far_clocks import FarClocks
+from acpfs.writeback.members.gate import Gate, Gated
+from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
+from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
+from acpfs.writeback.members.peers import Peer, Terms, Verdict
+from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
+
+HEARD_MAX = 16
+"""So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
+BEATS_PER_LISTING = 5
+"""While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
+LEAVE_WAIT_S = 10.0
+WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
+
+_log = get_logger(__name__)
+
+T = TypeVar("T")
+
+DDL = """
+CREATE TABLE IF NOT EXISTS incarnation (
+  one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, lost_from REAL, lost_until REAL);
+"""
+
+
+class Records(Protocol):
+    """See `acpfs.backing.nodes.NodeRecords`."""
+
+    def publish(self, record: NodeRecord) -> None: ...
+    def names(self) -> list[str]: ...
+    def read(self, node: str) -> NodeRecord | None: ...
+    def remove(self, node: str) -> None: ...
+    def remove_temporary(self, node: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came of reading one record."""
+
+    record: NodeRecord | None
+    error: str = ""
+
+
+class Cluster:
+    """This node among the others."""
+
+    def __init__(
+        self,
+        records: Records,
+        who: NodeRecord,
+        gate: Gate,
+        log: OperationLog,
+        state: StateDatabase,
+        settings: Settings,
+        pool: CallPool,
+        section: Callable[[], AbstractContextManager[None]],
+        wake: Callable[[], None],
+        *,
+        coherent: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+        names: PeerNames | None = None,
+        pending: Callable[[], Pending] = lambda: NOTHING,
+    ) -> None:
+        """`who`: what is always the same in our record. `coherent`: the backing directory is local, its listings are never old.
+
+        `names`: learns what others have pending. `pending`: what is so here; called under the lock.
+        """
+        self._monotonic = monotonic
+        self._records, self._who, self._gate, self._log, self._settings = records, who, gate, log, settings
+        self._pool, self._section, self._wake, self._coherent = pool, section, wake, coherent
+        self._state_database = state
+        self._names, self._pending = names or PeerNames(settings), pending
+        self._names.known = self._listed = False
+        self._incarnation, self._lost = _incarnation(state)
+        self._beat = secrets.randbits(40)
+        self._state = NodeState.LIVE
+        self._peers: dict[str, Peer] = {}
+        self._publishing = trio.Lock()
+        self._writes = self._write_done = 0
+        self._pace = Pace(settings.heartbeat_s, monotonic)
+        self._published_at = 0.0
+        self._error = self._rivalry = ""
+        self._bell = Bell()
+        self._far_clocks = FarClocks()
+        self.published = self.pointers_passed = self.pointers_withheld = 0
+        self.waited_s_max = 0.0
+        gate.on_gated = self._bell.ring
+
+    # -- life
+
+    async def join(self) -> None:
+        """Before the mount serves its first request: from when this returns, others find this node.
+
+        Raises:
+            OSError: the record cannot be written, or is not there afterwards.
+            RefusedError: another mount took the same node id at the same moment.
+        """
+        node = self._who.node
+        await self._call("clear", self._records.remove_temporary, node)
+        try:
+            earlier = await self._call("read", self._records.read, node)
+        except ValueError:
+            earlier = None
+        if earlier is not None and earlier.incarnation and earlier.incarnation != self._incarnation:
+            self._set_lost(_lost_with(earlier, self._log.clock.now()))
+        await self.publish()
+        await self._list()
+        rival = await self._rival()
+        if rival is not None:
+            raise RefusedError(_in_use(rival))
+
+    async def _rival(self) -> NodeRecord | None:
+        """Whoever else has written the record of our node id since we did."""
+        try:
+            found = await self._call("read", self._records.read, self._who.node)
+        except ValueError:
+            return None
+        return found if found is not None and found.incarnation not in ("", self._incarnation) else None
+
+    async def _look_for_rival(self) -> None:
+        """Two that joined at the same moment, or one that a hung backing directory had kept silent until another took its id."""
+        rival = await self._rival()
+        before, self._rivalry = self._rivalry, _in_use(rival) if rival is not None else ""
+        if self._rivalry and not before:
+            _log.error("two mounts have the same node id, and remove one another's files: unmount one of them", detail=self._rivalry)
+
+    def _set_lost(self, lost: tuple[float, float] | None) -> None:
+        with self._section():
+            self._lost = lost
+            self._state_database.change("UPDATE incarnation SET lost_from = ?, lost_until = ?", lost or (None, None))
+        if lost is not None:
+            _log.error("what this node had not persisted may be lost: pointers of that time are withheld", node=self._who.node, times=lost)
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled."""
+        with self._section():
+            self._gate.begin()
+        task_status.started()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._beat_forever)
+            nursery.start_soon(self._gate_forever)
+            nursery.start_soon(self._read_names_forever)
+
+    async def leave(self, *, nothing_left: bool) -> None:
+        """The end of the mount; if the backing directory hangs, others find out by our silence."""
+        with self._section():
+            settled = self._gate.watermark(math.inf) == math.inf
+        self._state = NodeState.LEFT if nothing_left or settled else NodeState.AWAY
+        with trio.move_on_after(LEAVE_WAIT_S):
+            await self._quietly(self.publish)
+
+    async def _beat_forever(self) -> None:
+        """Between a half and three quarters of a heartbeat: with the look of others, a tenth, none waits longer than a whole one."""
+        until_listing = 0.0
+        while True:
+            await self._quietly(partial(self._publish_after, self._pace.next_write()))
+            if until_listing <= 0:
+                await self._quietly(self._list)
+                until_listing += BEATS_PER_LISTING / self._pace.share
+            await self._quietly(self._read_some)
+            until_listing -= 1
+
+    async def _quietly(self, action: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await action()
+        except OSError as error:
+            self._error = error.strerror or str(error)
+
+    async def _call(self, label: str, function: Callable[..., T], *arguments: object) -> T:
+        return await outcome(self._pool.submit(f"node record: {label}", function, *arguments))
+
+    # -- our own record
+
+    async def publish(self) -> None:
+        """Write our record as of now.
+
+        Raises:
+            OSError: the backing directory refuses.
+        """
+        async with self._publishing:
+            await self._publish()
+
+    async def _publish(self) -> None:
+        if self._writes % BEATS_PER_LISTING == BEATS_PER_LISTING - 1:
+            await self._quietly(self._look_for_rival)
+        with self._section():
+            record, pending = self._observe(), NOTHING if self._listed and not self._peers else self._pending()
+            self._pace.writes(self._log.last_seq, behind=record.watermark < record.clock)
+        record = replace(record, pending=pending.to_text(record.beat))
+        self._writes += 1
+        await self._call("publish", self._records.publish, record)
+        self._write_done, self._published_at, self._error = self._writes, self._monotonic(), ""
+        self.published += 1
+
+    async def _publish_after(self, heartbeats: float) -> None:
+        """So long after the last record was begun. Nothing is left to do where another one was begun and done meanwhile.
+
+        Raises:
+            OSError: the backing directory refuses.
+        """
+        begun = self._writes
+        await trio.sleep(self._pace.until_write_s(heartbeats))
+        async with self._publishing:
+            if self._write_done <= begun:
+                await self._publish()
+
+    def _observe(self) -> NodeRecord:
+        """Under the lock: nothing is logged between the reading of the clock and that of the log."""
+        clock = self._log.clock
+        clock.work_off()
+        self._beat += 1
+        now = clock.now()
+        heard = sorted(self._peers.values(), key=lambda peer: -peer.heard_at)[:HEARD_MAX]
+        return replace(
+            self._who,
+            incarnation=self._incarnation,
+            beat=self._beat,
+            state=self._state,
+            clock=now,
+            watermark=self._gate.watermark(now),
+            pointers=self._gate.pointers(now),
+            gated=self._gate.head(),
+            drift_s=clock.drift_s,
+            heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
+            lost=self._lost,
+            heartbeat_s=self._pace.heartbeat_s,
+            operations=len(self._log),
+            dirty_bytes=self._log.dirty_bytes,
+            withheld=len(self._gate.withheld()),
+            errors=tuple(filter(None, (self._rivalry, self._error))),
+        )
+
+    # -- the others
+
+    async def _list(self) -> list[str]:
+        """All other nodes that have a record."""
+        names = [name for name in await self._call("list", self._records.names) if name != self._who.node]
+        now = self._monotonic()
+        with self._section():
+            for name in names:
+                self._peers.setdefault(name, Peer(name, now))
+            for peer in self._peers.values():
+                peer.listed = peer.node in names
+            self._gate.has_peers, self._listed = bool(self._peers), True
+            self._pace.nodes = len(self._peers) + 1
+        return names
+
+    async def _read_some(self) -> None:
+        """While nothing is gated: a few of many, all of few, so that who is missing and how clocks differ is known before it matters."""
+        names = list(self._peers)
+        await self._read(random.sample(names, self._pace.reads(min(len(names), HEARD_MAX))))
+
+    async def _read(self, names: Iterable[str]) -> None:
+        wanted, readers, began = list(names), self._pace.readers, self._monotonic()
+        answers: dict[str, _Answer] = {}
+        async with trio.open_nursery() as nursery:
+            for start in range(min(readers, len(wanted))):
+                nursery.start_soon(self._read_share, wanted[start::readers], answers)
+        with self._section():
+            clock, now = self._log.clock.now(), self._monotonic()
+            for name, answer in answers.items():
+                peer = self._peers.get(name)
+                if peer is None:
+                    continue
+                peer.asked_at = max(peer.asked_at, began)
+                if answer.record is None and not answer.error:
+                    if peer.is_removed():
+                        del self._peers[name]
+                    continue
+                peer.read_at, peer.error = max(peer.read_at, began), answer.error
+                if answer.record is not None:
+                    peer.saw(answer.record, clock, now, began)
+            for name in answers:
+                self._names.learn(name, self._peers.get(name), self.terms())
+            self._far_clocks.look(self._peers.values(), self.terms())
+        self._names.tell()
+
+    async def _read_share(self, names: list[str], answers: dict[str, _Answer]) -> None:
+        answers.update(await self._call("read", _read_records, self._records, names))
+
+    async def _read_names_forever(self) -> None:
+        """What is pending elsewhere is known here a quarter of a heartbeat after it was told, as long as lookups may wait for it.
+
+        With very many nodes after as many quarters as it takes to read all; but what somebody waits for is always read.
+        """
+        while True:
+            if self._settings.wait_for_peers_s:
+                await self._quietly(self._read_names)
+            await trio.sleep(self._pace.look_s(pointers=False))
+
+    async def _read_names(self) -> None:
+        if not self._names.known:
+            await self._read(await self._list())
+            self._names.known = True
+            self._names.tell()
+            return
+        with self._section():
+            longest_ago = sorted(self._peers.values(), key=lambda peer: peer.asked_at)[: self._pace.reads(HEARD_MAX)]
+            wanted = dict.fromkeys([*self._names.sources(), *(peer.node for peer in longest_ago)])
+        await self._read(wanted)
+
+    # -- the gate
+
+    async def _gate_forever(self) -> None:
+        """While a pointer waits, look ten times per heartbeat: then it is known a tenth after others have told."""
+        while True:
+            with self._section():
+                gated, unknown = self._gate.gated(), self._gate.unasked()
+            if not gated:
+                await self._bell.heard()
+                continue
+            began = trio.current_time()
+            try:
+                await self._look(gated, unknown)
+            except OSError as error:
+                self._error = error.strerror or str(error)
+            with self._section():
+                goes_on = self._judge(gated)
+                only_guarded = all(self._log.is_aside(one.op) for one in gated)
+            self._wake()
+            if not goes_on:
+                pointers = any(one.op.kind not in REMOVING and not one.op.withheld for one in gated)
+                pause_s = self._pace.heartbeat_s if only_guarded else self._pace.look_s(pointers=pointers)
+                await self._bell.heard(began + pause_s)
+
+    async def _look(self, gated: list[Gated], unknown: list[Gated]) -> None:
+        told = await self._told_since(unknown)
+        with self._section():
+            to_read = self._to_read(gated)
+        changes = any(peer.absent for peer in self._peers.values()) or any(one.unknown for one in gated)
+        if told or changes or (to_read and not self._coherent):
+            # also before each reading: a client remembers for seconds which file a name was, and learns from a listing that it is another
+            names = await self._list()
+            required, listed_at = dict.fromkeys(names), self._monotonic()  # one for all: there may be 100,000 removals, and as many nodes
+            with self._section():
+                for one in told:
+                    one.listed_at = listed_at
+                    self._gate.asks(one, required, self._who.node)
+                to_read = self._to_read(gated)
+        await self._read(to_read)
+
+    async def _told_since(self, unknown: list[Gated]) -> list[Gated]:
+        """Of those, which were closed before our newest record was begun; that is written now if it may be.
+
+        A rename of ours in the directory: what our own client remembers of its listing is outdated by it, on every file system.
+        """
+        if not unknown or self._coherent:
+            return unknown
+        for one in unknown:
+            one.writes_before = self._writes if one.writes_before is None else one.writes_before
+        if self._write_done <= max(one.writes_before or 0 for one in unknown) and not self._pace.until_write_s():
+            await self._publish_after(BETWEEN_WRITES)
+        return [one for one in unknown if self._write_done > (one.writes_before or 0)]
+
+    def _to_read(self, gated: list[Gated]) -> set[str]:
+        """Nodes that something waits for, and whose next record may be there. Under the lock."""
+        terms, clock = self.terms(), self._log.clock.now()
+        wanted = {name for one in gated for name in one.required or () if self._verdict(name, one, terms) is not Verdict.PASSES}
+        return {name for name in wanted if (peer := self._peers.get(name)) is not None and peer.may_have_written(clock, terms)}
+
+    def _judge(self, gated: list[Gated]) -> bool:
+        """Open the gate for what may pass; whether that changed anything: then there may be more to look at than was. Under the lock."""
+        terms, goes_on = self.terms(), False
+        for one in gated:
+            if one.required is None or self._gate.is_open(one.op):
+                continue
+            verdicts = {name: self._verdict(name, one, terms) for name in one.required}
+            one.missing = {name: verdict.value for name, verdict in verdicts.items() if verdict is not Verdict.PASSES}
+            one.required = dict.fromkeys(one.missing)
+            if not one.missing:
+                self.pointers_passed += 1
+                self.waited_s_max = max(self.waited_s_max, self._log.clock.now() - one.op.logged_at)
+                self._gate.passes(one)
+                goes_on = True
+            elif any(verdict in WITHHOLDING for verdict in verdicts.values()):
+                goes_on = self._withhold(one) or goes_on
+            else:
+                self._gate.frees(one)
+        return goes_on
+
+    def _verdict(self, name: str, one: Gated, terms: Terms) -> Verdict:
+        peer = self._peers.get(name)
+        if peer is None:
+            return Verdict.UNKNOWN if name in one.unknown else Verdict.PASSES
+        one.unknown.discard(name)
+        removes, yields = one.op.kind in REMOVING, self._gate.yields(one.op)
+        mark = peer.mark(one.marks, one.listed_at, terms)
+        return peer.judge(one.op.logged_at, terms, removes=removes, yields=yields, since=one.listed_at, mark=mark)
+
+    def _withhold(self, one: Gated) -> bool:
+        """Whether it was not yet, and is now."""
+        if not self._gate.withholds(one):
+            return False
+        if one.op.kind not in REMOVING:
+            self._tell_withheld(one)
+        return True
+
+    def _tell_withheld(self, one: Gated) -> None:
+        self.pointers_withheld += 1
+        for name, why in one.missing.items():
+            if why != Verdict.WAITS.value:
+                _log.error(
+                    "a pointer file is withheld: a node that may have what it points at is missing; "
+                    "`acpfs-ctl nodes` shows it, `acpfs-ctl nodes forget` goes on without it",
+                    node=name,
+                    why=why,
+                    seq=one.op.seq,
+                    needs=self._gate.needs(one.op),
+                    name=(one.op.new_name or one.op.name).decode("utf-8", "backslashreplace"),
+                )
+
+    # -- readers
+
+    async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
+        """Return when every other node that lives has persisted what it had closed before now; `tell` who has not, look by look.
+
+        A backing directory that refuses is asked again. Where listings are cached, a node that joined a moment ago may be overlooked.
+        """
+        with self._section():
+            closed_at = self._log.clock.now()
+        behind: list[str] | None = None
+        listed_at, marks = 0.0, dict[str, float]()
+        while behind is None or behind:
+            try:
+                if behind is None:
+                    behind, listed_at = await self._list(), self._monotonic()
+                elif not self._coherent:
+                    await self._list()  # see `_look`
+                await self._read(behind)
+            except OSError as error:
+                self._error = error.strerror or str(error)
+            else:
+                with self._section():
+                    behind = self._behind(behind, closed_at, listed_at, marks)
+                tell(behind)
+            if behind is None or behind:
+                await trio.sleep(self._pace.look_s(pointers=True))
+
+    def _behind(self, names: list[str], closed_at: float, since: float, marks: dict[str, float]) -> list[str]:
+        """Under the lock."""
+        terms, peers = self.terms(), [peer for name in names if (peer := self._peers.get(name)) is not None]
+        return [peer.node for peer in peers if peer.may_have(closed_at, terms, since, peer.mark(marks, since, terms))]
+
+    def terms(self) -> Terms:
+        """What nodes are judged by at the moment."""
+        settings = self._settings
+        drift_s = self._log.clock.drift_s
+        return Terms(self._who.node, settings.clock_bound_s, drift_s, settings.node_timeout_s, settings.node_forget_after_s)
+
+    # -- for operators
+
+    async def look(self) -> None:
+        """Read all records now.
+
+        Raises:
+            OSError: the backing directory refuses.
+        """
+        await self._read(await self._list())
+
+    async def forget(self, node: str) -> bool:
+        """Go on without a node: pointers wait for it no more. False: it lives, or there is none. Of this node itself: what it had lost.
+
+        Raises:
+            OSError: the backing directory refuses.
+        """
+        if node == self._who.node:
+            self._set_lost(None)
+            await self.publish()
+            return True
+        await self.look()
+        peer = self._peers.get(node)
+        if peer is not None and not peer.is_dispensable(self.terms()):
+            return False
+        with self._section():
+            was_needed = self._gate.forgets(node)
+        if peer is None:
+            self._bell.ring()
+            return was_needed
+        await self._call("remove", self._records.remove, node)
+        with self._section():
+            self._peers.pop(node, None)
+            self._names.learn(node, None, self.terms())
+        self._bell.ring()
+        _log.warning("a node was forgotten by an operator", node=node)
+        return True
+
+    def record(self) -> NodeRecord:
+        """What would be told now. Under the lock."""
+        return self._observe()
+
+    def close(self) -> None:
+        """After `run` has ended; a call that hangs goes on in its thread."""
+        self._pool.close()
+
+    def place(self) -> float:
+        """0: the first of the nodes that live, by name; near 1 the last. One that died without a word leaves a gap. Under the lock."""
+        live = [peer.node for peer in self._peers.values() if peer.record is None or peer.record.state is NodeState.LIVE]
+        return sum(node < self._who.node for node in live) / (len(live) + 1)
+
+    def statistics(self) -> ClusterStatistics:
+        """What `status`, `nodes`, the metrics and the tests see. Under the lock."""
+        terms, now = self.terms(), self._monotonic()
+        waiting = [
+            WaitingPointer(one.op, dict(one.missing), one.op.withheld, self._gate.needs(one.op))
+            for one in self._gate.gated()
+            if one.op.kind not in REMOVING
+        ]
+        return ClusterStatistics(
+            node=self._who.node,
+            peers=tuple(_told(peer, terms) for peer in sorted(self._peers.values(), key=lambda peer: peer.node)),
+            waiting=tuple(waiting),
+            published=self.published,
+            published_age_s=now - self._published_at if self._published_at else None,
+            passed=self.pointers_passed,
+            withheld_total=self.pointers_withheld,
+            waited_s_max=self.waited_s_max,
+            clock_bound_s=max([terms.clock_bound_s, *(peer.bound_s(terms) for peer in self._peers.values())]),
+            drift_s=terms.drift_s,
+            lost=self._lost,
+            awaited=tuple(self._names.awaited),
+            name_waits=self._names.waits,
+            name_waits_in_vain=self._names.waits_in_vain,
+            error=self._rivalry or self._error,
+        )
+
+
+def _in_use(rival: NodeRecord) -> str:
+    return f"node id {rival.node} is in use: {rival.host or 'another machine'} serves {rival.mountpoint or 'a mount'} under it"
+
+
+def _incarnation(state: StateDatabase) -> tuple[str, tuple[float, float] | None]:
+    """Of the RAM tier, and what was lost with the one before."""
+    state.create(DDL)
+    for name, lost_from, lost_until in state.rows("SELECT name, lost_from, lost_until FROM incarnation"):
+        return str(name), None if lost_from is None else (lost_from, lost_until)
+    name = secrets.token_hex(8)
+    state.change("INSERT INTO incarnation VALUES (1, ?, NULL, NULL)", (name,))
+    state.commit()
+    return name, None
+
+
+def _lost_with(earlier: NodeRecord, now: float) -> tuple[float, float] | None:
+    """What another incarnation of this node took with it; one interval for all, since only pointers that still wait are held against it."""
+    if earlier.state is NodeState.LEFT:
+        return earlier.lost
+    return (min(earlier.watermark, earlier.lost[0]) if earlier.lost else earlier.watermark, now)
+
+
+def _read_records(records: Records, names: list[str]) -> dict[str, _Answer]:
+    """On a thread."""
+    answers = {}
+    for name in names:
+        try:
+            answers[name] = _Answer(records.read(name))
+        except (OSError, ValueError) as error:
+            answers[name] = _Answer(None, str(error) or type(error).__name__)
+    return answers
+
+
+def _told(peer: Peer, terms: Terms) -> PeerReport:
+    return PeerReport(
+        node=peer.node,
+        record=peer.record,
+        silent_s=peer.silent_s,
+        missing=peer.is_missing(terms),
+        forgotten=peer.is_forgotten(terms),
+        ahead_s_min=peer.ahead_s_min,
+        ahead_s_max=peer.ahead_s_max(terms.node),
+        clock_bound_s=peer.bound_s(terms),
+        clock_wait_s=peer.clock_wait_s(terms),
+        error=peer.error,
+    )

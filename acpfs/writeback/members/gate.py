@@ -1,0 +1,338 @@
+"""The gate: which pointer files wait for other nodes.
+
+One more condition of readiness for the order of commits. An operation that makes a pointer visible is *gated* from the moment that it is
+logged until `acpfs.writeback.members.cluster` has found that every other node has persisted what it had closed before. So is a removal,
+since another node's pointer may still name what it removes. The removal of a pointer keeps its place in the order; any other one
+*yields*: it waits for all pointers that others closed or removed before, is put off meanwhile, so that nobody waits for it, and takes its
+turn like a pointer only where something here needs it gone. One for which a node is missing is *withheld*: set aside like a parked
+operation, with an errno of its own, until that node is back, forgotten, or the pointer is superseded. Knows neither nodes nor records.
+Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from acpfs.config import ClusterOrder
+from acpfs.errors import FULL_ERRNOS
+from acpfs.types import NO_INO, Ino, Seq
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.ops import WITHHELD, Op
+from acpfs.writeback.log.stages import Aside
+
+LOOKED_AT_OPS_MAX = 256
+"""With `all`, every operation is gated: the oldest ones are asked for, the others follow."""
+TIDY_OPS_MIN = 4096
+
+
+@dataclass(slots=True)
+class Gated:
+    """One operation that waits."""
+
+    op: Op
+    required: dict[str, None] | None = None
+    """Nodes that have to be asked (still); None: it is not known yet which nodes there are."""
+    unknown: set[str] = field(default_factory=set)
+    """Of these, nodes that the pointer's writer named, and that no record is known of."""
+    writes_before: int | None = None
+    """Records of this node that were begun when it was first looked at."""
+    listed_at: float = 0.0
+    """Monotonic, seconds: when that became known."""
+    marks: dict[str, float] = field(default_factory=dict)
+    """Node → a time by its clock that is later than all it had closed before `listed_at`, where that is known without comparing clocks."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Node → why it does not pass, as last looked at."""
+    needed: bool = False
+    """A removal that yields, and that something here waits for: it takes its turn like a pointer."""
+
+
+class ToCome:
+    """Operations in the order of the log, without those that are done. What it costs to look at the oldest does not grow with their number.
+
+    Those that are done are forgotten when they are met, and when half of all may be: others go on for days behind one that cannot be done.
+    """
+
+    def __init__(self, is_to_come: Callable[[Op], bool]) -> None:
+        """`is_to_come`: whether an operation is not done."""
+        self._is_to_come = is_to_come
+        self._ops: OrderedDict[Seq, Op] = OrderedDict()
+        self._last_seq = 0
+        self._unsorted = False
+        self._tidy_at = TIDY_OPS_MIN
+
+    def add(self, op: Op) -> None:
+        """Also one that is older than the last."""
+        self._unsorted |= op.seq < self._last_seq
+        self._last_seq = max(self._last_seq, op.seq)
+        self._ops[op.seq] = op
+        if len(self._ops) >= self._tidy_at:
+            self._tidy_at = TIDY_OPS_MIN + 2 * sum(1 for _ in self)
+
+    def __len__(self) -> int:
+        """How many are remembered, also of those that are done."""
+        return len(self._ops)
+
+    def discard(self, op: Op) -> None:
+        """It does not belong here any more."""
+        self._ops.pop(op.seq, None)
+
+    def __iter__(self) -> Iterator[Op]:
+        """Oldest first; they may not change meanwhile."""
+        if self._unsorted:
+            self._ops, self._unsorted = OrderedDict(sorted(self._ops.items())), False
+        done: list[Op] = []
+        try:
+            for op in self._ops.values():
+                if self._is_to_come(op):
+                    yield op
+                else:
+                    done.append(op)
+        finally:
+            for op in done:
+                del self._ops[op.seq]
+
+
+class Gate:
+    """Knows what is gated; open for everything until `begin`."""
+
+    def __init__(
+        self,
+        log: OperationLog,
+        is_pointer: Callable[[Op], bool],
+        takes_pointer: Callable[[Op], bool],
+        order: ClusterOrder,
+        freed: Callable[[Op], None] = lambda _op: None,
+        directory_of: Callable[[Ino], Ino] = lambda _ino: NO_INO,
+    ) -> None:
+        """`is_pointer`, `takes_pointer`: see `Pointers`. `freed`: a removal that the guard holds has nothing more to wait for here.
+
+        `directory_of`: in which directory a node lies.
+        """
+        self._freed, self._directory_of = freed, directory_of
+        self._log, self._is_pointer, self._takes_pointer, self._order = log, is_pointer, takes_pointer, order
+        self._begun, self._newest_seq = False, log.last_seq
+        self._gated: dict[Seq, Gated] = {}
+        self._yielding, self._others = ToCome(self._is_waiting), ToCome(self._is_waiting)
+        """What is gated: removals that yield, which may be very many, and all else."""
+        self._counting: ToCome | None = None
+        """All but removals that yield, gated or not; None: nobody has asked yet."""
+        self._put_off: dict[Seq, Op] = {}
+        self._pointers: dict[Seq, Op] | None = None
+        """All that makes or takes pointers and was to be done when last looked; None: nobody has asked yet."""
+        self.on_gated: Callable[[], None] = lambda: None
+        """Called, under the lock, when something has to be looked at."""
+        self.has_peers: bool | None = None
+        """Whether there are other nodes, whose pointers may still name what is removed here; None: this worker has not looked yet."""
+        self.pointer_seq = 0
+        """Of the newest pointer that is persisted."""
+
+    def begin(self) -> None:
+        """From now on somebody looks after what is gated. What an earlier worker logged may have waited already."""
+        self._begun = self._order is not ClusterOrder.OFF
+        for op in self._log:
+            op.delayed = self._begun and self._removes_others(op)
+            self.note(op)
+
+    def note(self, op: Op) -> None:
+        """It was logged. One that was handed to the backing directory already has passed."""
+        if op.seq > self._newest_seq:  # not one that is noted again: what was said since is for the next
+            self._newest_seq = op.seq
+            if self._log.needs and self._is_pointer(op):
+                self._log.needs.take(op, self._directory_of)
+        if self._pointers is not None and self._is_of_pointers(op):
+            self._pointers[op.seq] = op
+        if self._counting is not None and not self.yields(op):
+            self._counting.add(op)
+        if self._begun and not op.begun and op.seq not in self._gated and self._concerns(op):
+            self._gated[op.seq] = Gated(op)
+            (self._yielding if self.yields(op) else self._others).add(op)
+            self.on_gated()
+
+    def _concerns(self, op: Op) -> bool:
+        if self._order is ClusterOrder.ALL or self._is_pointer(op):
+            return True
+        return self._removes_others(op)
+
+    def _removes_others(self, op: Op) -> bool:
+        """Whether the operation removes what other nodes may name, or write again."""
+        return self.has_peers is not False and op.kind in REMOVING and op.parent > 0
+
+    def _is_of_pointers(self, op: Op) -> bool:
+        return self._is_pointer(op) or self._takes_pointer(op)
+
+    def is_open(self, op: Op) -> bool:
+        """Whether nothing is known that it waits for."""
+        return op.seq not in self._gated
+
+    # -- removals that yield
+
+    def yields(self, op: Op) -> bool:
+        """Whether it is a removal that nobody waits for, and that waits for all pointers which others may have closed or removed before."""
+        if self._order is not ClusterOrder.POINTERS or op.kind not in REMOVING or op.parent < 0 or self._takes_pointer(op):
+            return False
+        gated = self._gated.get(op.seq)
+        return gated is None or not gated.needed
+
+    def is_to_wait(self, op: Op) -> bool:
+        """Whether it yields, and others' pointers are still to come."""
+        return not self.is_open(op) and self.yields(op)
+
+    def put_off(self, op: Op) -> None:
+        """All else goes on, until others' pointers are there."""
+        self._put_off[op.seq] = op
+        self._log.put_off(op, True)
+
+    def put_off_after(self, count: int) -> list[Op]:
+        """Those that were put off after the first `count`, in the order in which they were; a count is good as long as none has left."""
+        if not count:
+            self._put_off = {seq: op for seq, op in self._put_off.items() if self._log.get(seq) is op}
+        return list(itertools.islice(self._put_off.values(), count, None))
+
+    def need(self, ops: Iterable[Op]) -> None:
+        """Something here can neither pass these that are put off, nor do without it."""
+        for op in ops:
+            self._gated[op.seq].needed = True
+            self.yields_no_more(op)
+            self._put_back(op)
+
+    def yields_no_more(self, op: Op) -> None:
+        """It takes its turn from now on."""
+        if self._counting is not None:
+            self._counting.add(op)
+        if op.seq in self._gated:
+            self._yielding.discard(op)
+            self._others.add(op)
+
+    def failed(self, number: int | None) -> None:
+        """An operation failed. Where it is for want of room, what is put off may make it."""
+        if number in FULL_ERRNOS:
+            self.need(list(self._put_off.values()))
+
+    def _put_back(self, op: Op) -> None:
+        if self._put_off.pop(op.seq, None) is not None:
+            self._log.put_off(op, False)
+
+    # -- what waits
+
+    def gated(self) -> list[Gated]:
+        """The oldest operations that wait, oldest first; so many that are withheld, or yield, hide none that nobody has looked at."""
+        yielding = (self._gated[op.seq] for op in self._yielding if not op.withheld)
+        others = (self._gated[op.seq] for op in self._others if not op.withheld)
+        chosen = [one for ones in (self.withheld(), yielding, others) for one in itertools.islice(ones, LOOKED_AT_OPS_MAX)]
+        return sorted(chosen, key=lambda one: one.op.seq)
+
+    def _is_waiting(self, op: Op) -> bool:
+        """Whether it is to come; forgotten otherwise."""
+        if self._is_to_come(op):
+            return True
+        self._gated.pop(op.seq, None)
+        self._put_off.pop(op.seq, None)
+        return False
+
+    def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
+        """It is known now which other nodes there are. Those that a pointer's writer named stand for all, whether they are there or not."""
+        needs = self._log.needs.of(gated.op)
+        gated.required = nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
+        gated.unknown = set() if needs is None else set(gated.required) - nodes.keys()
+
+    def needs(self, op: Op) -> tuple[str, ...] | None:
+        """Whom a pointer waits for, where its writer named them."""
+        return self._log.needs.of(op)
+
+    def forgets(self, node: str) -> bool:
+        """Nothing waits for that node any more because its writer named it; whether anything did."""
+        for gated in self._gated.values():
+            gated.unknown.discard(node)
+        return self._log.needs.forget(node)
+
+    def unasked(self) -> list[Gated]:
+        """Those of which it is not known yet which nodes there are."""
+        return [one for one in self._gated.values() if one.required is None]
+
+    def _is_to_come(self, op: Op) -> bool:
+        return self._log.get(op.seq) is op or self._log.is_aside(op)
+
+    def withheld(self) -> list[Gated]:
+        """Those that wait for nodes that do not answer."""
+        return [self._gated[op.seq] for op in self._log.parked() if op.withheld and op.seq in self._gated]
+
+    def passes(self, gated: Gated) -> None:
+        """All other nodes have what it needs."""
+        del self._gated[gated.op.seq]
+        self._yielding.discard(gated.op)
+        self._others.discard(gated.op)
+        gated.op.delayed = self._removes_others(gated.op)
+        self._put_back(gated.op)
+        self.frees(gated)
+        if self._log.is_aside(gated.op):
+            self._freed(gated.op)
+
+    def withholds(self, gated: Gated) -> bool:
+        """Set it aside until `frees`; False where its own content is not staged yet."""
+        op = gated.op
+        if op.parked or op.started or not is_staged(op) or self._log.is_aside(op):
+            return False
+        self._put_back(op)
+        op.last_error = WITHHELD
+        self._log.park(op)
+        return True
+
+    def frees(self, gated: Gated) -> None:
+        """Into the order again, if it was set aside."""
+        if gated.op.withheld:
+            gated.op.last_error = None
+            self._log.unpark(gated.op)
+
+    def persisted(self, op: Op) -> None:
+        """An operation is persisted."""
+        if op.is_pointer:
+            self.pointer_seq = max(self.pointer_seq, op.seq)
+
+    # -- what other nodes are told
+
+    def watermark(self, now: float) -> float:
+        """All that was logged before is persisted, but for what is withheld or guarded, and removals that yield."""
+        first = self._first()
+        return min(now, *self._log.replaced_since(), now if first is None else first.logged_at)
+
+    def pointers(self, now: float) -> float:
+        """No pointer that was closed or removed here before is still to come; also what is withheld or guarded counts."""
+        if self._order is ClusterOrder.ALL:
+            return self.watermark(now)
+        if self._pointers is None:
+            self._pointers = {op.seq: op for op in (*self._log, *self._log.all_aside()) if self._is_of_pointers(op)}
+        self._pointers = {seq: op for seq, op in self._pointers.items() if self._is_to_come(op)}
+        return min(now, *(self._log.stands_since(op) for op in self._pointers.values() if not self._is_superseded(op)), now)
+
+    def _is_superseded(self, op: Op) -> bool:
+        """A withheld pointer that may be so for ever; the newest ones are others by now (as for removals here, see `Order`)."""
+        return op.withheld and op.kind not in REMOVING and op.seq < self.pointer_seq
+
+    def head(self) -> float | None:
+        """When the operation was logged that is next, and waits for the gate alone."""
+        first = self._first()
+        if first is None or self.is_open(first) or first.is_stuck or first.tentative or not is_staged(first):
+            return None
+        return first.logged_at
+
+    def _first(self) -> Op | None:
+        if self._counting is None:
+            self._counting = ToCome(self._is_to_come)
+            for op in sorted((*self._log, *self._log.all_aside()), key=lambda op: op.seq):
+                if not self.yields(op):
+                    self._counting.add(op)
+        return next((op for op in self._counting if self._log.get(op.seq) is op and self._counts(op)), None)
+
+    def _counts(self, op: Op) -> bool:
+        """Whether other nodes' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
+        if op.withheld or (op.new_parent < 0 and self.is_open(op)):
+            return False
+        return op.kind not in REMOVING or not (op.aside is Aside.HELD or op.parent < 0 or self.yields(op))
+
+
+def is_staged(op: Op) -> bool:
+    """Whether the backing directory has its bytes."""
+    return op.version is None or op.version.is_staged

@@ -1,0 +1,234 @@
+"""What this node knows of the others, and whether a pointer has to wait for one of them.
+
+Another node lives as long as its record changes, by this node's own monotonic clock; nobody's wall clock says who is dead. Silence is
+what was looked at and found unchanged: with many nodes, or slow storage, a record is read seldom, and that says nothing. Clocks of two
+nodes are compared through their records: what one wrote, the other read later, so the writer's clock was at least so much ahead; and what
+the other says it has found of ours bounds it from the other side. Where clocks are far apart, a node also passes by the sequence of its
+records alone (`Peer.closed_before`). Pure. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.writeback.members.pace import BETWEEN_WRITES
+
+SAMPLES_MAX = 64
+"""Readings of a clock that are remembered: the best of a minute or two. Clocks drift by less than a millisecond in that time."""
+SILENT_HEARTBEATS_MIN = 3.0
+"""A node that beats slower than others is not missing before it has left out so many."""
+ABSENT_MIN = 2
+PAST_CACHES_S = 60.0
+"""A record that is read now was there so long ago or later: clients of network file systems remember no longer what a file was."""
+RECORDS_AFTER = 4
+"""So many records, each newer than the last, seen after that: the last was begun when the one before it was there, and not earlier."""
+
+
+class Verdict(Enum):
+    """About one node and one pointer."""
+
+    PASSES = "passes"
+    WAITS = "waits"
+    MISSING = "missing"
+    """It was not heard for too long, or is away, and may have had something that is not persisted."""
+    UNKNOWN = "unknown"
+    """The pointer's writer named it, and there is no record of it."""
+    LOST = "lost"
+    """What it had closed before the pointer may be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a judgement is made by."""
+
+    node: str
+    """Who judges."""
+    clock_bound_s: float
+    drift_s: float
+    node_timeout_s: float
+    forget_after_s: float
+    """0: never."""
+
+
+def longest_cached_s(terms: Terms) -> float:
+    """How old a record can be when it is read. A node whose records are read later than its time-out counts as missing anyway."""
+    return max(PAST_CACHES_S, terms.node_timeout_s)
+
+
+@dataclass(slots=True)
+class Peer:
+    """One other node."""
+
+    node: str
+    heard_at: float
+    """Monotonic, seconds: when its record was last another one than before; at first, when it was first looked for."""
+    record: NodeRecord | None = None
+    read_at: float = -math.inf
+    """Monotonic, seconds: when its record was last looked for, and was there; `error`: but could not be read."""
+    asked_at: float = -math.inf
+    """Monotonic, seconds: when the last look for its record began, whatever came of it."""
+    listed: bool = True
+    """Whether it was in the last listing."""
+    absent: int = 0
+    """How often in a row its record was not there."""
+    error: str = ""
+    """Why its record could not be read; "" when it could."""
+    came_at: float = math.inf
+    """By our clock: when it was first known that it is here with the RAM tier that it has."""
+    _ahead: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    _newer: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=SAMPLES_MAX))
+    """Records, each newer than all before: monotonic seconds when its reading began, and what it says of its node's clock."""
+
+    def saw(self, record: NodeRecord, clock: float, monotonic: float, began: float = math.inf) -> None:
+        """Its record was read; `clock`: this node's, afterwards. `began`: monotonic, when the reading did, if that is known."""
+        self.error, self.absent = "", 0
+        if self.record is not None and (self.record.incarnation, self.record.beat) == (record.incarnation, record.beat):
+            return
+        if self.record is None or self.record.incarnation != record.incarnation:
+            self._ahead.clear()
+            self._newer.clear()
+            self.came_at = clock
+        self.record, self.heard_at = record, monotonic
+        if not self._newer or record.clock > self._newer[-1][1]:  # one of two readings at a time may bring an older one
+            self._newer.append((min(began, monotonic), record.clock))
+        self._ahead.append(record.clock - clock)
+
+    def is_removed(self) -> bool:
+        """Its record was not there; whether that is so for good. Some file systems have moments without it during a rename."""
+        self.absent += 1
+        return self.absent >= ABSENT_MIN and not self.listed
+
+    @property
+    def ahead_s_min(self) -> float:
+        """How much its clock is at least ahead of ours; negative: it is at most so much behind."""
+        return max(self._ahead, default=-math.inf)
+
+    def ahead_s_max(self, us: str) -> float:
+        """How much its clock is at most ahead of ours: by what it has found of ours."""
+        found = self.record.heard.get(us) if self.record is not None else None
+        return math.inf if found is None else -found
+
+    def bound_s(self, terms: Terms) -> float:
+        """How much its clock may be ahead of ours. What the operator says holds until it is measured to be wrong, or nearly."""
+        bound_s = terms.clock_bound_s + abs(terms.drift_s) + (abs(self.record.drift_s) if self.record is not None else 0.0)
+        if self.ahead_s_min > terms.clock_bound_s / 2:
+            most = self.ahead_s_max(terms.node)
+            beat_s = self.record.heartbeat_s if self.record is not None else 0.0
+            bound_s = max(bound_s, most if math.isfinite(most) else self.ahead_s_min + beat_s + terms.clock_bound_s)
+        return bound_s
+
+    def closed_before(self, since: float, terms: Terms) -> float:
+        """By its own clock: all that it had closed before our `since` (monotonic) was closed earlier than this. No clock is compared.
+
+        Its records are begun one after the other, so one that came well after `since` was begun after it. Infinity: none has come yet.
+        """
+        fresh = since + longest_cached_s(terms)
+        clocks = [clock for began, clock in self._newer if began >= fresh]
+        return clocks[RECORDS_AFTER - 1] if math.isfinite(fresh) and len(clocks) >= RECORDS_AFTER else math.inf
+
+    def mark(self, marks: dict[str, float], since: float, terms: Terms) -> float:
+        """`closed_before`, found once and kept in `marks` by node: the earlier it is, the sooner it is passed."""
+        if self.node not in marks:
+            mark = self.closed_before(since, terms)
+            if mark == math.inf:
+                return mark
+            marks[self.node] = mark
+        return marks[self.node]
+
+    def clock_wait_s(self, terms: Terms) -> float:
+        """How much longer our pointers wait for it than they would if clocks were equal; about, and at most."""
+        beat_s = self.record.heartbeat_s if self.record is not None else 0.0
+        ahead_s = self.ahead_s_min if math.isfinite(self.ahead_s_min) else 0.0
+        return min(self.bound_s(terms) - min(0.0, ahead_s), longest_cached_s(terms) + RECORDS_AFTER * beat_s)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing new was heard, as far as was looked."""
+        return max(0.0, self.asked_at - self.heard_at)
+
+    def is_missing(self, terms: Terms) -> bool:
+        """Whether it counts as dead."""
+        record = self.record
+        if record is not None and record.state is not NodeState.LIVE:
+            return record.state is NodeState.AWAY
+        beat_s = record.heartbeat_s if record is not None else 0.0
+        return self.silent_s > max(terms.node_timeout_s, SILENT_HEARTBEATS_MIN * beat_s)
+
+    def is_dispensable(self, terms: Terms) -> bool:
+        """Whether an operator may decide to go on without it: it is missing, or has left and holds removals of pointers back."""
+        return self.is_missing(terms) or (self.record is not None and self.record.state is NodeState.LEFT)
+
+    def is_forgotten(self, terms: Terms) -> bool:
+        """Whether that is so for so long that the operator's standing decision holds."""
+        return 0 < terms.forget_after_s < self.silent_s and self.is_dispensable(terms)
+
+    def may_have_written(self, clock: float, terms: Terms) -> bool:
+        """Whether there can be a newer record than the one that is known: a node that lives leaves half a heartbeat between two.
+
+        A new worker does not, and is found by as much later.
+        """
+        record = self.record
+        if record is None or self.error or record.state is not NodeState.LIVE:
+            return True
+        ahead_s = min(self.ahead_s_max(terms.node), self.bound_s(terms))
+        return clock + ahead_s >= record.clock + BETWEEN_WRITES * record.heartbeat_s
+
+    def _has_ended(self, record: NodeRecord) -> bool:
+        return record.state in (NodeState.LEFT, NodeState.GONE) and not self.error
+
+    def may_have(self, closed_at: float, terms: Terms, since: float, mark: float = math.inf) -> bool:
+        """Whether it lives, and may not have persisted all that it had closed before `closed_at` by our clock.
+
+        `since`, `mark`: as for `judge`.
+
+        For a reader, who waits for nobody's gate: a gated pointer of that time may be the very file.
+        """
+        record = self.record
+        if self.is_missing(terms) or record is None:
+            return not self.is_missing(terms)
+        if self.read_at >= since and self._has_ended(record):
+            return False
+        return record.watermark <= min(mark, closed_at + self.bound_s(terms))
+
+    def _may_have_lost(self, lost: tuple[float, float], closed_at: float, terms: Terms) -> bool:
+        """Whether the pointer was closed while what it names may have been in the RAM tier that is lost."""
+        bound_s = self.bound_s(terms)
+        return closed_at <= self.came_at and closed_at + bound_s >= lost[0] and closed_at - bound_s < lost[1]
+
+    def judge(
+        self,
+        closed_at: float,
+        terms: Terms,
+        *,
+        removes: bool = False,
+        yields: bool = False,
+        since: float = -math.inf,
+        mark: float = math.inf,
+    ) -> Verdict:
+        """Whether it has persisted what it had closed before a pointer was closed here, at `closed_at` by our clock.
+
+        `removes`: not a pointer, but a removal: for that it does not matter what was lost. `yields`: nobody waits for that removal; then
+        what counts are the node's pointers, and all that may have been before. `since`: monotonic; that a node has left, or
+        is silent, counts only if it was read since then, for it may have come back: only what is persisted is so for ever.
+        `mark`: by its clock; what it had closed before is earlier than that, whatever the clocks (`closed_before`).
+        """
+        record = self.record
+        is_fresh = self.read_at >= since
+        if is_fresh and self.is_forgotten(terms):
+            return Verdict.PASSES
+        if record is not None:
+            until = closed_at + self.bound_s(terms)
+            if not removes and record.lost is not None and self._may_have_lost(record.lost, closed_at, terms):
+                return Verdict.LOST
+            told = record.pointers if yields and record.pointers is not None else record.watermark
+            if told > min(until, mark):
+                return Verdict.PASSES
+            if is_fresh and self._has_ended(record):
+                return Verdict.MISSING if yields and record.pointers is not None and told < record.clock else Verdict.PASSES
+            if not yields and record.gated is not None and (record.gated, record.node) > (closed_at, terms.node):
+                return Verdict.PASSES  # else both would wait for each other
+        return Verdict.MISSING if self.is_missing(terms) else Verdict.WAITS

@@ -1,0 +1,1 @@
+"""Which operations are next, and what waits for what."""

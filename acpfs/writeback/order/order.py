@@ -1,0 +1,238 @@
+"""Which operations may be committed next, and together.
+
+Normally: the longest run of ready operations at the front of the log. A pointer file begins a new group, so that everything before
+it is flushed first. While operations are parked, those that have nothing to do with them go on; what touches the same node or name or lies
+above or below, deletions of what may be the last good state, and replacements and pointer files below the same directory at the top wait
+(`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
+up only what touches it.
+A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
+A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
+until a later pointer is persisted; a later pointer has its own gate.
+Where there is no room for what is next, removals pass it, a few at a time.
+What the guard holds back is not in the order at all until it comes back. Used under the file system's lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from acpfs.types import Ino, Seq
+from acpfs.writeback.guard.guard import Guard
+from acpfs.writeback.log.log import REMOVING, OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Op, OpKind, VersionState
+from acpfs.writeback.log.stages import Aside, Stage
+from acpfs.writeback.log.verdicts import OF_ASIDE, Why
+from acpfs.writeback.members.gate import Gate
+from acpfs.writeback.members.pointers import Pointers
+from acpfs.writeback.order.parked import Parked, Touched
+from acpfs.writeback.order.want_of_room import WantOfRoom
+
+GROUP_OPS_MAX = 256
+"""Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end, larger groups gain nothing."""
+SCAN_OPS_MAX = 1024
+"""How far behind parked operations others are looked for; bounds the time under the lock to a few milliseconds."""
+SET_ASIDE_OPS_MAX = 15 * SCAN_OPS_MAX
+"""So many that are held behind parked ones do not count in that, and parked ones never do."""
+PASSING_OPS_MAX = 16
+"""Removals that pass at a time what there is no room for: that is tried again before the next ones do."""
+
+_DELETING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.EXCHANGE})
+_ADDING_NOTHING = frozenset({OpKind.UNLINK, OpKind.RMDIR, OpKind.SETATTR, OpKind.SETXATTR})
+
+
+class Order:
+    """Forms commit groups."""
+
+    def __init__(
+        self,
+        log: OperationLog,
+        tree: LowerTree,
+        pointers: Pointers,
+        gate: Gate,
+        due: dict[Seq, float],
+        elide: Callable[[Op], bool],
+        guard: Guard,
+        is_directory: Callable[[Ino], bool],
+    ) -> None:
+        """`due`: when operations that failed are to be tried again, on trio's clock. `elide`: leaves out what need not be done."""
+        self._pointers, self.gate, self._guard = pointers, gate, guard
+        self._log, self._tree, self._due, self._elide = log, tree, due, elide
+        self.room = WantOfRoom(log)
+        self._parked = Parked(log, tree, elide, log.parked_after, self._is_missed, is_directory)
+        self._put_off = Parked(log, tree, elide, self.gate.put_off_after, self._is_missed, is_directory)
+        self._plain: set[Seq] = set()
+        """Deletions that are known to be of no checkpoint, as long as no path changes: each costs 10 us to see."""
+        self._plain_at = tree.epoch
+
+    def group(self, now: float) -> tuple[list[Op], float]:
+        """The next group, and, if it is empty, when to look again (infinity: when something happens)."""
+        group, again = self._in_turn(now)
+        return group or self._making_room(now), min(again, self.room.due(now))
+
+    def _in_turn(self, now: float) -> tuple[list[Op], float]:
+        group: list[Op] = []
+        again, put_off = math.inf, False
+        for op in self._candidates():
+            if self._log.get(op.seq) is not op or self._elide(op):
+                continue
+            if self.gate.is_to_wait(op) and not (self._guard.concerns(op) or self._guard.is_too_early(op)):
+                self.gate.put_off(op)
+                put_off = True
+                continue
+            if put_off:
+                return group, now  # whether it may pass them is looked at anew
+            if not self.is_ready(op, now) or (group and self._pointers.makes(op)):
+                return group, self._due.get(op.seq, math.inf)
+            if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
+                return group, now  # what precedes it is flushed before anything of it may go
+            if self._guard.concerns(op):
+                self._guard.hold(op)
+                again = now
+                continue
+            if not self._guard.make_way(op):
+                return group, now
+            group.append(op)
+            if len(group) >= GROUP_OPS_MAX:
+                break
+        return group, again
+
+    def _making_room(self, now: float) -> list[Op]:
+        """Removals that pass an operation which all others wait for, and which the backing directory has no room for.
+
+        Else a full backing directory would stay full: what makes room waits behind what wants it.
+        """
+        line = self._log.line(SCAN_OPS_MAX)
+        if not line or not self.room.is_wanted_by(line[0], now) or self._deletions_wait():
+            return []
+        group: list[Op] = []
+        held = Touched(self._tree)
+        for op in line:
+            passes = self._may_pass(op, now) and not self._waits_for_refused(op)
+            if not passes or held.meets(op) or self._parked.meets(op) or self._put_off.meets(op):
+                held.add(op)
+            elif self._guard.concerns(op):
+                self._guard.hold(op)  # which lets one checkpoint go after the other
+            else:
+                group.append(op)
+                if len(group) >= PASSING_OPS_MAX:
+                    break
+        return group
+
+    def _may_pass(self, op: Op, now: float) -> bool:
+        """Whether it removes what lies there now, and what nobody else needs: no pointer, and no other node's pointer is still to come."""
+        if op.kind not in REMOVING or op.parent < 0 or self._pointers.takes(op) or not self._tree.has_what_it_removes(op):
+            return False
+        return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
+
+    def is_ready(self, op: Op, now: float) -> bool:
+        """Whether it could be committed, were it its turn."""
+        return self._verdict(op, now) is Why.READY
+
+    def _verdict(self, op: Op, now: float) -> Why:
+        if op.stage < Stage.LOGGED:
+            return Why.TENTATIVE if op.tentative else Why.UNSEALED
+        if self._due.get(op.seq, 0.0) > now:
+            return Why.AGAIN
+        if self._is_shut(op):
+            return Why.OTHERS
+        return Why.READY if op.version is None or op.committed or op.version.state is VersionState.STAGED else Why.BYTES
+
+    def why(self, op: Op) -> Why:
+        """What people are told: the verdict by which it was passed over, or would be."""
+        if op.aside is Aside.NONE:
+            return Why.UNDER_WAY if op.started else self._verdict(op, 0.0)
+        return op.held_for if op.aside is Aside.HELD else OF_ASIDE[op.aside]
+
+    def has_work(self) -> bool:
+        """Whether the oldest operation only waits for its turn. Where some are set apart nobody can tell at a glance: then it has none."""
+        first = self._log.first()
+        return first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
+
+    def _is_shut(self, op: Op) -> bool:
+        """Whether it waits for other nodes. What the guard will set aside does so there."""
+        return not (self.gate.is_open(op) or self._guard.concerns(op))
+
+    def _candidates(self) -> Iterator[Op]:
+        self._parked.renew()
+        self._put_off.renew()
+        if not (self._parked or self._put_off):
+            for op in self._log.front(GROUP_OPS_MAX):
+                self._hold(op, Why.READY)
+                yield op
+            return
+        deletions_wait = self._deletions_wait()
+        held, looked_at = Touched(self._tree), 0
+        for op in self._log.line(SCAN_OPS_MAX + SET_ASIDE_OPS_MAX):
+            self._hold(op, why := self._held_for(op, held, deletions_wait))
+            if why is not Why.READY:
+                held.add(op)
+            elif looked_at < SCAN_OPS_MAX:
+                looked_at += 1
+                yield op
+            else:
+                return
+
+    def _held_for(self, op: Op, held: Touched, deletions_wait: bool) -> Why:
+        """What of those that are aside it has to wait for; `READY`: nothing."""
+        if self._destroys(op) and (deletions_wait or self._waits_for_refused(op)):
+            return Why.DELETES_BEFORE_POINTER if deletions_wait else Why.DELETES_BEFORE_REFUSED
+        if self._is_published(op) and self._parked.is_near(op):
+            return Why.NAMES_REFUSED
+        if self._parked.meets(op):
+            return Why.TOUCHES_REFUSED
+        if held.meets(op):
+            return Why.TOUCHES_HELD
+        return Why.TOUCHES_PUT_OFF if self._meets_put_off(op) else Why.READY
+
+    @staticmethod
+    def _hold(op: Op, why: Why) -> None:
+        op.held_for = why
+        if (why is Why.READY) is (op.aside is Aside.HELD):
+            op.put(Aside.NONE if why is Why.READY else Aside.HELD)
+
+    def _waits_for_refused(self, op: Op) -> bool:
+        """Whether what was refused may be what replaces that which the operation deletes.
+
+        Not where a newer checkpoint of its run has replaced it already: none of that is in the log, so nothing of it was refused. What is
+        refused nearby may still name it. And what the guard sets aside deletes nothing.
+        """
+        if not self._parked.refused:
+            return False
+        if self._guard.is_superseded(op):
+            return self._parked.is_near(op)
+        if self._plain_at != self._tree.epoch:
+            self._plain_at = self._tree.epoch
+            self._plain.clear()
+        if op.seq in self._plain:
+            return True
+        if self._guard.concerns(op):
+            return False
+        if op.kind is OpKind.UNLINK and not self._guard.is_too_early(op):
+            self._plain.add(op.seq)
+        return True
+
+    def _deletions_wait(self) -> bool:
+        """Whether a pointer is withheld, and none has been persisted since."""
+        return self._parked.newest_withheld > self.gate.pointer_seq
+
+    def _meets_put_off(self, op: Op) -> bool:
+        """Whether it has to wait for a removal that is put off. That one is not put off any longer then, unless by another that yields."""
+        if self.gate.is_to_wait(op) or not self._put_off.meets(op):
+            return False
+        if not self.gate.yields(op):
+            self.gate.need(self._put_off.met_by(op))
+        return True
+
+    def _is_missed(self, op: Op) -> bool:
+        """Whether others rely on the operation. Without a removal there is more than need be; but what a pointer names may go next."""
+        return op.kind not in _ADDING_NOTHING or self._pointers.takes(op)
+
+    def _is_published(self, op: Op) -> bool:
+        """Whether the operation may point at what is not there, or put it in place of what is."""
+        return bool(op.victim) or self._pointers.makes(op)
+
+    @staticmethod
+    def _destroys(op: Op) -> bool:
+        return op.kind in _DELETING

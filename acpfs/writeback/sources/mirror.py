@@ -1,0 +1,357 @@
+"""The mirror's journal: the state database once more, in the spill directory, so that a reboot finds log and names beside the copies.
+
+Every transaction of the state database is made again there, in order, in a thread of its own, and flushed. Together with the copies that
+`spill` makes, that is a prefix of the log whose bytes are all there: it ends at the first version that has no copy. A journal that lags
+behind the backing directory would carry out again what came after it; so `before` is asked ahead of each operation, and waits until the
+journal knows all that the operation's outcome can hang on: the operation as it is by then, with its staging file, by which the next mount
+knows its own work again, and what was left out before it. Which journal counts says a mark on the backing directory: where the disk fails
+or hangs, the mark is removed before anything more is committed, and the drain goes on without a mirror. Threads: `record` under the file
+system's lock, `before` in the commit thread, all else in the journal's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
+from acpfs.backing.lower import Lower, LowerPath
+from acpfs.logger import get_logger
+from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
+from acpfs.ram.state import StateDatabase, Statement
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op, OpKind
+
+PATIENCE_S = 10.0
+"""The drain waits no longer for a disk than this; then there is no mirror."""
+REST_S = 30.0
+"""After that, until the journal is begun anew."""
+PENDING_STATEMENTS_MAX = 500_000
+"""About 200 MB: a disk that is so far behind is not going to catch up."""
+UNKNOWN_OPS_MAX = 1024
+REPEATABLE = frozenset({OpKind.STORE, OpKind.MKDIR, OpKind.SYMLINK, OpKind.MKNOD})
+"""Operations that can be carried out again in a row, as long as no two of them have to do with the same name or node."""
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStatistics:
+    """What `status`, the metrics and the tests see."""
+
+    state: str
+    """on (a reboot would find the mirrored prefix), seeding, or off (`why`)."""
+    why: str
+    pending_transactions: int
+    """Steps that the journal does not have yet."""
+
+
+def mark_path(node_id: str) -> LowerPath:
+    """Below `.acpfs`: which journal of the node counts."""
+    return (MIRRORS, node_id.encode())
+
+
+def journal_name(token: str) -> str:
+    """Of the file in the spill directory."""
+    return f"{MIRROR_PREFIX}{token}.sqlite"
+
+
+class NoMirror:
+    """For mounts without a mirror: an earlier mount's journal does not count any more as soon as something is committed."""
+
+    def __init__(self, lower: Lower, node_id: str) -> None:
+        self._lower, self._path, self._done = lower, mark_path(node_id), False
+
+    def before(self, _op: Op) -> None:
+        """See `Mirror.before`."""
+        if not self._done:
+            withdraw(self._lower, self._path)
+            self._done = True
+
+
+class Mirror:
+    """The journal and its mark."""
+
+    def __init__(
+        self,
+        directory: SpillDirectory,
+        state: StateDatabase,
+        operations: OperationLog,
+        lower: Lower,
+        node_id: str,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Begins nothing; `begin` does."""
+        self._directory, self._state, self._operations, self._lower, self._patience_s = directory, state, operations, lower, patience_s
+        self._mark = mark_path(node_id)
+        self._marked, self._may_be_marked = "", True
+        self._marking = threading.Lock()
+        """Held while the mark is looked at and changed, and by the commit thread until it knows what it may do."""
+        self._changed = threading.Condition()
+        self._token = ""
+        self._pending: list[list[Statement]] = []
+        self._pending_statements = self._logged = self._synced = 0
+        self._changes = self._known_changes = 0
+        """Of the state: up to the last transaction, and as far as the journal knew when it was waited for."""
+        self._seeded = False
+        self._why = "not begun"
+        self._rest_until = 0.0
+        self._closing = False
+        self._after: list[tuple[int, Callable[[], None]]] = []
+        self._unknown_names: set[tuple[int, bytes]] = set()
+        self._unknown_nodes: set[int] = set()
+        self._unknown_alone = False
+
+    # -- the journal
+
+    def begin(self) -> None:
+        """Write the journal anew, from the state as it is now; under the lock, and again after a failure."""
+        snapshot = self._state.follow(self._record)
+        token = secrets.token_hex(8)
+        with self._changed:
+            self._token, self._why, self._seeded = token, "", False
+            self._pending, self._pending_statements = [], 0
+            self._synced, self._changes = self._logged, self._state.changes
+        threading.Thread(target=self._run, args=(token, snapshot), name="mirror", daemon=True).start()
+
+    def look(self) -> None:
+        """Begin anew after a failure, when its rest is over; under the lock, about once a second."""
+        if self._why and not self._closing and time.monotonic() > self._rest_until:
+            self.begin()
+        elif self._seeded and self._marked != self._token and not self._marking.locked():
+            self._mark_soon(self._token)
+
+    def _mark_soon(self, token: str) -> None:
+        """In a thread of its own: the backing directory may hang, and the journal must go on."""
+        threading.Thread(target=self._try_mark, args=(token,), name="mirror mark", daemon=True).start()
+
+    def _try_mark(self, token: str) -> None:
+        with self._marking, contextlib.suppress(OSError):  # then `look` or `before` tries again
+            if token == self._token and self._marked != token and self._wait(token, self._knows_all):
+                self._set_mark(token)
+
+    def _record(self, statements: list[Statement]) -> None:
+        with self._changed:
+            if self._why:
+                return
+            self._logged += 1
+            self._changes = self._state.changes
+            self._pending.append(statements)
+            self._pending_statements += len(statements)
+            if self._pending_statements > PENDING_STATEMENTS_MAX:
+                self._fail_locked(self._token, "the disk is too slow")
+            self._changed.notify_all()
+
+    def _run(self, token: str, snapshot: sqlite3.Connection) -> None:
+        try:
+            with contextlib.closing(self._seed(token, snapshot)) as journal:
+                with self._changed:
+                    if token != self._token:
+                        return  # another one was begun meanwhile, and has to be seeded itself
+                    self._seeded = True
+                    self._changed.notify_all()
+                self._mark_soon(token)
+                while (batch := self._next(token)) is not None:
+                    self._apply(journal, batch)
+                    self._has(token, len(batch))
+        except (sqlite3.Error, OSError) as error:
+            with self._changed:
+                self._fail_locked(token, str(error))
+
+    def _seed(self, token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
+        path = self._directory.path / journal_name(token)
+        journal = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        with contextlib.closing(snapshot):
+            snapshot.backup(journal)
+        journal.execute("PRAGMA journal_mode=WAL")
+        journal.execute("PRAGMA synchronous=FULL")
+        journal.execute("CREATE TABLE IF NOT EXISTS mirror_seed (token TEXT)")
+        journal.execute("INSERT INTO mirror_seed VALUES (?)", (token,))
+        path.chmod(0o600)
+        self._directory.sync_names()
+        return journal
+
+    def _next(self, token: str) -> list[list[Statement]] | None:
+        with self._changed:
+            while not self._pending and not self._closing and token == self._token and not self._why:
+                self._changed.wait()
+            if token != self._token or self._why or (self._closing and not self._pending):
+                return None
+            batch, self._pending, self._pending_statements = self._pending, [], 0
+            return batch
+
+    @staticmethod
+    def _apply(journal: sqlite3.Connection, batch: list[list[Statement]]) -> None:
+        journal.execute("BEGIN")
+        for statements in batch:
+            for sql, values, is_many in statements:
+                if is_many:
+                    journal.executemany(sql, values)
+                else:
+                    journal.execute(sql, values)
+        journal.execute("COMMIT")
+
+    def _has(self, token: str, count: int) -> None:
+        with self._changed:
+            if token != self._token:
+                return
+            self._synced += count
+            self._changed.notify_all()
+        self._run_after()
+
+    def _fail_locked(self, token: str, why: str) -> None:
+        if token != self._token or self._why:
+            return
+        self._why, self._seeded = why or "?", False
+        self._pending, self._pending_statements = [], 0
+        self._rest_until = time.monotonic() + REST_S
+        log.warning("the mirror in the spill directory failed: what is not drained would not survive a reboot", error=why)
+        self._changed.notify_all()
+
+    def when_safe(self, action: Callable[[], None]) -> None:
+        """Have `action` called when neither the state nor a journal that counts names any more what it takes away; under the lock."""
+        self._state.after_commit(lambda: self._later(action))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        with self._changed:
+            self._after.append((self._logged, action))
+        self._run_after()
+
+    def _run_after(self) -> None:
+        with self._changed:
+            if self._may_be_marked and (self._why or self._marked != self._token):
+                return  # an older journal, or the one that failed, may count still
+            done = [action for number, action in self._after if number <= self._synced or not self._may_be_marked]
+            self._after = [(number, action) for number, action in self._after if number > self._synced and self._may_be_marked]
+        for action in done:
+            action()
+
+    # -- ahead of operations
+
+    def before(self, op: Op) -> None:
+        """Wait until the journal knows what it has to before the operation is carried out; in the commit thread.
+
+        Raises:
+            OSError: the backing directory's, when the mark has to be changed: the operation must not be carried out.
+        """
+        with self._marking:
+            self._ahead_of(op)
+
+    def _ahead_of(self, op: Op) -> None:
+        with self._changed:
+            token, why = self._token, self._why
+        if self._marked != token or why:
+            if not why and self._wait(token, self._knows_all):
+                self._set_mark(token)
+            else:
+                self._remove_mark()
+                return
+        elif self._must_know(op) and not self._sync(token):
+            self._remove_mark()
+            return
+        self._note(op)
+
+    def _must_know(self, op: Op) -> bool:
+        """Whether carrying out again what the journal does not know to be done would spoil something, once this one is carried out.
+
+        It would if the journal knew the operation otherwise than it is carried out: what a staging file made that the journal does not
+        know would be taken for somebody else's, and what was left out would be carried out after all.
+        """
+        if self._operations.changed(op) > self._known_changes:
+            return True
+        if self._unknown_alone or op.kind not in REPEATABLE or len(self._unknown_nodes) >= UNKNOWN_OPS_MAX:
+            return True
+        return op.ino in self._unknown_nodes or any(name in self._unknown_names for name in op.touches())
+
+    def _note(self, op: Op) -> None:
+        self._unknown_nodes.add(op.ino)
+        self._unknown_names.update(op.touches())
+        self._unknown_alone = op.kind not in REPEATABLE
+
+    def _sync(self, token: str) -> bool:
+        with self._changed:
+            wanted, changes = self._logged, self._changes
+        if not self._wait(token, lambda: self._synced >= wanted):
+            return False
+        self._known_changes = changes
+        self._unknown_names.clear()
+        self._unknown_nodes.clear()
+        self._unknown_alone = False
+        return True
+
+    def _knows_all(self) -> bool:
+        return self._seeded and self._synced >= self._logged
+
+    def _wait(self, token: str, condition: Callable[[], bool]) -> bool:
+        """Whether the journal of that token came so far; one that was begun meanwhile says nothing of it, and is not to blame for it."""
+        with self._changed:
+            met = self._changed.wait_for(lambda: token != self._token or bool(self._why) or condition(), self._patience_s)
+            if not met:
+                self._fail_locked(token, "the disk does not answer")
+            return token == self._token and not self._why
+
+    def _set_mark(self, token: str) -> None:
+        content = {"token": token, "spill": str(self._directory.path.parent), "directory": str(self._directory.path)}
+        self._lower.write_own(self._mark, json.dumps(content).encode() + b"\n")
+        self._marked, self._may_be_marked = token, True
+        self._unknown_alone = True  # the operation that is being carried out now, if any
+        self._run_after()
+        with contextlib.suppress(OSError):  # they only take room: the next mark's removal
+            self._remove_others(token)
+
+    def _remove_others(self, token: str) -> None:
+        """Journals that count no more. Listed first: one that is begun after the listing is not in it, and its token is known here."""
+        names = self._directory.names()
+        with self._changed:
+            in_use = (MIRROR_PREFIX + token, MIRROR_PREFIX + self._token)
+        for name in names:
+            if name.startswith(MIRROR_PREFIX) and not name.startswith(in_use):
+                self._directory.remove(name)
+
+    def _remove_mark(self) -> None:
+        if self._may_be_marked:
+            withdraw(self._lower, self._mark)
+            self._marked, self._may_be_marked = "", False
+            self._run_after()
+
+    # -- the whole
+
+    def statistics(self) -> MirrorStatistics:
+        """Thread-safe."""
+        with self._changed:
+            state = "off" if self._why else "on" if self._marked == self._token else "seeding"
+            return MirrorStatistics(state, self._why, self._logged - self._synced)
+
+    def close(self, *, nothing_left: bool) -> None:
+        """At the end of the mount: the journal has everything, or, when nothing is left, counts no more. Waits a while for the disk."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            if not self._why and self._seeded:
+                self._changed.wait_for(lambda: bool(self._why) or self._synced >= self._logged, self._patience_s)
+        if nothing_left:
+            withdraw(self._lower, self._mark)
+            with contextlib.suppress(FileNotFoundError):
+                self._lower.remove_own(self._mark)
+
+
+def withdraw(lower: Lower, mark: LowerPath) -> None:
+    """No journal counts from now on. Written, not only removed: a removal is not flushed, and a power failure could undo it."""
+    with contextlib.suppress(FileNotFoundError):
+        if lower.read_own(mark) != WITHDRAWN:
+            lower.write_own(mark, WITHDRAWN)
+
+
+def read_mark(lower: Lower, node_id: str) -> dict[str, str] | None:
+    """Which journal counts; None: none."""
+    try:
+        text = lower.read_own(mark_path(node_id))
+    except FileNotFoundError:
+        return None
+    return None if text == WITHDRAWN else dict(json.loads(text))

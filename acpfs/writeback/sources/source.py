@@ -1,0 +1,144 @@
+"""Reading a version's bytes, wherever they are moved meanwhile: in the RAM tier, or in the spill directory.
+
+The version's bytes may be copied to another tier file while they are read (`Version.tier_id` changes first, the bytes after it): what was
+read is trusted only when the number is still the same after the read. Used in stream and spill threads; takes the file system's lock only
+to open. Patience with the spill directory ends: a local disk may hang, too, and must not keep a stream's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from threading import RLock
+from typing import Protocol
+
+from acpfs.ram.tier import BLOCK_BYTES, Tier
+from acpfs.types import VersionId
+from acpfs.writeback.evidence.verify import OnlyCopyError
+from acpfs.writeback.log.ops import Version
+
+HOLES_HASHED_BYTES_MAX = 64 << 30
+"""Of one file; some ten seconds. With more it has no checksum: a terabyte of zeros would hold up for minutes what comes after it."""
+
+
+class AbandonedError(Exception):
+    """Nobody needs the version any more."""
+
+
+class Reading(Protocol):
+    """Whoever reads a version."""
+
+    version: Version
+    abandoned: bool
+
+    def pause(self) -> None:
+        """What takes time now is not the backing directory."""
+
+    def progress(self) -> None:
+        """That is over."""
+
+
+class SpilledFile(Protocol):
+    """A version's bytes in the spill directory."""
+
+    def read(self, buffer: memoryview, position: int) -> int: ...
+    def close(self) -> None: ...
+
+
+class Spilled(Protocol):
+    """The spill tier, as far as reading goes."""
+
+    def open(self, vid: VersionId) -> SpilledFile: ...
+
+
+class Source:
+    """A version's bytes, piece by piece."""
+
+    def __init__(self, reading: Reading, tier: Tier, lock: RLock, buffer: memoryview, spilled: Spilled | None) -> None:
+        self._reading, self._tier, self._lock, self._buffer, self._spilled = reading, tier, lock, buffer, spilled
+        self.reread_chunks = 0
+        self.spilled = False
+        """Whether some of the bytes came from the spill directory."""
+        self._fd = -1
+        self._file: SpilledFile | None = None
+        self._sparse = False
+        self.hashes_holes = True
+        """Whether a checksum is to be taken of all the bytes, as the file was when it was opened."""
+        self._open()
+
+    def _open(self) -> None:
+        """Number, file and size in one go under the lock: a tier file may go, or be cut, as soon as the version has left it."""
+        with self._lock:
+            if self._reading.abandoned:
+                raise AbandonedError
+            self._tier_id = self._reading.version.tier_id
+            if self._tier.is_lost(self._tier_id):
+                raise OnlyCopyError(errno.EIO, "its bytes are gone from the RAM tier")
+            if not self._reading.version.spilled:
+                self._open_file(self._reading.version.size)
+                return
+        self._open_spilled()
+
+    def _open_file(self, size: int) -> None:
+        self._fd = self._tier.read_long(self._tier_id)
+        st = os.fstat(self._fd)
+        if st.st_size < size:
+            self.close()
+            raise OSError(errno.EIO, "the RAM tier holds fewer bytes than the version has")  # never a hole for acknowledged data
+        holes_bytes = size - st.st_blocks * BLOCK_BYTES
+        self._sparse, self.hashes_holes = holes_bytes > 0, holes_bytes <= HOLES_HASHED_BYTES_MAX
+
+    def _open_spilled(self) -> None:
+        if self._spilled is None:
+            raise OSError(errno.EIO, "the version is in a spill directory, and there is none")
+        self.spilled = True
+        self._sparse = False
+        self._reading.pause()
+        self._file = self._spilled.open(self._reading.version.vid)
+        self._reading.progress()
+
+    def close(self) -> None:
+        """Also when it is closed already: a version that was given up is noticed between two files."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with self._lock:
+                self._tier.read_done(self._tier_id, fd)
+
+    def read(self, position: int, count: int) -> tuple[int, bool]:
+        """(bytes, is a hole); data lies in the buffer. The number is compared without the lock: it changes before the first byte does."""
+        while True:
+            found, is_hole = self._piece(position, count)
+            if self._reading.abandoned:
+                raise AbandonedError
+            if self._reading.version.tier_id == self._tier_id:
+                break
+            self.close()
+            self.reread_chunks += 1
+            self._open()
+        if found == 0:
+            raise OSError(errno.EIO, "the file holds fewer bytes than the version has")
+        return found, is_hole
+
+    def _piece(self, position: int, count: int) -> tuple[int, bool]:
+        if self._file is not None:
+            self._reading.pause()
+            found = self._file.read(self._buffer[:count], position)
+            self._reading.progress()
+            return found, False
+        if self._sparse:
+            data = self._seek(position, os.SEEK_DATA, position + count)
+            if data > position:
+                return min(count, data - position), True
+            count = min(count, self._seek(position, os.SEEK_HOLE, position + count) - position)
+        return os.preadv(self._fd, [self._buffer[:count]], position), False
+
+    def _seek(self, position: int, whence: int, otherwise: int) -> int:
+        try:
+            return os.lseek(self._fd, position, whence)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return otherwise  # no data until the end of the file

@@ -1,0 +1,530 @@
+"""Spill tier: copies of complete versions in the spill directory, made in the background, read by streams and by the mount.
+
+Owns which version has a copy (a row each, with size and checksum of what RAM had), what the copies take of their own budget, and whether
+the disk can be used; does not choose what is copied, nor what becomes of the RAM copy (`filesystem.spilling`). A copy counts when all bytes
+are on stable storage and its row is written, in this order; it is read back against its checksum. A disk that fails, is full or hangs is
+left alone for a while: nothing is lost, RAM still has the bytes. Used under the file system's lock but for what threads of the pools do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import TypeVar
+
+from acpfs.backing.calls import CallPool
+from acpfs.backing.filling import begin_write_out, forget_pages
+from acpfs.backing.health import CallInFlight, current_call
+from acpfs.backing.progress import Progress
+from acpfs.checksum import Checksum
+from acpfs.config import SpillMode, share_of
+from acpfs.errors import errno_name
+from acpfs.logger import get_logger
+from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import TierId, VersionId
+from acpfs.writeback.evidence.verify import MisreadError
+from acpfs.writeback.log.ops import Version
+from acpfs.writeback.sources.mirror import Mirror, MirrorStatistics
+from acpfs.writeback.sources.source import AbandonedError, Source
+
+T = TypeVar("T")
+
+COPY_THREADS = 4
+"""Two large files at a time fill a local disk; small ones wait for its fsync, and four of them for the same one."""
+READ_THREADS = 16
+PIECE_BYTES = 2 << 20
+PATIENCE_S = 10.0
+"""A read from a local disk that takes longer counts as failed; its stream is tried again later."""
+RENEWALS_MAX = 3
+"""A file that is being written while it is copied is copied again so often, then later."""
+REST_MIN_S, REST_MAX_S = 5.0, 60.0
+"""How long the disk is left alone after a failure; doubles from failure to failure."""
+DDL = """
+CREATE TABLE IF NOT EXISTS spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS spill_place (path TEXT NOT NULL);
+"""
+
+log = get_logger(__name__)
+
+
+def recorded_place(state: StateDatabase) -> Path | None:
+    """The spill directory that an earlier mount left copies in; None: it left none."""
+    state.create(DDL)
+    rows = state.rows("SELECT path FROM spill_place WHERE EXISTS (SELECT 1 FROM spilled)")
+    return Path(rows[0][0]) if rows else None
+
+
+class SpillError(OSError):
+    """The spill directory's, not the backing directory's; always EIO, so that whoever needs the bytes tries again."""
+
+
+class UnsteadyError(Exception):
+    """The file is being written; its version is copied later."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpillStatistics:
+    """What `status`, the metrics and the tests see."""
+
+    directory: str
+    mode: str
+    state: str
+    """ok, full (no room in its budget or on its disk), failing, stuck (a call does not return), or closed (only read until it is empty)."""
+    budget_bytes: int
+    used_bytes: int
+    """Of copies; `reserved_bytes`: of such as are being made."""
+    reserved_bytes: int
+    files: int
+    copying_files: int
+    copied_files: int
+    copied_bytes: int
+    failures: int
+    mismatches: int
+    """Copies that read back differently."""
+    last_error: str
+    mirror: MirrorStatistics | None
+    """None: the mode is to move."""
+
+
+@dataclass(slots=True)
+class Copy:
+    """A version's copy."""
+
+    vid: VersionId
+    name: str
+    size: int
+    digest: str
+
+
+class Making:
+    """A copy that is being made."""
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.size = version.size
+        self.abandoned = False
+        self.call: CallInFlight | None = None
+
+    def pause(self) -> None:
+        """See `source.Reading`: here all that takes time is the disk."""
+
+    def progress(self) -> None:
+        """The disk answered."""
+        if self.call is not None:
+            self.call.progress()
+
+
+class _File:
+    """An open copy, read with patience."""
+
+    def __init__(self, spill: Spill, fd: int) -> None:
+        self._spill, self._fd = spill, fd
+        self._hung: Future[bytes] | None = None
+
+    def read(self, buffer: memoryview, position: int) -> int:
+        """Into the caller's buffer, from one of its own: a read that comes back too late must find nobody else's bytes to write over."""
+        future = self._spill.reads.submit("read", os.pread, self._fd, len(buffer), position)
+        try:
+            data = self._spill.patient(future)
+        except SpillError:
+            if not future.done() and not future.cancel():
+                self._hung = future
+            raise
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """At once, or when the read that hangs comes back: the number must not become another file's before."""
+        if self._hung is None:
+            os.close(self._fd)
+        else:
+            self._hung.add_done_callback(lambda _done: os.close(self._fd))
+
+
+class Spill:
+    """All copies."""
+
+    def __init__(
+        self,
+        directory: SpillDirectory,
+        state: StateDatabase,
+        tier: Tier,
+        lock: RLock,
+        mode: SpillMode,
+        budget: int | str,
+        *,
+        closed: bool = False,
+    ) -> None:
+        """Load what the last worker knew; touches no disk. `budget`: bytes, or a share of what is free. `closed`: make no new copies."""
+        self.directory, self.mode = directory, mode
+        self._state, self._tier, self._lock, self._budget = state, tier, lock, budget
+        self.calls = CallPool("spill", COPY_THREADS)
+        self.reads = CallPool("spill reads", READ_THREADS, self.calls.health)
+        self.budget_bytes = 0
+        self._ready = self._is_full = False
+        self._closed = closed
+        self.making: dict[VersionId, Making] = {}
+        self._fresh: set[str] = set()
+        self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = self._copied_bytes = 0
+        self._rest_until, self._last_error = 0.0, ""
+        self.copied: Callable[[Version], None] = lambda _version: None
+        """Called, under the lock, when a version has a copy."""
+        self.not_copied: Callable[[Version], None] = lambda _version: None
+        """Called, under the lock, when that came to nothing though somebody still needs the version."""
+        self.still_frozen: Callable[[Version], bool] = lambda _version: True
+        """See `Listener`."""
+        self.mirror: Mirror | None = None
+        """The journal, where copies are to survive a reboot."""
+        self.when_safe: Callable[[Callable[[], None]], None] = state.after_commit
+        """Puts the end of a copy off until no state that a next worker could find names it."""
+        state.create(DDL)
+        rows = state.rows("SELECT vid, name, size, digest FROM spilled")
+        self.copies = {VersionId(vid): Copy(VersionId(vid), name, size, digest) for vid, name, size, digest in rows}
+        self.used_bytes = sum(copy.size for copy in self.copies.values())
+        self._state.change("DELETE FROM spill_place")
+        self._state.change("INSERT INTO spill_place VALUES (?)", (os.fspath(directory.path.parent),))
+        self._state.commit()
+
+    # -- the disk
+
+    def start(self) -> None:
+        """Look at the disk, behind whoever starts: it may hang."""
+        self.calls.submit("look", self._begin).add_done_callback(lambda done: self._begun(done.exception()))
+
+    def _begin(self) -> None:
+        """What earlier workers left and no row names goes; then the budget."""
+        found = self.directory.names()
+        with self._lock:
+            needed = {copy.name for copy in self.copies.values()} | self._fresh
+        for name in found:
+            if name not in needed and not name.startswith(MIRROR_PREFIX):
+                self.directory.remove(name)
+        self.set_budget(self._budget)
+
+    def set_budget(self, budget: int | str) -> None:
+        """Bytes, or a share of what is free now and what is used already. Asks the disk."""
+        free_bytes = self.directory.free_bytes()
+        with self._lock:
+            self._budget = budget
+            self.budget_bytes = share_of(budget, free_bytes + self.used_bytes)
+
+    def _begun(self, error: BaseException | None) -> None:
+        with self._lock:
+            if error is None:
+                self._ready, self._failed_in_a_row, self._rest_until = True, 0, 0.0
+            else:
+                self._failed(error)
+
+    def usable(self) -> bool:
+        """Whether new copies may be made now; looks again at a disk that failed, when its rest is over."""
+        if self._closed or time.monotonic() < self._rest_until or self.calls.health.is_stuck():
+            return False
+        if not self._ready:
+            self._rest_until = time.monotonic() + REST_MIN_S
+            self.start()
+        return self._ready
+
+    def takes(self, size: int) -> bool:
+        """Whether a copy of that size may be made now."""
+        if not self.usable():
+            return False
+        self._is_full = self.used_bytes + self.reserved_bytes + size > self.budget_bytes
+        return not self._is_full
+
+    def is_moving(self) -> bool:
+        """Whether copies are being made, by a disk that answers."""
+        return bool(self.making) and not self.calls.health.is_stuck()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Of copies that are being made."""
+        return sum(making.size for making in self.making.values())
+
+    def _failed(self, error: BaseException) -> None:
+        self._failures += 1
+        self._failed_in_a_row += 1
+        rest_s = min(REST_MAX_S, REST_MIN_S * 2 ** min(self._failed_in_a_row - 1, 10))
+        self._rest_until = time.monotonic() + rest_s
+        self._last_error = str(error)
+        log.warning(
+            "the spill directory failed: nothing is lost, acpfs goes on without it for a while",
+            directory=str(self.directory.path),
+            error=errno_name(error.errno) if isinstance(error, OSError) else type(error).__name__,
+            detail=str(error),
+            seconds=rest_s,
+        )
+
+    def keep_journal(self, mirror: Mirror) -> None:
+        """Keep a journal beside the copies."""
+        self.mirror, self.when_safe = mirror, mirror.when_safe
+
+    def begin_journal(self) -> None:
+        """All tables of the state have been created. Takes the lock: threads may be at work already."""
+        if self.mirror is not None:
+            with self._lock:
+                self.mirror.begin()
+
+    # -- making copies
+
+    def begin(self, version: Version) -> None:
+        """Copy a version in the background; `takes` has said yes."""
+        making = self.making[version.vid] = Making(version)
+        future = self.calls.submit("copy", self._copy, making)
+        future.add_done_callback(lambda done: self._made(making, done))
+
+    def _copy(self, making: Making) -> Copy:
+        """In a thread of the pool."""
+        making.call = current_call()
+        vid, name = making.version.vid, self.directory.new_name(making.version.vid)
+        with self._lock:
+            self._fresh.add(name)
+        try:
+            fd = self.directory.create(name)
+            try:
+                digest = self._fill(making, fd)
+                os.fdatasync(fd)
+                making.progress()
+                forget_pages(fd)
+                size = os.fstat(fd).st_size
+            finally:
+                os.close(fd)
+            self.directory.sync_names()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.directory.remove(name)
+            with self._lock:
+                self._fresh.discard(name)
+            raise
+        return Copy(vid, name, size, digest)
+
+    def _fill(self, making: Making, fd: int) -> str:
+        for _attempt in range(RENEWALS_MAX):
+            with self._lock:
+                renewals, size = making.version.renewals, making.version.size
+            digest = self._fill_once(making, fd, size)
+            with self._lock:
+                if making.abandoned:
+                    raise AbandonedError
+                if self.still_frozen(making.version) and making.version.renewals == renewals:
+                    return digest
+            os.ftruncate(fd, 0)
+        raise UnsteadyError
+
+    def _fill_once(self, making: Making, fd: int, size: int) -> str:
+        hasher, position = Checksum(), 0
+        buffer = memoryview(bytearray(min(size, PIECE_BYTES)))
+        with contextlib.closing(Source(making, self._tier, self._lock, buffer, self)) as source:
+            while position < size:
+                count, is_hole = source.read(position, min(size - position, len(buffer)))
+                piece = bytes(count) if is_hole else buffer[:count]
+                hasher.update(piece)
+                if not is_hole:
+                    write_all(fd, piece, position)
+                    begin_write_out(fd, position, count)
+                position += count
+                making.progress()
+        os.ftruncate(fd, size)
+        return hasher.hexdigest()
+
+    def _made(self, making: Making, done: Future[Copy]) -> None:
+        version = making.version
+        with self._lock:
+            self.making.pop(version.vid, None)
+            error = done.exception()
+            if error is None:
+                self._keep(making, done.result())
+            elif not isinstance(error, (AbandonedError, UnsteadyError)):
+                self._failed(error)
+            if error is not None and not making.abandoned:
+                self.not_copied(version)
+            self._state.commit()
+
+    def _keep(self, making: Making, copy: Copy) -> None:
+        self._fresh.discard(copy.name)
+        self._failed_in_a_row = 0
+        if making.abandoned:
+            self._remove(copy.name)
+            return
+        self._copied_files += 1
+        self._copied_bytes += copy.size
+        self.copies[copy.vid] = copy
+        self.used_bytes += copy.size
+        self._state.change("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)", (copy.vid, copy.name, copy.size, copy.digest))
+        self.copied(making.version)
+
+    def forget(self, version: Version) -> None:
+        """Nobody needs the version's copy (any more)."""
+        making = self.making.get(version.vid)
+        if making is not None:
+            making.abandoned = True
+        copy = self.copies.pop(version.vid, None)
+        if copy is not None:
+            self.used_bytes -= copy.size
+            self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
+            self.when_safe(partial(self._remove, copy.name))
+
+    def _remove(self, name: str) -> None:
+        self.calls.submit("remove", self.directory.remove, name)
+
+    # -- reading
+
+    def patient(self, future: Future[T]) -> T:
+        """The result of a call in a thread, as long as the disk answers in time.
+
+        Raises:
+            SpillError: it did not, or what it answered.
+        """
+        try:
+            return future.result(PATIENCE_S)
+        except FutureTimeoutError:
+            raise SpillError(errno.EIO, "the spill directory does not answer") from None
+        except OSError as error:
+            raise SpillError(errno.EIO, f"spill directory: {error.strerror}") from error
+
+    def open(self, vid: VersionId) -> _File:
+        """Open a copy for reading; waits in the caller's thread. Thread-safe.
+
+        Raises:
+            AbandonedError: the copy is gone, nobody needs the version any more.
+            SpillError: the disk's.
+        """
+        with self._lock:
+            copy = self.copies.get(vid)
+        if copy is None:
+            raise AbandonedError
+        future = self.reads.submit("open", self.directory.open, copy.name)
+        try:
+            return _File(self, self.patient(future))
+        except SpillError:
+            if not future.cancel():
+                future.add_done_callback(lambda done: None if done.exception() else os.close(done.result()))
+            raise
+
+    def check(self, version: Version, digest: str) -> None:
+        """That bytes that were read from a copy are those that RAM had. Thread-safe.
+
+        Raises:
+            MisreadError: they are not: the disk spoiled them.
+        """
+        with self._lock:
+            copy = self.copies.get(version.vid)
+            if copy is None:
+                raise AbandonedError
+            if copy.digest == digest:
+                return
+            self._mismatches += 1
+            self._last_error = f"version {version.vid} reads back differently"
+        log.error(
+            "a copy in the spill directory is not what was written: it is not stored",
+            file=str(self.directory.path / copy.name),
+            expected=copy.digest,
+            found=digest,
+        )
+        raise MisreadError(errno.EIO, "the spill directory's copy reads back differently")
+
+    def read(self, vid: VersionId, offset: int, size: int) -> Future[bytes]:
+        """Bytes of a copy, shorter at its end; fails with EIO when the disk does, or does not answer in time."""
+        copy = self.copies.get(vid)
+        if copy is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return self.reads.patient(self.reads.submit("read", self._read, copy.name, offset, size), PATIENCE_S)
+
+    def _read(self, name: str, offset: int, size: int) -> bytes:
+        fd = self.directory.open(name)
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
+
+    def copy_back(self, vid: VersionId, target: TierId, progress: Progress) -> Future[None]:
+        """Write a copy's bytes into a tier file, and compare its checksum. The thread opens that itself: its caller may be gone.
+
+        Fails when the disk does not answer for `PATIENCE_S`.
+        """
+        call = self.reads.submit("copy back", self._fill_tier, target, self.filler(vid, progress))
+        return self.reads.patient(call, PATIENCE_S, moved=progress.mark)
+
+    def _fill_tier(self, target: TierId, fill: Callable[[int], None]) -> None:
+        fd = self._tier.open(target)
+        try:
+            fill(fd)
+        finally:
+            os.close(fd)
+
+    def filler(self, vid: VersionId, progress: Progress) -> Callable[[int], None]:
+        """What writes a copy's bytes into a descriptor, in a thread.
+
+        Raises:
+            OSError: ESTALE: there is no such copy.
+        """
+        copy = self.copies.get(vid)
+        if copy is None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return partial(self._copy_back, copy, progress)
+
+    def _copy_back(self, copy: Copy, progress: Progress, fd: int) -> None:
+        hasher, position = Checksum(), 0
+        source = self.directory.open(copy.name)
+        try:
+            while data := os.pread(source, PIECE_BYTES, position):
+                progress.moved(len(data))
+                hasher.update(data)
+                write_all(fd, data, position)
+                position += len(data)
+        finally:
+            os.close(source)
+        if hasher.hexdigest() != copy.digest:
+            raise MisreadError(errno.EIO, "the spill directory's copy reads back differently")
+
+    # -- the whole
+
+    def statistics(self) -> SpillStatistics:
+        """Under the lock."""
+        return SpillStatistics(
+            directory=os.fspath(self.directory.path.parent),
+            mode=self.mode.value,
+            state=self._state_word(),
+            budget_bytes=self.budget_bytes,
+            used_bytes=self.used_bytes,
+            reserved_bytes=self.reserved_bytes,
+            files=len(self.copies),
+            copying_files=len(self.making),
+            copied_files=self._copied_files,
+            copied_bytes=self._copied_bytes,
+            failures=self._failures,
+            mismatches=self._mismatches,
+            last_error=self._last_error,
+            mirror=self.mirror.statistics() if self.mirror is not None else None,
+        )
+
+    def _state_word(self) -> str:
+        if self.calls.health.is_stuck():
+            return "stuck"
+        if self._failed_in_a_row:
+            return "failing"
+        if self._closed:
+            return "closed"
+        return "full" if self._is_full else "ok"
+
+    def close(self) -> None:
+        """Let idle threads end; what is in flight goes on, nobody waits for it."""
+        self.calls.close()
+        self.reads.close()
+
+
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """pwrite until nothing is left."""
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)

@@ -1,0 +1,1 @@
+"""Copies versions into staging files, ahead of the commits."""

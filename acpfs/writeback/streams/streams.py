@@ -1,0 +1,492 @@
+"""Streams: one version's bytes from RAM (or from where they left RAM for) into a staging file, hashed on the way.
+
+A copy runs in one thread of its own from begin to end and takes the file system's lock only for moments. Where the bytes are, and whether
+they were moved meanwhile, is `source`'s business. After any error the staging file is given up, and the next attempt starts with
+a new one: after a failed fsync nobody knows which pages the old one lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from threading import RLock
+
+from acpfs.backing.attributes import DIGEST_XATTR
+from acpfs.backing.health import CallInFlight, current_call
+from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, LowerStat, Note
+from acpfs.checksum import Checksum, hash_zeros, of_reads
+from acpfs.ram.state import StateDatabase
+from acpfs.ram.tier import Tier
+from acpfs.types import VersionId
+from acpfs.writeback.evidence.verify import MisreadError, OnlyCopyError, digest_of
+from acpfs.writeback.listener import Listener
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.sources.source import AbandonedError, Source
+from acpfs.writeback.sources.spill import Spill
+from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES, TokenBucket
+from acpfs.writeback.streams.equal import EqualFiles, linked_name
+from acpfs.writeback.streams.give_way import GiveWay
+from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
+
+SMALL_BYTES_MAX = 1 << 20
+"""Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
+
+
+@dataclass(slots=True)
+class StreamCounters:
+    """Added to under the lock."""
+
+    streamed_bytes: int = 0
+    reread_chunks: int = 0
+    verified_files: int = 0
+    verify_failures: int = 0
+    equal_files: int = 0
+    """Not streamed: another node had stored the same bytes under the same name."""
+    equal_bytes: int = 0
+
+
+class Stream:
+    """One attempt to stage one version."""
+
+    def __init__(self, op: Op, version: Version) -> None:
+        self.op, self.version = op, version
+        self.abandoned = False
+        """Set by the engine, under the lock."""
+        self.call: CallInFlight | None = None
+        """How the call looks to the health check: told of progress, for it lasts as long as the file is large."""
+        self.written_bytes = 0
+        """Of a small file, to be counted when the lock is had anyway."""
+        self.following: Stream | None = None
+        """What its thread goes on with when it is staged."""
+        self.made_s: float | None = None
+        """How long the backing directory took to make its staging file; None: it has none of its own."""
+        self.backing_s: float | None = None
+        """The same, with the flush; None: not flushed yet."""
+
+    def progress(self) -> None:
+        """The backing directory answered."""
+        if self.call is not None:
+            self.call.progress()
+
+    def pause(self) -> None:
+        """What takes time now is not the backing directory."""
+        if self.call is not None:
+            self.call.pause()
+
+
+class Streamer:
+    """Carries out streams; `run` is called in stream threads."""
+
+    def __init__(
+        self,
+        lower: Lower,
+        tree: LowerTree,
+        tier: Tier,
+        log: OperationLog,
+        state: StateDatabase,
+        lock: RLock,
+        bucket: TokenBucket,
+        discard: Callable[[str], None],
+        *,
+        listener: Listener,
+        give_way: GiveWay,
+        verify_after_write: bool,
+        spares: Spares,
+        on_staged: Callable[[Stream], None],
+        spill: Spill | None = None,
+        equal: EqualFiles | None = None,
+    ) -> None:
+        """`tree`: tells where a file is to lie.
+
+        `bucket`: shared by all streams; `discard`: removes a staging file, now or later.
+
+        `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
+        streamed. `on_staged`: told under the lock, in the transaction that says that a version is staged.
+        """
+        self._spares, self._on_staged = spares, on_staged
+        self._equal = equal
+        self._spill = spill
+        self._give_way, self._tree = give_way, tree
+        self._listener = listener
+        self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
+        self._bucket, self._discard = bucket, discard
+        self._verify_after_write = verify_after_write
+        self._buffers: list[memoryview] = []
+        self._told_short: set[VersionId] = set()
+        """Versions that were parked because their staging file is too short."""
+        self.counters = StreamCounters()
+        self.applied: dict[int, str] = {}
+        """Attributes that a staged version's file was given, by version; what was folded in later, the commit adds."""
+
+    def run(self, stream: Stream) -> None:
+        """Stage the version.
+
+        Raises:
+            AbandonedError: nobody needs it any more.
+            OSError: the backing directory's, or EIO when the bytes are not what they should be.
+        """
+        stream.call = current_call()
+        if not stream.version.is_local:
+            self._seal(stream)
+            return
+        name = self._lower.stage_near(f"{stream.version.vid}-{secrets.token_hex(6)}", self._directory(stream.op))
+        if self._take_equal(stream, linked_name(name)):
+            return
+        self._recall(stream)
+        growth = self._spares.take(stream.version)
+        if growth.spare is not None:
+            if self._append(stream, growth, growth.spare):
+                return
+            growth = self._spares.take(stream.version)
+        try:
+            begun = time.monotonic()
+            fd = self._lower.create_staging(name)
+            stream.made_s = time.monotonic() - begun
+            self._fill(stream, name, fd, growth)
+        except BaseException:
+            self._discard(name)
+            raise
+
+    def _recall(self, stream: Stream) -> None:
+        with self._lock:
+            path = self._tree.path(stream.op.ino)
+        if path:
+            self._spares.recall(stream.version, path)
+
+    def _directory(self, op: Op) -> LowerPath:
+        """Where the file is to lie, or the nearest directory above that is there already."""
+        with self._lock:
+            place = self._tree.place(op.ino)
+            directory = op.parent if place is None else place[0]
+            while (path := self._tree.path(directory)) is None:
+                made = next((pending for pending in self._log.pending_of(directory) if pending.kind is OpKind.MKDIR), None)
+                if made is None:
+                    return ()
+                directory = made.parent
+            return path
+
+    def _append(self, stream: Stream, growth: Growth, spare: Spare) -> bool:
+        """Make the version of an earlier one's file, if it is that and more; returns whether it did."""
+        try:
+            foreign = self._lower.xattrs(self._lower.staging_path(spare.name)).keys()
+            fd = self._spares.open(spare)
+        except OSError:  # nothing is lost but time
+            self._discard(spare.name)
+            return False
+        try:
+            self._fill(stream, spare.name, fd, growth, foreign)
+        except NotGrownError:
+            self._discard(spare.name)
+            return False
+        except AbandonedError:
+            self._give_back(stream, spare)
+            raise
+        except BaseException:
+            self._discard(spare.name)
+            raise
+        return True
+
+    def _give_back(self, stream: Stream, spare: Spare) -> None:
+        try:
+            self._spares.give_back(stream.version.ino, spare)
+        except OSError:
+            self._discard(spare.name)
+
+    def _fill(self, stream: Stream, name: str, fd: int, growth: Growth, former: Iterable[bytes] | None = None) -> None:
+        """All that a staging file needs; closes the descriptor. `former`: an older version's xattrs, where it is made of one."""
+        try:
+            digest = self._copy(stream, fd, growth)
+            st, applied = self._finish(stream, fd, digest, former)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._lower.close(fd)
+            raise
+        self._lower.close(fd)
+        if self._verify_after_write and digest:
+            self._verify(stream, name, digest)
+        self._staged(stream, name, st.ino, digest, applied, (growth, st))
+
+    def _take_equal(self, stream: Stream, name: str) -> bool:
+        """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""
+        candidate = self._equal.candidate(stream.op, stream.version) if self._equal is not None else None
+        if self._equal is None or candidate is None:
+            return False
+        stream.pause()
+        digest = self._copy(stream, None, Growth())
+        stream.progress()
+        if digest != candidate.digest:
+            return False
+        try:
+            ino = self._equal.link(candidate, name)
+            if ino and self._verify_after_write:
+                self._verify(stream, name, digest)
+            if ino:
+                self._staged(stream, name, ino, digest, None)
+        except BaseException:
+            self._discard(name)
+            raise
+        if not ino:
+            self._discard(name)
+            return False
+        with self._lock:
+            self.counters.equal_files += 1
+            self.counters.equal_bytes += stream.version.size
+        return True
+
+    def _seal(self, stream: Stream) -> None:
+        """Finish a staging file that an application wrote itself, because RAM had no room: its checksum is of what it reads back."""
+        name = stream.version.staging_name
+        with self._lock:
+            if not self._listener.still_frozen(stream.version):
+                raise OSError(errno.EAGAIN, "another descriptor's write to it is under way")
+        try:
+            fd = self._lower.open_staging(name)
+            try:
+                self._fit(stream, fd)
+                self._sync_only_copy(fd)
+                digest = self._hash(stream, fd)
+                st, applied = self._finish(stream, fd, digest)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    self._lower.close(fd)
+                raise
+            self._lower.close(fd)
+            self._staged(stream, name, st.ino, digest, applied)
+        except AbandonedError:
+            self._discard(name)
+            raise
+
+    def _fit(self, stream: Stream, fd: int) -> None:
+        """Give the staging file the length that was logged: the log is what the application was told, and no later try would mend it.
+
+        Longer: a write whose caller got no answer (killed with its worker) or an error. Nobody writes now: the engine began after the
+        calls of killed workers were over, and a sealed file is changed only after it is persisted. Shorter: bytes are gone that are
+        nowhere else. That is told once; who then asks for another try gets zeros in their place.
+        """
+        with self._lock:
+            if stream.abandoned:
+                raise AbandonedError
+            version = stream.version
+        found = self._lower.stat_fd(fd).size
+        if found > version.size and not version.staging_name.startswith(OVERFLOW_PREFIX):
+            with self._lock:
+                version.size = found
+                self._log.save_version(version)
+                self._state.commit()
+        if found < version.size and version.vid not in self._told_short:
+            self._told_short.add(version.vid)
+            raise OnlyCopyError(errno.EIO, f"the staging file has only {found} of {version.size} bytes")
+        if found != version.size:
+            self._lower.truncate(fd, version.size)
+        self._told_short.discard(version.vid)
+
+    def _sync_only_copy(self, fd: int) -> None:
+        try:
+            self._lower.sync(fd)
+        except OSError as error:
+            raise OnlyCopyError(error.errno, error.strerror) from error
+
+    def _hash(self, stream: Stream, fd: int) -> str:
+        with self._buffer(max(1, stream.version.size)) as buffer:
+            return of_reads(partial(self._lower.read, fd), buffer, passed=lambda _count: stream.progress())[0]
+
+    # -- bytes
+
+    @contextlib.contextmanager
+    def _buffer(self, size: int) -> Iterator[memoryview]:
+        """A small one is made on the spot; large ones are kept, as many as there were streams at a time."""
+        if size <= SMALL_BYTES_MAX:
+            yield memoryview(bytearray(size))
+            return
+        try:
+            buffer = self._buffers.pop()
+        except IndexError:
+            buffer = memoryview(mmap.mmap(-1, SLICE_MAX_BYTES))
+        try:
+            yield buffer
+        finally:
+            self._buffers.append(buffer)
+
+    def _copy(self, stream: Stream, fd: int | None, growth: Growth) -> str:
+        """Copy until the bytes that were copied are the version's; returns their checksum, "" where none is taken of such holes.
+
+        `fd` None: nowhere, for the checksum only.
+
+        Raises:
+            NotGrownError: it is not what the file has, and more.
+            OnlyCopyError: twice they were not those of its checksum. Told once: who asks for another try gets what is there.
+        """
+        differed = False
+        while True:
+            with self._lock:
+                renewals, size = stream.version.renewals, stream.version.size
+            digest = self._copy_once(stream, fd, growth)
+            with self._lock:
+                still = self._listener.still_frozen(stream.version) and stream.version.renewals == renewals
+                if still and (not digest or stream.version.digest in ("", digest)):
+                    return digest  # nearly always: no further turn at the lock for that
+            still = still or self._has_only_grown(stream, size, digest)
+            with self._lock:
+                if still:
+                    if not digest or stream.version.digest in ("", digest):
+                        return digest
+                    if differed:
+                        stream.version.digest = ""
+                        self._log.save_version(stream.version)
+                        self._state.commit()
+                        raise OnlyCopyError(errno.EIO, "its bytes in RAM are not those that were closed")
+                    differed = True
+                self.counters.reread_chunks += 1
+            if fd is not None:
+                self._lower.truncate(fd, growth.kept_bytes)
+
+    def _has_only_grown(self, stream: Stream, size: int, digest: str) -> bool:
+        """Whether those who write to the file unseen have left alone what was copied of it; then that is the version.
+
+        A log would else be copied for as long as somebody has something to say. That its descriptors append is no proof: their flags can be
+        changed. But bytes that are still the same after all of them were read have been there at one moment.
+        """
+        with self._lock:
+            if not digest or not self._listener.only_appended(stream.version) or stream.version.size < size:
+                return False
+        if self._copy_once(stream, None, Growth(), size) != digest:
+            return False
+        with self._lock:
+            stream.version.size = size
+        return True
+
+    def _copy_once(self, stream: Stream, fd: int | None, growth: Growth, first_bytes: int | None = None) -> str:
+        """`first_bytes`: no more than these."""
+        hasher, position, end, hashed = Checksum(), 0, growth.kept_bytes, True
+        size = stream.version.size if first_bytes is None else first_bytes
+        if size < end:
+            raise NotGrownError
+        if size:
+            with self._buffer(size) as buffer, contextlib.closing(self._source(stream, buffer)) as source:
+                hashed = source.hashes_holes
+                if size - end > SMALL_BYTES_MAX and fd is not None:
+                    self._lower.expect_bulk(fd)
+                while position < size:
+                    if size > SMALL_BYTES_MAX:
+                        self._stand_back(stream)
+                    until = growth.until(position, size)
+                    count, is_hole = source.read(position, min(self._bucket.slice_bytes(), until - position, len(buffer)))
+                    if is_hole and hashed:
+                        hash_zeros(hasher, count)
+                    elif not is_hole:
+                        hasher.update(buffer[:count])
+                        if fd is not None and position >= growth.kept_bytes:
+                            self._write(stream, fd, buffer[:count], position)
+                            end = position + count
+                    position += count
+                    if position == until:
+                        growth.passed(position, hasher)
+                    stream.version.streamed_bytes = position if fd is not None else 0
+                self._count_reread(source.reread_chunks)
+                if source.spilled and self._spill is not None:
+                    self._spill.check(stream.version, hasher.hexdigest())
+        if end < size and fd is not None:
+            self._lower.truncate(fd, size)
+        return hasher.hexdigest() if hashed else ""
+
+    def _count_reread(self, chunks: int) -> None:
+        if chunks:
+            with self._lock:
+                self.counters.reread_chunks += chunks
+
+    def _source(self, stream: Stream, buffer: memoryview) -> Source:
+        return Source(stream, self._tier, self._lock, buffer, self._spill)
+
+    def _stand_back(self, stream: Stream) -> None:
+        if self._give_way.should(stream.op.logged_at):
+            stream.pause()
+            self._give_way.wait(stream.op.logged_at, lambda: stream.abandoned)
+            stream.progress()
+
+    def _write(self, stream: Stream, fd: int, data: memoryview, position: int) -> None:
+        if self._bucket.bytes_per_s:
+            stream.pause()
+            self._bucket.take(len(data))
+            stream.progress()
+        done = 0
+        while done < len(data):
+            count = self._lower.write(fd, data[done:], position + done)
+            if count <= 0:
+                raise OSError(errno.EIO, "the backing directory took no bytes")
+            done += count
+        stream.progress()
+        if stream.version.size <= SMALL_BYTES_MAX:
+            stream.written_bytes += done
+            return
+        self._lower.begin_write_out(fd, position, done)
+        with self._lock:
+            self.counters.streamed_bytes += done
+
+    # -- attributes and the end
+
+    def _finish(self, stream: Stream, fd: int, digest: str, former: Iterable[bytes] | None = None) -> tuple[LowerStat, str]:
+        """Attributes, fsync, size; attributes that change meanwhile are given again. Returns what it is now, and the attributes given."""
+        while True:
+            with self._lock:
+                applied = stream.op.meta.to_json()
+                self.counters.streamed_bytes += stream.written_bytes
+                stream.written_bytes = 0
+            self._lower.apply_fd(fd, self._attributes(applied, digest, former))
+            begun = time.monotonic()
+            self._lower.sync(fd)
+            if stream.made_s is not None:
+                stream.backing_s = stream.made_s + time.monotonic() - begun
+            stream.progress()
+            with self._lock:
+                if applied == stream.op.meta.to_json():
+                    break
+        st = self._lower.stat_fd(fd)
+        if st.size != stream.version.size:
+            raise OSError(errno.EIO, f"staging file has {st.size} bytes, not {stream.version.size}")
+        if st.size > SMALL_BYTES_MAX:
+            self._lower.forget_pages(fd)  # the content is in RAM once already
+        return st, applied
+
+    def _attributes(self, applied: str, digest: str, former: Iterable[bytes] | None) -> Metadata:
+        meta = Metadata.from_json(applied)
+        for name in former or ():
+            meta.xattrs.setdefault(name, None)
+        if self._lower.features.xattrs and digest:
+            meta.xattrs[DIGEST_XATTR] = Note(digest, -1 if meta.mtime_ns is None else meta.mtime_ns).encode()
+        elif self._lower.features.xattrs and former is not None:
+            meta.xattrs[DIGEST_XATTR] = None
+        return meta
+
+    def _verify(self, stream: Stream, name: str, digest: str) -> None:
+        found, _size = digest_of(self._lower, self._lower.staging_path(name), stream.progress)
+        equal = found == digest
+        with self._lock:
+            self.counters.verified_files += equal
+            self.counters.verify_failures += not equal
+        if not equal:
+            raise MisreadError(errno.EIO, "what was written reads back differently")
+
+    def _staged(
+        self, stream: Stream, name: str, staging_ino: int, digest: str, applied: str | None, grown: tuple[Growth, LowerStat] | None = None
+    ) -> None:
+        with self._lock:
+            if stream.abandoned:
+                raise AbandonedError
+            version = stream.version
+            version.staging_name, version.staging_ino, version.digest = name, staging_ino, digest
+            version.state = VersionState.STAGED
+            if grown is not None:
+                self._spares.staged(version, grown[0], grown[1])
+            if applied is not None:
+                self.applied[version.vid] = applied
+            self._log.save_version(version)
+            self._on_staged(stream)
+            self._state.commit()
