@@ -83,7 +83,7 @@ class Order:
                 continue
             if put_off:
                 return group, now  # whether it may pass them is looked at anew
-            if not self.is_ready(op, now) or (group and self._pointers.makes(op)):
+            if self._verdict(op, now) is not Why.READY or (group and self._pointers.makes(op)):
                 return group, self._due.get(op.seq, math.inf)
             if group and (self._guard.is_too_early(op) or self._guard.concerns(op)):
                 return group, now  # what precedes it is flushed before anything of it may go
@@ -159,7 +159,8 @@ class Order:
         self._put_off.renew()
         if not (self._parked or self._put_off):
             for op in self._log.front(GROUP_OPS_MAX):
-                self._hold(op, Why.READY)
+                if op.aside is Aside.HELD:
+                    self._hold(op, Why.READY)
                 yield op
             return
         deletions_wait = self._deletions_wait()
