@@ -30,7 +30,6 @@ def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) 
     nodes = mounted.needed(order.manifest.nodes)
     if not _is_there(final, order):
         _wait_for_files(written, order, files_s)
-        mounted.declare_urgent(written, mounted.URGENT_S)
         write_manifest(written, order.manifest)
         _make_way(final, order.manifest.generation, nodes)
         mounted.withdraw_urgent(written)
