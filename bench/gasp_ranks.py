@@ -94,20 +94,25 @@ def timed(rank: int, config: dict[str, Any], scratch: Path) -> None:
         for warm in (True, False):
             times = []
             for _ in range(config["steps"]):
-                begun = time.perf_counter()
+                begun, before = time.perf_counter(), time.thread_time()
                 step(model, optimizer)
-                times.append(time.perf_counter() - begun)
+                times.append((time.perf_counter() - begun, time.thread_time() - before))
             found[name] = found.get(name, []) + ([] if warm else times)
 
-    steps("without")
-    with protect(config["directory"], model=model, optimizer=optimizer):
-        steps("with")
+    def idle() -> float:
         dist.barrier()
         begun, before = time.monotonic(), time.process_time()
         time.sleep(config["idle_s"])
-        found["idle"] = (time.process_time() - before) / (time.monotonic() - begun)
+        return (time.process_time() - before) / (time.monotonic() - begun)
+
+    steps("without")
+    alone = idle()
+    with protect(config["directory"], model=model, optimizer=optimizer):
+        steps("with")
+        found["idle"] = max(0.0, idle() - alone)
         dist.barrier()
-    medians = {name: statistics.median(found[name]) for name in ("without", "with")}
+    medians = {name: statistics.median(wall for wall, _ in found[name]) for name in ("without", "with")}
+    medians |= {f"{name} cpu": statistics.median(cpu for _, cpu in found[name]) for name in ("without", "with")}
     (scratch / f"steps-{rank}").write_text(json.dumps({**medians, "idle": found["idle"]}), encoding="ascii")
 
 
