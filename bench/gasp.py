@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -166,6 +167,7 @@ def main() -> int:
     given = parser.parse_args()
     if not given.torch:
         parser.error("--torch or ACPFS_TORCH_PYTHON: an interpreter that has torch")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # mounts, loop device and limits are taken back
     report = Report("gasp", "A rank dies: the gasp, and what protection costs without one", ["what", "best, lower quartile"])
     with tempfile.TemporaryDirectory(prefix="acpfs-bench-gasp-") as scratch:
         before = os.getloadavg()[1]
