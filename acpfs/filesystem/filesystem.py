@@ -20,6 +20,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.checkpoints import Checkpoints
 from acpfs.config import FsyncMode, Settings, WhenFull, WhenKilled
 from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.at_once import AtOnce
 from acpfs.filesystem.attributes import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.backing_space import BackingSpace
@@ -165,8 +166,8 @@ class FileSystem:
         earlier = EarlierSaves(lower, calls, tree, self._table, self.lock, self.expectations, state.commit)
         self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited, earlier)
         self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents, NeededNodes(log.needs))
-        self.lanes = Lanes()
-        self._payers = Payers(state, self._table, self._contents.retention, limits)
+        self.at_once = AtOnce(settings, self._table, self._view, self._attributes, self.steps)
+        self.lanes, self._payers = Lanes(), Payers(state, self._table, self._contents.retention, limits)
         plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
         parts = (self._table, self._contents, tier, self.expectations, self._payers, LikelySizes(shapes), plenty, earlier)
         admission = Admission(*parts, self.urgent.covers, unknown_bytes)

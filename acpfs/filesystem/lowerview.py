@@ -143,7 +143,7 @@ class LowerView:
                 if not self._overtaken(epoch):
                     late(future.result())
 
-    def _fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
+    def is_fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
         """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
         return checked_at >= max(since, min(began, max(self.trusted_since, time.monotonic() - self._settings.attr_timeout_s)))
 
@@ -166,7 +166,7 @@ class LowerView:
         asked, began = False, time.monotonic()
         while True:
             child = parent.dir.children.get(name)
-            if self._settled(parent, name, child, began, since=began if anew else 0.0):
+            if self.is_settled(parent, name, child, began, since=began if anew else 0.0):
                 return child.ino if child else NO_INO
             if not asked and (child is None or not child.ino) and self._bursts.is_worth_listing(parent):
                 asked, parent.dir.misses = True, 0
@@ -199,18 +199,18 @@ class LowerView:
         if not newer and self._table.get(parent.ino) is parent and parent.ino in self._tree:
             self.learn(parent, name, seen, asked_at)
 
-    def _settled(self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float) -> bool:
+    def is_settled(self, parent: Node, name: bytes, child: KnownName | None, began: float, since: float) -> bool:
         """Whether the answer is known without asking."""
         if (child is not None and child.pins) or parent.ino not in self._tree:
             return True
         listed = self._is_listed(parent, began, since)
         if child is not None:
-            return self._fresh(child.checked_at, began, since) or (listed and not child.ino and name not in parent.dir.listing)
+            return self.is_fresh(child.checked_at, began, since) or (listed and not child.ino and name not in parent.dir.listing)
         return listed and name not in parent.dir.listing
 
     def _is_listed(self, parent: Node, began: float, since: float = 0.0) -> bool:
         """Whether the listing is new enough to answer in place of the backing directory."""
-        return not parent.dir.listed_ahead and self._fresh(parent.dir.listed_at, began, since)
+        return not parent.dir.listed_ahead and self.is_fresh(parent.dir.listed_at, began, since)
 
     def _stale(self, parent: Node, name: bytes) -> Ino:
         """The answer by older knowledge, where there was some when it was asked for anew."""
@@ -343,7 +343,7 @@ class LowerView:
             OSError: ENOENT when the node is gone from the backing directory; ESTALE when another lies in its place.
         """
         began = time.monotonic()
-        while not (self.held(node) or self._fresh(node.checked_at, began)):
+        while not (self.held(node) or self.is_fresh(node.checked_at, began)):
             epoch, asked_at = self._tree.epoch, time.monotonic()
             place, path = self._tree.place(node.ino), self._tree.path(node.ino)
             if path is None:

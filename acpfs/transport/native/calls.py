@@ -111,6 +111,9 @@ class Calls:
     def lookup(self, request: Request) -> Call[Attributes]:
         return self._fs.lookup(Ino(request.ino), name_in(request.body()))
 
+    def lookup_at_once(self, request: Request) -> Attributes | int | None:
+        return self._fs.at_once.entry(Ino(request.ino), name_in(request.body()))
+
     @staticmethod
     def forget(request: Request) -> list[tuple[int, int]]:
         """(node, references to give back), for FORGET and BATCH_FORGET alike."""
@@ -124,6 +127,9 @@ class Calls:
     def getattr(self, request: Request) -> Call[Attributes]:
         flags, _, handle = GETATTR_IN.unpack_from(request.body())
         return self._fs.getattr(Ino(request.ino), HandleId(handle) if flags & GETATTR_FH else None)
+
+    def getattr_at_once(self, request: Request) -> Attributes | None:
+        return self._fs.at_once.attributes(Ino(request.ino))
 
     def statx(self, request: Request) -> Call[Attributes]:
         flags, _, handle, _, _ = STATX_IN.unpack_from(request.body())
@@ -306,8 +312,8 @@ def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operatio
     """Opcode → how it is decoded, answered, and undone where the kernel does not take the answer."""
     nothing = replies.nothing
     return {
-        Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry),
-        Opcode.GETATTR: Operation(calls.getattr, replies.attr),
+        Opcode.LOOKUP: Operation(calls.lookup, replies.entry, undo.entry, calls.lookup_at_once),
+        Opcode.GETATTR: Operation(calls.getattr, replies.attr, at_once=calls.getattr_at_once),
         Opcode.STATX: Operation(calls.statx, replies.statx),
         Opcode.SETATTR: Operation(calls.setattr, replies.attr),
         Opcode.READLINK: Operation(calls.readlink, replies.data),

@@ -52,6 +52,8 @@ class Dispatch:
             self._handle_without_call(request)
             return False
         try:
+            if operation.at_once is not None and self._answered(operation, request):
+                return False
             call = operation.decode(request)
         except MALFORMED as error:
             self._malformed(request, error)
@@ -68,6 +70,22 @@ class Dispatch:
             self.continuations.suspend(operation, request, call, future)
             return bool(request.opcode == _WRITE)
         return False
+
+    def _answered(self, operation: Operation, request: Request) -> bool:
+        """Whether no call was needed; raises what decoding raises."""
+        assert operation.at_once is not None
+        try:
+            found = operation.at_once(request)
+        except MALFORMED:
+            raise
+        except Exception as error:  # noqa: BLE001 - _fail logs it
+            self._fail(request, error)
+            return True
+        if isinstance(found, int):
+            self._refuse(request, found)
+        elif found is not None:
+            self._finish(operation, request, found)
+        return found is not None
 
     def _finish(self, operation: Operation, request: Request, value: Any) -> None:
         """The call is done: tell the kernel."""

@@ -19,3 +19,5 @@ class Operation(NamedTuple):
     encode: Callable[[Request, Any], bytes | memoryview]
     undo: Callable[[Any], None] | None = None
     """Gives back what the call took, when the kernel did not get the reply."""
+    at_once: Callable[[Request], Any | int | None] | None = None
+    """The value, or an errno, where that needs no call; None: make the call."""
