@@ -168,11 +168,11 @@ VERBS: dict[str, Verb] = {
         answer="`pins`: how many were taken off",
     ),
     "urgent": Verb(
-        help="Give files below a directory the reserve of RAM, for an hour at most.",
-        usage=("urgent DIR [--for 1h] [--off]",),
+        help="Give a file, or those below a directory, the reserve of RAM, for an hour at most.",
+        usage=("urgent PATH [--for 1h] [--off]",),
         does=(
-            "let files at and below DIR take the part of RAM that `reserve` keeps for them, for an hour at most; for DIR's owner "
-            "and root ([below](#files-that-must-not-wait))"
+            "let the file PATH, or those below the directory PATH, take the part of RAM that `reserve` keeps for them, for an hour "
+            "at most; for its owner and root ([below](#files-that-must-not-wait))"
         ),
         answer="`changed`: whether it is urgent now, or with `--off` was until now",
     ),

@@ -193,7 +193,7 @@ class Member:
             self._answered.clear()
             if (answer := self._answers.pop(request, None)) is not None:
                 return answer
-            if self._order is not order or not self.commanded:  # the store ends with the coordinator that has it
+            if self._order is not order or self.cut_off_since is not None or not self.commanded:  # the store ends with its coordinator
                 raise GenerationOverError("the group of savers is void")
             self._answered.wait(1.0)
 
