@@ -91,7 +91,7 @@ def test_a_version_costs_what_was_appended_and_is_whole_at_every_moment(world: W
 
 
 async def overwrite(log: Growing) -> int:
-    return await log.store(b"!" + log.data[1:] + PIECE)
+    return await log.store(bytes([log.data[0] ^ 1]) + log.data[1:] + PIECE)
 
 
 async def overwrite_the_end(log: Growing) -> int:
