@@ -327,6 +327,10 @@ class Changes:
         """See `Listener`."""
         return self._contents.still_frozen(version)
 
+    def restaged(self, version: Version, before: str) -> None:
+        """See `Listener`."""
+        self._contents.restaged(version, before)
+
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         """See `Listener`."""
         return self._table.left_as(ino)

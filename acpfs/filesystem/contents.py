@@ -431,6 +431,13 @@ class Contents:
         """See `Listener`."""
         return self.kernel.still_frozen(version) if version.is_local else not self._overflow.is_changing(version.staging_name)
 
+    def restaged(self, version: Version, before: str) -> None:
+        """See `Listener`. Nobody writes to either: the content is sealed."""
+        node = self._table.get(version.ino)
+        if node is not None and node.content is not None and node.content.overflow == before:
+            node.content.overflow = version.staging_name
+            self._table.changed(node)
+
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
         assert node.content is not None

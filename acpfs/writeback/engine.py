@@ -121,7 +121,8 @@ class Engine:
         self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
         applied, there = self._streamer.applied, Whereabouts(lower, tree, log, lock, listener.left_as)
         parts = (lower, tree, log, manifest, state, lock, applied, self._conflicts, self._spares, there, before)
-        self._committer = Committer(*parts, one_by_one=spill is not None and spill.mode is SpillMode.MIRROR)
+        one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
+        self._committer = Committer(*parts, restaged=listener.restaged, one_by_one=one_by_one)
         recheck = Recheck(lower, tree, lock, self._committer, there)
         self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)

@@ -50,6 +50,10 @@ class Listener(Protocol):
         """
         ...
 
+    def restaged(self, version: Version, before: str) -> None:
+        """The bytes are in another staging file now, `version.staging_name`, and the one called `before` goes. Under the lock."""
+        ...
+
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
         """`LowerStat.identity()` of the node's entry on the backing directory when acpfs last knew it; None: not known."""
         ...

@@ -159,6 +159,12 @@ def test_what_did_not_fit_into_ram_is_brought_to_the_other_file_system(tmp_path:
         assert len(failed[0]) == 2
         assert await w.read(await directory(w, b"big", await directory(w, b"ckpts")), 4 << 20) == data
         assert not [name for name in w.lower.list_staging() if "@" in name]
+        ino = await directory(w, b"big", await directory(w, b"ckpts"))
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))  # it does not wait for a version that is persisted already
+        await w.do(w.fs.write(opened.handle, 0, b"again"))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "ckpts/big").read_bytes() == b"again" + data[5:]
 
     with tmpfs(tmp_path):
         run(tmp_path, scenario, hold=False, budget_bytes=1 << 20)

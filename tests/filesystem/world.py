@@ -231,7 +231,8 @@ async def world(
     try:
         async with _running(engine, spill):
             yield made
-            assert violations(made) == []
+            found = violations(made)
+            assert found == [], found
     finally:
         calls.close()  # not before the engine has ended: a task that is about to run would be told that there is no answer
         with fs.lock:  # after the engine's tasks, which may have their answers already; threads may still be at work

@@ -99,6 +99,9 @@ class ListenerDouble:
     def still_frozen(self, version: Version) -> bool:
         return True
 
+    def restaged(self, version: Version, before: str) -> None:
+        pass
+
     def only_appended(self, version: Version) -> bool:
         return False
 

@@ -62,19 +62,20 @@ class Committer:
         there: Whereabouts,
         before: Callable[[Op], None] = lambda _op: None,
         *,
+        restaged: Callable[[Version, str], None],
         one_by_one: bool = False,
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
 
         `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
-        for the next, as the mirror's journal needs it.
+        for the next, as the mirror's journal needs it. `restaged`: see `Listener`.
         """
         self._before = before
         self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
         self._applied, self._conflicts, self._spares = applied, conflicts, spares
         self._listings = absence.Listings(lower)
         self._catching_up = CatchingUp(there, tree, log, manifest, state, lock, conflicts)
-        self._placing = PlaceStaged(lower, log, state, lock)
+        self._placing = PlaceStaged(lower, log, state, lock, restaged)
         self._given_back = GivenBack(lower, tree, conflicts, lock)
         self.repairs = 0
         """How often the backing directory was not as it was left, and was put right or taken as it is."""

@@ -7,6 +7,7 @@ for it. Used in the commit thread.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath
@@ -18,8 +19,11 @@ from acpfs.writeback.log.ops import Version
 class PlaceStaged:
     """See above."""
 
-    def __init__(self, lower: Lower, log: OperationLog, state: StateDatabase, lock: RLock) -> None:
-        self._lower, self._log, self._state, self._lock = lower, log, state, lock
+    def __init__(
+        self, lower: Lower, log: OperationLog, state: StateDatabase, lock: RLock, restaged: Callable[[Version, str], None]
+    ) -> None:
+        """`restaged`: see `Listener`."""
+        self._lower, self._log, self._state, self._lock, self._restaged = lower, log, state, lock, restaged
 
     def place(self, version: Version, target: LowerPath) -> LowerPath:
         """Returns where it was staged.
@@ -44,6 +48,7 @@ class PlaceStaged:
     def _stage_as(self, version: Version, name: str) -> None:
         number = self._lower.lstat(self._lower.staging_path(name)).ino
         with self._lock:
-            version.staging_name, version.staging_ino = name, number
+            before, version.staging_name, version.staging_ino = version.staging_name, name, number
+            self._restaged(version, before)
             self._log.save_version(version)
             self._state.must_commit()
