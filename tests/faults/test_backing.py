@@ -13,7 +13,7 @@ from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
 from acpfs.worker.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import CommandError, MakeMount, wait_gone
+from tests.rig.mounts import CommandError, MakeMount, is_mounted, wait_gone
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
@@ -95,7 +95,8 @@ def test_an_fsync_that_failed_for_the_only_copy_is_not_tried_until_it_says_yes(
     status = mount.wait_status(lambda s: s["parked"])
     assert [(entry["name"], entry["last_error"]) for entry in status["queue"]] == [("big", "EIO")]
     assert any("bytes that are nowhere else" in log.read_text() for log in (mount.log, *(mount.runtime_dir / "logs").glob("*.log")))
-    mount.kill_worker()  # the next one must know as well
+    killed = mount.kill_worker()  # the next one must know as well
+    mount.wait_status(lambda s: s["worker"]["pid"] != killed and is_mounted(mount.path))  # libfuse: the mount is made anew
     assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
     assert not (fault_fs.source / "big").exists()
     assert (mount.path / "big").stat().st_size == len(data)
