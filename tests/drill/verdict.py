@@ -35,7 +35,12 @@ def check_published(history: History, seen: Tree, until_s: float, what: str) -> 
     if anywhere is not None:
         return [f"{what}: shows state {anywhere}, but {possible.seen_at} was seen and {promised} was promised, of {len(possible.states)}"]
     nearest, lines = possible.nearest(seen)
-    return [f"{what}: shows what the application never had; nearest is state {nearest} of {len(possible.states)}: " + "; ".join(lines)]
+    wrong = sorted(path for path, _entry in seen.items() ^ possible.states[nearest].tree.items())
+    had = "; ".join(f"{path} was {[state.tree.get(path, ('', ''))[1][:6] for state in possible.states]}" for path in dict.fromkeys(wrong))
+    told = f"{possible.seen_at} was seen and {promised} promised; {sorted(seen)}; {had}"
+    return [
+        f"{what}: shows what the application never had; nearest is state {nearest} of {len(possible.states)}: {'; '.join(lines)} ({told})"
+    ]
 
 
 def check_mount(history: History, seen: Tree, contents: dict[str, bytes]) -> tuple[History, list[str]]:
