@@ -172,6 +172,9 @@ class Ship:
                 process.down.clear()
                 self.gone.append(process)
 
+    def at(self, state: CrewState) -> bool:
+        return self.crew.state is state
+
     def hear(self, process: Process) -> None:
         if isinstance(process.up[0][1], Hello):
             self.connected[process.rank] = process
@@ -194,7 +197,7 @@ class Ship:
             self.let(*(chance.choice(actions) if chance else actions[0]))
 
     def assert_done(self) -> None:
-        assert self.crew.state is CrewState.ENDING, self.crew.state
+        assert self.at(CrewState.ENDING), self.crew.state
         assert [process.state for process in self.processes.values()] == ["over"] * self.world
 
 
@@ -239,7 +242,7 @@ def end_in_order(chance: random.Random, world: int) -> None:
     ship = Ship(world, faults=chance.randrange(8)).begin()
     while ship.faults and (actions := ship.actions()):
         ship.let(*chance.choice(actions))
-        if ship.crew.state is CrewState.ENDING:  # a rank that failed at one update three times
+        if ship.at(CrewState.ENDING):  # a rank that failed at one update three times
             return
     ship.drain(chance)
     ship.assert_done()
@@ -249,20 +252,20 @@ def end_in_order(chance: random.Random, world: int) -> None:
 def test_a_killed_rank_is_replaced_word_by_word() -> None:
     ship = Ship(3).begin()
     run(ship)
-    assert ship.crew.state is CrewState.RUNNING
+    assert ship.at(CrewState.RUNNING)
     ship.faults = 1
     ship.let("kill", 1)
     ship.let("bury", 0)
-    assert ship.crew.state is CrewState.PARKING
+    assert ship.at(CrewState.PARKING)
     assert (ship.crew.generation, dict(ship.crew.lost)) == (1, {1: "killed"})
     settle(ship)
-    assert ship.crew.state is CrewState.GATHERING
+    assert ship.at(CrewState.GATHERING)
     ship.start(1)
     settle(ship)
-    assert ship.crew.state is CrewState.REBUILDING
+    assert ship.at(CrewState.REBUILDING)
     assert ship.crew._roster.all(Berth.ENTERED)  # told word by word
     run(ship)
-    assert ship.crew.state is CrewState.RUNNING
+    assert ship.at(CrewState.RUNNING)
     assert [record.fields["lost"] for record in ship.records] == [{1: "killed"}]
     ship.drain()
     ship.assert_done()
@@ -298,11 +301,11 @@ def test_a_rank_that_fails_at_one_update_again_and_again_ends_the_job_and_deaths
     ship = Ship(2).begin()
     run(ship)
     for turn in range(3):
-        assert ship.crew.state is not CrewState.ENDING, turn
+        assert not ship.at(CrewState.ENDING), turn
         ship.faults = 1
         ship.let("fail", 0)
         settle(ship)
-    assert ship.crew.state is CrewState.ENDING
+    assert ship.at(CrewState.ENDING)
     assert ship.processes[1].state == "sent away"
     assert ship.crew.status == "update 2 failed 3 times: rank 0: boom"
     ship = Ship(2).begin()
@@ -324,7 +327,7 @@ def test_a_job_for_which_no_process_comes_ends() -> None:
     ship.let("kill", 0)
     ship.let("bury", 0)
     settle(ship)
-    while ship.crew.state is CrewState.GATHERING:
+    while ship.at(CrewState.GATHERING):
         ship.now += 1
         ship.processes[1].say(Beat(1, 1, Phase.COMPUTING, parked=True))
         settle(ship)
@@ -343,7 +346,7 @@ def test_a_rank_that_does_not_park_or_says_nothing_is_lost_and_sent_away() -> No
     ship.let("up", 1)
     ship.let("down", 1)
     ship.let("up", 1)
-    while ship.crew.state is CrewState.PARKING:
+    while ship.at(CrewState.PARKING):
         ship.now += 1
         for rank in (0, 1):
             ship.do(ship.crew.arrived(rank, 0, Beat(1, 1, Phase.COMPUTING), ship.now))
