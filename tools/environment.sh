@@ -55,7 +55,7 @@ find_python() {
     return 1
 }
 
-# need_system  everything below Python: an interpreter with headers, a compiler and libfuse (pyfuse3 is compiled), fusermount3.
+# need_system  everything below Python that acpfs needs: an interpreter, fusermount3, openssl.
 need_system() {
     [ -n "${PYTHON_BASE:-}" ] && return 0
     if ! PYTHON_BASE=$(find_python); then
@@ -63,7 +63,12 @@ need_system() {
         install_packages python3 python3-venv python3-dev
         PYTHON_BASE=$(find_python) || fail "no Python 3.10 to 3.13 with venv found; set PYTHON to one"
     fi
-    need_programs fuse3:fusermount3 pkg-config:pkg-config gcc:gcc openssl:openssl
+    need_programs fuse3:fusermount3 openssl:openssl
+}
+
+# need_compiler  what pyfuse3 is compiled with (the libfuse transport, the tests' faulty file systems); after need_system.
+need_compiler() {
+    need_programs pkg-config:pkg-config gcc:gcc
     local header missing=()
     pkg-config --exists fuse3 2>/dev/null || missing+=(libfuse3-dev)
     printf '#include <stdlib.h>\n' | gcc -E -x c - >/dev/null 2>&1 || missing+=(libc6-dev)

@@ -101,7 +101,7 @@ def _transport() -> list[Finding]:
 
 def _session() -> list[Finding]:
     """Begin a session of the native transport, as a mount would, and end it."""
-    if transports.choose(Transport.AUTO).transport is not Transport.NATIVE:
+    if transports.native_lacks(transports.MachineSupport.this()):
         return []
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="acpfs-doctor-") as name:
@@ -163,7 +163,7 @@ def _fuse() -> list[Finding]:
 def _request_timeout() -> list[Finding]:
     if not (FUSE_SYSCTLS / "max_request_timeout").exists():
         return []
-    native = transports.choose(Transport.AUTO).transport is Transport.NATIVE
+    native = not transports.native_lacks(transports.MachineSupport.this())
     text = RequestTimeouts.read(FUSE_SYSCTLS).warning(asks=native)
     return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up")]
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from acpfs.config import Transport
+from acpfs.errors import MachineError
 
 DEV_FUSE = Path("/dev/fuse")
 OWN_STATUS = Path("/proc/self/status")
@@ -20,6 +22,8 @@ SYS_ADMIN_BIT = 1 << 21
 KERNEL_MIN = (5, 4)
 """FUSE 7.31."""
 HELPER = "fusermount3"
+LIBFUSE_PACKAGE = "pyfuse3"
+HOW_TO_GET_LIBFUSE = f"pip install 'acpfs[libfuse]' brings {LIBFUSE_PACKAGE}, which needs a compiler and libfuse's headers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +46,41 @@ class MachineSupport:
     is_root: bool = True
     helper: str | None = None
     """The set-uid program that mounts for users."""
+    libfuse: bool = True
+    """The package of the libfuse transport is installed."""
 
     @classmethod
     def this(cls) -> MachineSupport:
         """The one that this process runs on."""
-        return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER))
+        return cls(os.uname().release, is_root=os.geteuid() == 0, helper=shutil.which(HELPER), libfuse=has_libfuse())
 
 
 def choose(wanted: Transport, machine: MachineSupport | None = None) -> TransportChoice:
-    """The transport to use; `auto` is native wherever that can mount."""
+    """The transport to use; `auto` is native wherever that can mount.
+
+    Raises:
+        MachineError: only libfuse could mount here, and its package is not installed.
+    """
+    machine = machine or MachineSupport.this()
+    if wanted is Transport.LIBFUSE and not machine.libfuse:
+        raise MachineError(f"the libfuse transport is not installed: {HOW_TO_GET_LIBFUSE}")
     if wanted is not Transport.AUTO:
         return TransportChoice(wanted, "asked for")
-    machine = machine or MachineSupport.this()
-    missing = _missing(machine)
+    missing = native_lacks(machine)
+    if missing and not machine.libfuse:
+        raise MachineError(f"the native transport is not possible here ({missing}), and libfuse is not installed: {HOW_TO_GET_LIBFUSE}")
     if missing:
         return TransportChoice(Transport.LIBFUSE, f"the native transport is not possible here: {missing}", forced=False)
     how = "" if may_mount(machine.status) else f"; mounted by {HELPER}, so without passthrough"
     return TransportChoice(Transport.NATIVE, f"the fastest that works here{how}", forced=False)
 
 
-def _missing(machine: MachineSupport) -> str:
+def has_libfuse() -> bool:
+    """The package of the libfuse transport is installed; it is looked for, not imported."""
+    return importlib.util.find_spec(LIBFUSE_PACKAGE) is not None
+
+
+def native_lacks(machine: MachineSupport) -> str:
     """What the native transport would need and this machine has not; "" for nothing."""
     version = re.match(r"(\d+)\.(\d+)", machine.release)
     if version is None or (int(version[1]), int(version[2])) < KERNEL_MIN:

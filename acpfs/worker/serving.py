@@ -14,7 +14,7 @@ from acpfs.errors import MachineError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane
 from acpfs.logger import get_logger
-from acpfs.mounting.transports import TransportChoice
+from acpfs.mounting.transports import TransportChoice, has_libfuse
 
 log = get_logger(__name__)
 
@@ -50,7 +50,7 @@ async def serve(
         await load(choice.transport)(fs, settings, tell)
         return
     except (MachineError, OSError) as error:
-        if mounted or choice.forced or choice.transport is not Transport.NATIVE:
+        if mounted or choice.forced or choice.transport is not Transport.NATIVE or not has_libfuse():
             raise
         log.warning("the native transport could not be used; libfuse is tried", error=str(error))
         choice = TransportChoice(Transport.LIBFUSE, f"the native transport failed: {error}")

@@ -64,6 +64,16 @@ def test_libfuse_without_the_device(machine: MachineSupport) -> None:
     assert str(machine.device) in choose(Transport.AUTO, machine).reason
 
 
+def test_without_the_package_of_libfuse(machine: MachineSupport) -> None:
+    """Native where it can mount; else one line that says what to install."""
+    bare = dataclasses.replace(machine, libfuse=False)
+    assert choose(Transport.AUTO, bare).transport is Transport.NATIVE
+    with pytest.raises(MachineError, match=r"pip install 'acpfs\[libfuse\]'"):
+        choose(Transport.LIBFUSE, bare)
+    with pytest.raises(MachineError, match=r"older than 5\.4.*pip install"):
+        choose(Transport.AUTO, dataclasses.replace(bare, release="4.18.0"))
+
+
 # -- when the session cannot be made
 
 
