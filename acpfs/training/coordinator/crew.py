@@ -172,6 +172,14 @@ class Crew:
     def live(self) -> tuple[int, ...]:
         return tuple(self._roster.aboard)
 
+    def heard(self, now: float) -> frozenset[int]:
+        """Ranks that have said something lately."""
+        return frozenset(rank for rank in self._roster.aboard if now - self._heard.get(rank, now) <= self._limits.silent_s)
+
+    def could_save(self, ranks: Iterable[int]) -> bool:  # the interface of `phases`
+        """Half of a job never goes on: the other half may still train."""
+        return False
+
     @property
     def alone_s(self) -> float:
         """How long a coordinator stays to which nobody is connected: all ranks may have died, and be started again."""
