@@ -1,0 +1,1 @@
+"""What a cluster is given to run acpfs: files that `acpfs deploy` prints or writes."""
