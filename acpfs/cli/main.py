@@ -14,11 +14,7 @@ COMMANDS = {
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
-<<<<<<< HEAD
-    "deploy": ("acpfs.cli.deployment", "Print or write what a cluster needs to run acpfs."),
-=======
-    "deploy": ("acpfs.cli.deploy", "Print manifests and a Containerfile for a cluster."),
->>>>>>> main
+    "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }
 
 

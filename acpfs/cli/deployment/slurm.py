@@ -80,7 +80,7 @@ def command(
     lines = (f"{words.get(name, '')}{name}={shlex.quote(value)}\n" for name, value in settings.items())
     (target / SETTINGS).write_text(f"# Settings of the scripts beside this file; shell syntax.\n{''.join(lines)}", encoding="utf-8")
     for name in SCRIPTS.values():
-        with (files("acpfs.deploy") / "slurm" / name).open("rb") as source, (target / name).open("wb") as copy:
+        with (files("acpfs") / "deploy" / "slurm" / name).open("rb") as source, (target / name).open("wb") as copy:
             shutil.copyfileobj(source, copy)
         (target / name).chmod(0o755)
     click.echo("# add to slurm.conf on all nodes, then: scontrol reconfigure")
