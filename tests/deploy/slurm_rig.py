@@ -8,9 +8,10 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.rig.storage.servers import until
 
 WAIT_S = 60.0
 CONFIGURATION = """
@@ -51,10 +52,7 @@ def free_port() -> int:
 
 
 def wait_for(what: str, condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.1)
+    until(lambda: bool(condition()), what, timeout_s)
 
 
 class Slurm:
@@ -90,7 +88,7 @@ class Slurm:
 
         try:
             wait_for(f"job {job} {state}", reached)
-        except AssertionError as error:
+        except TimeoutError as error:
             logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(self.top.glob("*.log")))
             raise AssertionError(f"{error}; it is {seen[-1]}, the node {self.node_state()}\n{logs}") from None
 
