@@ -146,7 +146,7 @@ class FileSystem:
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
-        self.lock = RLock()
+        self.lock, self.durations = RLock(), Durations()
         self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
@@ -160,7 +160,6 @@ class FileSystem:
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
-        self.durations = Durations()
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
         self.awaited = AwaitedNames(settings, self._table, self._view, log)
         """Names that other nodes are about to persist, and those that they may wait for."""
