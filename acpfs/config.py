@@ -33,6 +33,7 @@ RAM_BYTES_MIN = 1 << 20
 RESERVE_PERCENT_MAX = 75
 """Of the budget: with more kept for urgent files, little would be left for all others."""
 AUTO = "auto"
+LOOPBACK = "127.0.0.1"
 _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
 
@@ -127,6 +128,18 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError("must be text")  # noqa: TRY004 - a wrong type is a wrong value, in a file that people write
     return value
+
+
+def _address(value: object) -> str:
+    text = _text(value)
+    if text == LOOPBACK:
+        return text
+    import ipaddress  # most mounts have no need of it
+
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise ValueError("must be an address of IPv4 or IPv6, not a name") from None
 
 
 def _path(value: object) -> Path:
@@ -387,7 +400,9 @@ class Settings:
     log_file: Path | None = None
     """Rotating log file (10 MB × 5); default: stderr in the foreground (for the journal), else a file named after the mount point."""
     metrics_port: Annotated[int, Check(_whole, and_(ge(0), le(65535)))] = 0
-    """Serve Prometheus metrics over HTTP on 127.0.0.1; 0: only through `acpfs-ctl metrics`."""
+    """Serve Prometheus metrics over HTTP on this port; 0: only through `acpfs-ctl metrics`."""
+    metrics_address: Annotated[str, Check(_address)] = LOOPBACK
+    """The address of this machine at which it does: 127.0.0.1, a pod's own, or 0.0.0.0 or :: for all; whoever reaches it may read them."""
     metrics_file: Path | None = None
     """Write Prometheus metrics into this file every 15 s, for a node exporter's textfile collector."""
 

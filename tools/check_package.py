@@ -14,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {"acpfs", "acpfs-ctl", "acpfs-train", "mount.acpfs"}
+TEMPLATES = [f"acpfs/deploy/{path.name}" for path in sorted((ROOT / "acpfs/deploy").iterdir())]
 
 
 def main(directory: Path) -> int:
@@ -27,6 +28,7 @@ def main(directory: Path) -> int:
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read_string(archive.read(entry_points).decode())
     problems = [f"{name} does not belong into the wheel" for name in names if not name.startswith(("acpfs/", "acpfs-"))]
+    problems += [f"{path} is missing" for path in TEMPLATES if path not in names]
     problems += ["acpfs/py.typed is missing"] * ("acpfs/py.typed" not in names)
     scripts = dict(parser["console_scripts"])
     problems += [f"no command {name}" for name in sorted(COMMANDS - scripts.keys())]

@@ -1,4 +1,4 @@
-"""`acpfs`: mount, umount, doctor, salvage."""
+"""`acpfs`: mount, umount, doctor, salvage, deploy."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
+    "deploy": ("acpfs.cli.deploy", "Print manifests and a Containerfile for a cluster."),
 }
 
 

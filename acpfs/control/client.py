@@ -27,7 +27,22 @@ SILENCE_S_MAX = 60.0
 ATTEMPTS_MAX = 50
 NEXT_WORKER_WAIT_S = 0.1
 REPEATABLE = frozenset(
-    {"status", "config", "metrics", "ls", "flush", "wait", "verify", "preload", "checkpoints", "watch", "doctor", "verify_ram", "urgent"}
+    {
+        "status",
+        "config",
+        "metrics",
+        "ls",
+        "flush",
+        "wait",
+        "verify",
+        "preload",
+        "checkpoints",
+        "watch",
+        "doctor",
+        "verify_ram",
+        "urgent",
+        "ready",
+    }
 )
 """Verbs that may be asked again when the worker that was asked has died: the supervisor lives, and the next worker answers."""
 

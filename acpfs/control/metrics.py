@@ -1,7 +1,7 @@
 """Prometheus metrics, made from one `Status` per scrape: the same numbers as `acpfs-ctl status`, so they cannot disagree.
 
 Which there are, `metric_table` says. Every metric is named acpfs_… with its unit last and carries the labels mount and node, and none a
-file or a checkpoint: a mount has some 200 series for as long as it lives. `start_http` serves them on localhost from a
+file or a checkpoint: a mount has some 200 series for as long as it lives. `start_http` serves them from a
 thread of its own; the status function must therefore be thread-safe. prometheus_client, which brings an HTTP server along, is imported
 when metrics are first asked for: most mounts never are.
 """
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
 LABELS = ("mount", "node")
-HTTP_ADDRESS = "127.0.0.1"
 
 
 class _FromStatus:
@@ -92,15 +91,15 @@ class Metrics:
 
         write_to_textfile(str(file), self._registry)
 
-    def start_http(self, port: int) -> Callable[[], None]:
-        """Serve on localhost; returns what stops it.
+    def start_http(self, port: int, address: str) -> Callable[[], None]:
+        """Serve at this address; returns what stops it.
 
         Raises:
-            OSError: the port is taken.
+            OSError: the port is taken, or the address is none of this machine.
         """
         from prometheus_client import start_http_server
 
-        server, thread = start_http_server(port, addr=HTTP_ADDRESS, registry=self._registry)
+        server, thread = start_http_server(port, addr=address, registry=self._registry)
 
         def stop() -> None:
             server.shutdown()

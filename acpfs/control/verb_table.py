@@ -34,6 +34,15 @@ VERBS: dict[str, Verb] = {
         usage=("status [--watch]",),
         does="first what is not yet safe and why; then RAM tier, queue, health of the backing directory, counters",
     ),
+    "ready": Verb(
+        help="Exit 0 where the mount serves; for probes.",
+        usage=("ready",),
+        does=(
+            "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
+            "bypassed or drains to end, 3 where nobody answers"
+        ),
+        answer="`ready`: whether it serves; `state` as in `status`",
+    ),
     "flush": Verb(
         help="Return when all that is complete now is persisted.",
         usage=("flush [PATH…] [--timeout S]",),

@@ -46,6 +46,11 @@ async def status(subject: Subject, _request: ControlRequest, _tell: Report) -> J
     return subject.status().to_json()
 
 
+async def ready(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
+    state = subject.status().state
+    return {"ready": state == "serving", "state": state}
+
+
 async def config(subject: Subject, _request: ControlRequest, _tell: Report) -> Json:
     return subject.configuration()
 
@@ -198,6 +203,7 @@ async def bypass(subject: Subject, request: ControlRequest, _tell: Report) -> Js
 
 HANDLERS: dict[str, Handler] = {
     "status": status,
+    "ready": ready,
     "config": config,
     "metrics": metrics,
     "ls": ls,

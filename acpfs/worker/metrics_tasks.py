@@ -49,8 +49,10 @@ class MetricsTasks:
 
     def _start_http(self) -> Callable[[], None] | None:
         try:
-            return self._metrics.start_http(self._settings.metrics_port)
+            return self._metrics.start_http(self._settings.metrics_port, self._settings.metrics_address)
         except OSError as error:
             if self._taken_over:
                 return None
-            raise MachineError(f"metrics cannot be served on port {self._settings.metrics_port}: {error.strerror}") from error
+            raise MachineError(
+                f"metrics cannot be served on port {self._settings.metrics_port} of {self._settings.metrics_address}: {error.strerror}"
+            ) from error

@@ -46,6 +46,7 @@ def test_parse_size_gives_a_size_or_a_value_error(text: str) -> None:
         ({"bandwidth": "-3"}, "'-3' is not a size"),
         ({"bandwidth": -3}, "bandwidth"),
         ({"metrics_port": 70000}, "metrics_port = 70000"),
+        ({"metrics_address": "somewhere"}, "metrics_address = 'somewhere': must be an address"),
         ({"backing": None}, "backing"),
         ({"guard_time_s": "inf"}, "guard_time_s = 'inf'"),
         ({"streams": 8.5}, "streams = 8.5: must be a whole number"),

@@ -48,6 +48,7 @@ class DoubleSubject:
         self.absent: set[bytes] = set()
         self.stuck = False
         self.gone = ""
+        self.state = "serving"
 
     def done(self, number: int) -> None:
         self.ops = [op for op in self.ops if op[0] != number]
@@ -58,7 +59,7 @@ class DoubleSubject:
         if self.broken:
             raise ZeroDivisionError("a bug")
         return Status(
-            state="serving",
+            state=self.state,
             mount="/mnt/x",
             backing="/b",
             node="n",

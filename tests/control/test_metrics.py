@@ -1,5 +1,6 @@
 """Metrics are the status's numbers under stable names."""
 
+import socket
 import urllib.request
 from pathlib import Path
 
@@ -65,15 +66,30 @@ def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.clause("S303")
 def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    stop = metrics.start_http(port)
+    stop = metrics.start_http(port, "127.0.0.1")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             assert b"acpfs_ram_used_bytes" in answer.read()
+    finally:
+        stop()
+
+
+@pytest.mark.clause("S303")
+@pytest.mark.parametrize(("asked", "other"), [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
+def test_http_serves_at_the_address_that_was_named_alone(metrics: Metrics, asked: str, other: str) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stop = metrics.start_http(port, asked)
+    try:
+        with urllib.request.urlopen(f"http://{asked}:{port}/metrics", timeout=5) as answer:
+            assert b"acpfs_ram_used_bytes" in answer.read()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((other, port), timeout=5)
     finally:
         stop()

@@ -72,6 +72,15 @@ def test_status_config_and_metrics(tmp_path: Path) -> None:
     serve(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("state", "ready"), [("serving", True), ("draining", False), ("bypassed", False)])
+def test_a_probe_is_told_whether_the_mount_serves(tmp_path: Path, state: str, ready: bool) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.state = state
+        assert await ask(record, "ready") == {"ready": ready, "state": state}
+
+    serve(tmp_path, scenario)
+
+
 def test_the_socket_is_for_its_owner(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         assert stat.S_IMODE(os.stat(record.socket).st_mode) == 0o600

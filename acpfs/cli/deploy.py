@@ -1,0 +1,17 @@
+"""`acpfs deploy`: what a cluster needs to run acpfs, printed; nothing is applied, built or sent."""
+
+from __future__ import annotations
+
+import click
+
+from acpfs.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "kubernetes": ("acpfs.cli.deployment.kubernetes", "Manifests: a daemon on each node, and an example of a job."),
+    "containerfile": ("acpfs.cli.deployment.containerfile", "How to build the image that the manifests name."),
+}
+
+
+@click.group("deploy", cls=LazyGroup, lazy=COMMANDS)
+def command() -> None:
+    """Print what a cluster needs to run acpfs. Nothing is applied or built."""

@@ -1,0 +1,1 @@
+"""Commands of `acpfs deploy`; the templates that they fill in are data below `acpfs/deploy`."""

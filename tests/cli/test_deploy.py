@@ -1,0 +1,176 @@
+"""`acpfs deploy`: what it prints is what Kubernetes takes, and says the same as the settings; nothing in it is asked for twice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from acpfs.cli.deploy import command
+from acpfs.cli.deployment.templates import scalar, toml
+from acpfs.config import FIELDS, Settings, load_settings
+
+VERSIONS = ("1.25", "1.30", "1.34")
+WORDS = ["/shared/ckpt", "/mnt/acpfs/ckpt", "--image", "registry.example:5000/acpfs:1", "--ram", "64G"]
+MONITORS = {"PodMonitor"}
+"""Kinds that are not Kubernetes' own."""
+
+
+def deploy(*words: str) -> Result:
+    return CliRunner().invoke(command, list(words), catch_exceptions=True)
+
+
+def printed(*words: str) -> list[dict[str, Any]]:
+    done = deploy("kubernetes", *WORDS, *words)
+    assert done.exit_code == 0, done.output
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def daemon(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = of_kind(documents, "DaemonSet")["spec"]["template"]["spec"]
+    return spec
+
+
+def settings_in(documents: list[dict[str, Any]], tmp_path: Path) -> Settings:
+    file = tmp_path / "acpfs.toml"
+    file.write_text(of_kind(documents, "ConfigMap")["data"]["acpfs.toml"])
+    return load_settings({}, file)
+
+
+@pytest.mark.parametrize("words", [[], ["--claim", "checkpoints", "--node", "gpu=yes"], ["--inside"]], ids=["host", "claim", "inside"])
+def test_kubernetes_takes_the_manifests(words: list[str]) -> None:
+    for document in printed(*words):
+        if document["kind"] not in MONITORS:
+            for version in VERSIONS:
+                kubernetes_validate.validate(document, version, strict=True)
+
+
+def names(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for document in documents:
+        yield document["kind"], document["metadata"]["name"]
+
+
+def test_all_parts_are_there_once_and_select_the_same_pods() -> None:
+    documents = printed()
+    assert sorted(kind for kind, _name in names(documents)) == sorted(
+        ["Namespace", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "DaemonSet", "PodMonitor", "Job"]
+    )
+    labels = of_kind(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    for kind in ("DaemonSet", "PodDisruptionBudget", "PodMonitor"):
+        assert of_kind(documents, kind)["spec"]["selector"]["matchLabels"] == labels
+    (port,) = daemon(documents)["containers"][0]["ports"]
+    assert port["name"] == of_kind(documents, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
+    assert {kind for kind, _name in names(printed("--no-monitor", "--no-example"))}.isdisjoint({"PodMonitor", "Job"})
+
+
+def test_settings_go_through_unchanged_and_the_times_follow_them(tmp_path: Path) -> None:
+    documents = printed("--drain-timeout", "1234.5", "--pointer-patterns", 'latest:odd "name"', "--metrics-port", "9400")
+    settings = settings_in(documents, tmp_path)
+    assert (settings.ram, settings.drain_timeout_s) == (64 << 30, 1234.5)
+    assert settings.pointer_patterns == ("latest", 'odd "name"')
+    spec = daemon(documents)
+    assert spec["terminationGracePeriodSeconds"] > settings.drain_timeout_s
+    container = spec["containers"][0]
+    assert "--metrics-port=9400" in container["command"]
+    assert container["ports"][0]["containerPort"] == 9400
+    assert container["resources"]["limits"]["memory"] == f"{(65 << 30) >> 20}Mi"
+
+
+def test_every_option_of_the_command_lines_is_one_of_acpfs_mount() -> None:
+    options = {f"--{name}" for name in ("config", "foreground")} | {f"--{name.replace('_', '-').removesuffix('-s')}" for name in FIELDS}
+    container = daemon(printed())["containers"][0]
+    used = re.findall(r"(--[a-z-]+)", " ".join(container["command"]))
+    assert used
+    assert set(used) <= options
+
+
+@pytest.mark.parametrize("kind", ["DaemonSet", "Job"])
+def test_pods_have_the_directory_above_the_mount_point(kind: str) -> None:
+    """The mount point itself would be the bare directory to a pod that was there before the mount."""
+    spec = of_kind(printed(), kind)["spec"]["template"]["spec"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert "/mnt/acpfs" in paths.values()
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        for mounted in container["volumeMounts"]:
+            if paths.get(mounted["name"]) in ("/mnt/acpfs", "/run/acpfs"):
+                wanted = "Bidirectional" if kind == "DaemonSet" else "HostToContainer"
+                assert (mounted["mountPath"], mounted["mountPropagation"]) == (paths[mounted["name"]], wanted)
+
+
+def shells(document: dict[str, Any]) -> Iterator[str]:
+    spec = document["spec"]["template"]["spec"]
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        words = container.get("command", [])
+        if words[:1] == ["sh"]:
+            yield words[2]
+
+
+def test_what_shells_run_is_a_program() -> None:
+    for document in [*printed(), *printed("--inside")]:
+        if document["kind"] in ("DaemonSet", "Job"):
+            for text in shells(document):
+                subprocess.run(["sh", "-n", "-c", text], check=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--ram", "25%"], "ram must be a size"),
+        (["--node-id", "n"], "node_id is the name of the Kubernetes node"),
+        (["--runtime-dir", "/run/x"], "runtime_dir is /run/acpfs"),
+        (["--fsync", "never"], "fsync"),
+        (["--name", "Big_Name"], "small letters"),
+        (["--nodes-at-once", "0"], "a number of nodes"),
+        (["--node", "gpu"], "LABEL=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_named(words: list[str], complaint: str) -> None:
+    done = deploy("kubernetes", *WORDS, *words)
+    assert done.exit_code != 0
+    assert complaint in done.output + str(done.exception)
+
+
+@pytest.mark.parametrize("mountpoint", ["/mnt", "mnt/acp", "/mnt/../acp"])
+def test_a_mount_point_that_cannot_be_handed_on_is_refused(mountpoint: str) -> None:
+    done = deploy("kubernetes", "/shared/ckpt", mountpoint, "--image", "i", "--ram", "1G")
+    assert "mountpoint" in str(done.exception)
+
+
+def test_values_are_quoted_where_yaml_would_take_them_for_something_else() -> None:
+    texts = ["plain", "yes", "1.5", "a: b", "#", "", "/mnt/a b", "null", "-", "a#b", "10%", "x\ny"]
+    assert [yaml.safe_load(f"key: {scalar(text)}")["key"] for text in texts] == texts
+
+
+def test_settings_are_written_as_they_are_read(tmp_path: Path) -> None:
+    given = {
+        "backing": '/a"b\\c é',
+        "mountpoint": "/m/n",
+        "streams": 3,
+        "stagger_s": 0.5,
+        "verify_reads": True,
+        "pointer_patterns": ["a", "b"],
+    }
+    file = tmp_path / "x.toml"
+    file.write_text(toml(given), encoding="utf-8")
+    assert load_settings({}, file).as_json(given_only=True) == given
+
+
+def test_the_containerfile_copies_what_there_is() -> None:
+    text = deploy("containerfile", "--base", "debian:12").stdout
+    assert "ARG BASE=debian:12\n" in text
+    root = Path(__file__).parents[2]
+    copied = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert copied
+    assert all((root / word).exists() for word in copied)
