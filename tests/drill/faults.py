@@ -83,6 +83,12 @@ def kill_daemon(stand: Stand) -> Outcome:
     outcome = Outcome(killed=[die_somewhere(stand)])
     stand.kill_all()
     stand.stop()
+    come_back(stand, outcome)
+    return outcome
+
+
+def come_back(stand: Stand, outcome: Outcome) -> None:
+    """After the death of all: mount anew, and look at everything on the way."""
     outcome.losses += stand.check_backing("after the kill")
     while True:
         stand.withdraw()
@@ -97,7 +103,6 @@ def kill_daemon(stand: Stand) -> Outcome:
         stand.kill_all()
         outcome.losses += stand.check_backing("after another kill")
     outcome.losses += stand.check_undecided() + _settle(stand)
-    return outcome
 
 
 def _settle(stand: Stand) -> list[str]:

@@ -59,7 +59,11 @@ class GuardStand(Stand):
         found = next((index for index in range(start, len(states)) if any(self.allows(seen, tree) for tree in states[index].trees)), None)
         losses = self.check_whole(seen, when)
         if found is None:
-            return losses + verdict.check_published(self.history, seen, moment, f"backing directory {when}")
+            earlier = [index for index in range(start) if any(self.allows(seen, tree) for tree in states[index].trees)]
+            what = f"with what the guard holds this is one of states {earlier}" if earlier else "no state, whatever the guard holds"
+            strictly = verdict.check_published(self.history, seen, moment, f"backing directory {when}")
+            told = [f"{what}; {start} was seen or promised, of {len(states)}"] if strictly else []
+            return [*losses, *strictly, *told]
         self.history.seen_at = min(found, len(self.history.states) - 1)
         return losses
 

@@ -8,6 +8,7 @@ A call whose answer nobody lived to hear leaves two possibilities, which `settle
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +35,12 @@ class File:
 
 
 Node = File | Entry
+PUBLISHING = frozenset({"close", "fsync", "store"})
+"""Calls that publish a file, and change nothing else of what the mount shows once its bytes are there; a store ends with a close."""
+OF_A_LIBRARY = -1
+"""Stands for a descriptor that no journal names."""
+COMING_MAX = 6
+"""Of more files that are published in an unknown order, only the first and the last moment is known as a tree."""
 
 
 @dataclass
@@ -53,8 +60,10 @@ class State:
 
     @property
     def trees(self) -> list[Tree]:
-        """What it looks like at first and at last."""
-        return [self.tree, self.tree | self.coming] if self.coming else [self.tree]
+        """What it may look like, one after the other: with none, some or all of what is coming."""
+        coming = list(self.coming.items())
+        counts = range(len(coming) + 1) if len(coming) <= COMING_MAX else (0, len(coming))
+        return [self.tree | dict(some) for count in counts for some in itertools.combinations(coming, count)]
 
     def has(self, path: str, entry: Entry | None) -> bool:
         """Whether that, or nothing, may lie at one path."""
@@ -104,7 +113,7 @@ class History:
         self.durable_fsync = False
         self.doubt: Call | None = None
         self.unsure: Tree | None = None
-        """What was published before a close or fsync that counts as carried out, although the mount looks the same if it was not."""
+        """What was published before a call that counts as carried out, although the mount looks the same if its file was not closed."""
 
     # -- following the journal
 
@@ -238,6 +247,12 @@ class History:
         for path, node in nodes.items():
             self.nodes[new + path[len(old) :]] = node
 
+    def leave_open(self, path: str) -> None:
+        """A library had a file open when its daemon died."""
+        file = self.nodes[path]
+        assert isinstance(file, File)
+        self.open[OF_A_LIBRARY] = (file, True)
+
     # -- ends of the application
 
     def close_all(self) -> None:
@@ -255,15 +270,14 @@ class History:
         untouched = {
             path: ("file", node.now())
             for path, node in self.nodes.items()
-            if isinstance(node, File)
-            and any(node is one for one in writers)
-            and node.published is None
-            and node.data is not None
-            and not node.data
+            if isinstance(node, File) and any(node is one for one in writers) and node.published is None and node.now() == digest(b"")
         }
         self.open.clear()
-        if untouched:
-            self.states.append(State(self.states[-1].tree, coming=untouched))
+        if not untouched:
+            return
+        before, last = self.states[-1].tree if self.unsure is None else self.unsure, self.states[-1].tree
+        unsure = {path: entry for path, entry in last.items() if entry != before.get(path)}
+        self.states.append(State(before, coming=unsure | untouched))
 
     def publish_all(self) -> None:
         """Everything that waited is stored as it is."""
@@ -284,7 +298,7 @@ class History:
             return self
         other = copy.deepcopy(self)
         other._apply(self.doubt.words)
-        if self.doubt.words[0] in ("close", "fsync"):
+        if self.doubt.words[0] in PUBLISHING:
             other.unsure = self.states[-1].tree
         other.doubt = None
         return other

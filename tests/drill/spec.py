@@ -67,6 +67,10 @@ class JournalWriter:
         """It returned, with this errno."""
         self._line({"n": self._number, "did": number, "t": time.monotonic()})
 
+    def close(self) -> None:
+        """No more calls."""
+        self._out.close()
+
     def _line(self, fields: dict[str, Any]) -> None:
         self._out.write(json.dumps(fields).encode() + b"\n")
 

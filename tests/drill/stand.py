@@ -37,6 +37,9 @@ DESCRIPTORS_MORE_MAX = 24
 THREADS_MORE_MAX = 72
 """Pools grow to their sizes: requests 32, streams 16, syncs 16, commits and copies 4 each."""
 WATCHDOG_S = 900.0
+KILL_TIMEOUT_S = 60.0
+NONE_LEFT_LOOKS = 2
+"""One look can miss a process that is being forked, or that executes another program at that moment: its environment is empty then."""
 DRAIN_S_MAX = 90.0
 """A stand that lasts longer hangs, and its mount is aborted."""
 READS = 3
@@ -274,14 +277,22 @@ class Stand:
             select.select([], [], [], 0.02)
 
     def kill_all(self) -> None:
-        """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors."""
-        for _round in range(3):
+        """kill -9 of every process of the mount, whoever brings others back first. The dead mount stays: who works there gets errors.
+
+        Raises:
+            TimeoutError: there are always new ones, or one does not die.
+        """
+        deadline, none_since = time.monotonic() + KILL_TIMEOUT_S, 0
+        while none_since < NONE_LEFT_LOOKS:
             living = self.processes()
             for pid in sorted(living, key=lambda pid: b"acpfs.supervisor.supervisor" not in _words(pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for pid in living:
                 _wait_dead(pid)
+            none_since = 0 if living else none_since + 1
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"processes of the mount are still there: {[(pid, _words(pid)[:4]) for pid in living]}")
 
     def charge(self, point: int, passes: int) -> None:
         """Have the worker die there."""

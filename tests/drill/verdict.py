@@ -56,7 +56,10 @@ def check_mount(history: History, seen: Tree, contents: dict[str, bytes]) -> tup
         if doubt is not None and doubt.words[0] == "sync":  # what rsync had done is committed step by step
             history.states.append(State(history.states[-1].tree, (doubt.words[1], doubt.words[2])))
         history.doubt = None
+        begun = doubt is not None and doubt.words[0] == "store" and seen != history.now()
         _adopt(history, seen, contents)
+        if doubt is not None and begun:
+            history.leave_open(doubt.words[1])
         return history, []
     call = f", in doubt: {doubt.words[:4]}" if doubt is not None else ""
     return history, [f"the mount does not show the latest state{call}: " + "; ".join(differences(seen, possible.now()))]

@@ -10,6 +10,7 @@ import hashlib
 import os
 import stat
 import threading
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class Watch:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._death = ""
+        """What ended the thread, in words; from then on nothing is seen."""
         self._known: dict[str, tuple[Seen, Entry]] = {}
         """Path → which file lay there, and its content, so that it is not read again and again."""
         self._pointed: dict[str, str] = {}
@@ -56,12 +59,16 @@ class Watch:
         return looks
 
     def judge(self, history: History, also: Callable[[str, Entry | None], bool] = NEVER) -> list[str]:
-        """What was seen that no moment of the history had, or too late. `also`: what is allowed beyond that."""
-        return judged(self.take(), history, also)
+        """What was seen that no moment of the history had, or too late; and whether nobody looks any more. `also`: what else is allowed."""
+        dead = [f"the observer of the backing directory died: {self._death}"] if self._death else []
+        return judged(self.take(), history, also) + dead
 
     def _run(self) -> None:
-        while not self._stop.wait(BETWEEN_S):
-            self.look_around()
+        try:
+            while not self._stop.wait(BETWEEN_S):
+                self.look_around()
+        except BaseException:  # noqa: BLE001 - whatever it was, what this drill says is worth nothing from now on
+            self._death = traceback.format_exc(limit=-4)
 
     def look_around(self) -> None:
         """At each path that is there, and those that were; at last at what pointers point at: it must be there by then."""
@@ -94,12 +101,18 @@ class Watch:
                 return known[1]
             assert stat.S_ISREG(state.st_mode)
             if path in POINTERS:
-                self._pointed[path] = os.pread(fd, POINTER_BYTES_MAX, 0).decode(errors="replace")
+                self._note_pointer(path, os.pread(fd, POINTER_BYTES_MAX, 0).decode(errors="replace"))
             entry = ("file", _digest(fd))
             self._known[path] = (seen, entry)
             return entry
         finally:
             os.close(fd)
+
+    def _note_pointer(self, path: str, named: str) -> None:
+        """One that is still empty names nothing."""
+        self._pointed.pop(path, None)
+        if named:
+            self._pointed[path] = named
 
 
 def _digest(fd: int) -> str:
