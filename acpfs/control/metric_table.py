@@ -17,7 +17,7 @@ PREFIX = "acpfs_"
 HEALTH_STATES = ("ok", "slow", "refusing", "stuck")
 
 
-class Kind(Enum):
+class MetricKind(Enum):
     """As Prometheus has them."""
 
     GAUGE = "gauge"
@@ -150,7 +150,7 @@ class MetricRow:
     """One metric as the page and the dashboard name it."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     text: str
 
 
@@ -158,10 +158,10 @@ def rows() -> list[MetricRow]:
     """All metrics that have a name of their own, in the order of the page."""
     states = ", ".join(f"`{state}`" for state in HEALTH_STATES)
     return [
-        *(MetricRow(f"{PREFIX}{name}", Kind.GAUGE, gauge.text) for name, gauge in GAUGES.items()),
-        MetricRow(f"{PREFIX}{BACKING_HEALTH}", Kind.GAUGE, f"1 for the `state` that the backing directory is in: {states}"),
-        *(MetricRow(f"{PREFIX}{name}_seconds", Kind.HISTOGRAM, text) for name, text in HISTOGRAMS.items()),
-        *(MetricRow(f"{PREFIX}{name}_total", Kind.COUNTER, text) for name, text in COUNTERS.items()),
+        *(MetricRow(f"{PREFIX}{name}", MetricKind.GAUGE, gauge.text) for name, gauge in GAUGES.items()),
+        MetricRow(f"{PREFIX}{BACKING_HEALTH}", MetricKind.GAUGE, f"1 for the `state` that the backing directory is in: {states}"),
+        *(MetricRow(f"{PREFIX}{name}_seconds", MetricKind.HISTOGRAM, text) for name, text in HISTOGRAMS.items()),
+        *(MetricRow(f"{PREFIX}{name}_total", MetricKind.COUNTER, text) for name, text in COUNTERS.items()),
     ]
 
 
@@ -169,5 +169,5 @@ def series() -> set[str]:
     """Every name that a query may use."""
     found: set[str] = set()
     for row in rows():
-        found |= {f"{row.name}_{end}" for end in ("bucket", "sum", "count")} if row.kind is Kind.HISTOGRAM else {row.name}
+        found |= {f"{row.name}_{end}" for end in ("bucket", "sum", "count")} if row.kind is MetricKind.HISTOGRAM else {row.name}
     return found

@@ -45,7 +45,7 @@ def test_what_is_exposed_is_in_the_table(metrics: Metrics) -> None:
     described = {row.name.removesuffix("_total"): row for row in metric_table.rows()}
     assert set(families) <= set(described)
     assert {name: family.type for name, family in families.items()} == {name: described[name].kind.value for name in families}
-    absent = {name for name in described if name not in families and described[name].kind is not metric_table.Kind.COUNTER}
+    absent = {name for name in described if name not in families and described[name].kind is not metric_table.MetricKind.COUNTER}
     assert all(any(word in name for word in ("spill", "mirror", "node", "pointers", "awaited", "clock")) for name in absent)
     assert all(set(sample.labels) >= {"mount", "node"} for family in families.values() for sample in family.samples)
 
