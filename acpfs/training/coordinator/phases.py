@@ -59,7 +59,7 @@ class State(Enum):
     LEAVING = "leaving"
 
 
-_RUN = 0
+RUN = 0
 """The generation that runs. There is no other yet: nobody resumes."""
 _FAULTY = frozenset({State.STOPPING, State.LEAVING, State.STANDBY})
 TRANSITIONS: Mapping[State, frozenset[State]] = {
@@ -430,7 +430,7 @@ class Phases:
         if self.lost and len(set(layout.nodes.values())) > 1:
             if self._witness:
                 self._round.claim = None
-                self._commands.append(AskWitness(_RUN, self._has_majority))
+                self._commands.append(AskWitness(RUN, self._has_majority))
             else:
                 self._round.claim = self._has_majority
 
@@ -508,6 +508,14 @@ class Phases:
     def live(self) -> tuple[int, ...]:
         """Registered, neither lost nor gone in order."""
         return tuple(self._live)
+
+    def heard(self, now: float) -> frozenset[int]:
+        """Those of the living who have said something lately."""
+        return frozenset(rank for rank in self._alive if now - self._heard.get(rank, now) <= self._limits.silent_s)
+
+    def could_save(self, ranks: Iterable[int]) -> bool:
+        """Whether these hold everything."""
+        return self.layout is not None and not isinstance(cover(self.layout, ranks), NoCover)
 
     @property
     def _has_majority(self) -> bool:

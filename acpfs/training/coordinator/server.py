@@ -26,10 +26,10 @@ from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, State, Tell
+from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, State, Tell
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
-from acpfs.training.coordinator.witness import Claimant, claim
+from acpfs.training.coordinator.witness import Claimant, owner_after
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.messages import (
@@ -37,6 +37,7 @@ from acpfs.training.messages import (
     Beat,
     Exited,
     Exiting,
+    ExitStatus,
     FromMember,
     Goodbye,
     Header,
@@ -346,6 +347,9 @@ class Coordinator:
             if self._standing.commands or not self._members:
                 self._heard_active = now
                 continue
+            if (term := self._half(now)) is not None:
+                await self._stand_with_claim(term)
+                continue
             turns = sum(number < self._settings.number for number in self._others if number >= 0 and number != self._standing.active)
             patience = (0.1 if self._active_is_gone else self._settings.limits.active_s) + turns * TURN_S
             if now - self._heard_active > patience:
@@ -353,6 +357,27 @@ class Coordinator:
                 self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
                 _log.info("asks for votes", term=term)
                 self._to_members(Vote(term, self._settings.number))
+
+    def _half(self, now: float) -> int | None:
+        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything."""
+        voters = self._standing.votes.keys()
+        if self._settings.witness is None or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
+            return None
+        return self._standing.half_of(self._phases.world)
+
+    async def _stand_with_claim(self, term: int) -> None:
+        """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
+        owner = await self._owner(Claimant(self._settings.number, term, majority=False), RUN)
+        if owner is None or owner.coordinator in self._others:
+            return  # the storage does not answer, or another one on this side is about to command
+        if owner.coordinator == self._settings.number:
+            if self._standing.claimed(term):
+                self._take_over(trio.current_time())
+            return
+        sent = self._sent(Leave(ExitStatus.OTHER_SIDE, "the job is split, and the other half may save"), term)
+        for rank in self._standing.votes if self._standing.asked == term else ():
+            if rank in self._members:
+                self._members[rank].post(sent)
 
     async def _tell_active(self) -> None:
         while True:
@@ -438,17 +463,21 @@ class Coordinator:
         self._look_again.set()
 
     async def _ask_witness(self, asked: AskWitness) -> None:
-        """None when the directory did not answer in time."""
-        ours: bool | None = None
         claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
+        owner = await self._owner(claimant, asked.generation)
+        self._do(self._phases.claimed(None if owner is None else owner == claimant, trio.current_time()))
+
+    async def _owner(self, claimant: Claimant, generation: int) -> Claimant | None:
+        """Whose the claim is now; None when the directory did not answer in time."""
+        owner = None
         if self._settings.witness is not None:
             with trio.move_on_after(self._settings.limits.claim_s):
                 try:
-                    ours = await trio.to_thread.run_sync(claim, self._settings.witness, asked.generation, claimant, abandon_on_cancel=True)
+                    owner = await trio.to_thread.run_sync(owner_after, self._settings.witness, generation, claimant, abandon_on_cancel=True)
                 except OSError as error:
                     _log.error("the witness fails", error=str(error))
-        _log.info("claim", ours=ours, majority=asked.majority)
-        self._do(self._phases.claimed(ours, trio.current_time()))
+        _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
+        return owner
 
     async def _finish(self) -> None:
         for connection in (*self._members.values(), *self._others.values()):
