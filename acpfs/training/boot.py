@@ -12,7 +12,6 @@ import secrets
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,19 +86,19 @@ Answer = tuple[int, tuple[str, str]]
 
 
 def _start(directory: Path, job: str, number: int, place: Place, nodes: int, peers: dict[int, str], policy: Policy) -> Answer:
-    words = [policy.coordinator_python or sys.executable, "-m", "acpfs.training.coordinator", str(directory)]
+    words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory)]
     words += ["--job", job, "--number", str(number), "--node", place.node, "--tls", "on" if policy.tls else "off"]
     words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
     words += ["--settle-down", "0"] if nodes == 1 else ["--listen", "0.0.0.0:0", "--advertise", place.host]
     words += ["--first"] if number == 0 else []
     words += [word for peer, address in peers.items() for word in ("--peer", f"{peer}={address}")]
     try:
-        return number, (_first_line(words, policy.protected_s), "")
+        return number, (first_line(words, policy.protected_s), "")
     except (OSError, ValueError, AcpfsError) as error:
         return number, ("", str(error))
 
 
-def _first_line(words: list[str], timeout_s: float) -> str:
+def first_line(words: list[str], timeout_s: float) -> str:
     """Start it; the address that its first line has. It goes on by itself."""
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, close_fds=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -75,6 +76,11 @@ class Policy:
             checkpoint_name(self.name, 0)
         except ValueError as error:
             raise ConfigError(f"name = {self.name!r}: {error}") from error
+
+    @property
+    def interpreter(self) -> str:
+        """What coordinators run in."""
+        return self.coordinator_python or sys.executable
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, **given: object) -> Policy:
