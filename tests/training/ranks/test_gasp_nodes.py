@@ -103,7 +103,7 @@ def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(
             for rank in range(WORLD):
                 assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
         run = stand.backings[0] / "run"
-        until(lambda: (run / "latest").exists(), [node.status for node in stand.nodes])
+        until(lambda: (run / "latest").exists(), lambda: [node.status() for node in stand.nodes])
         ended(stand)
         manifest = assert_same_as_without(fault, run, expected)
         assert (manifest.generation, manifest.lost) == (1, (1,))
