@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.exiting import started_at
-from acpfs.training.interrupt import Interrupted, Interrupter
+from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
 from acpfs.training.messages import Done, ExitStatus, Finished, Gate, Hello, Leave, Resume, Running, Stop, Stopped, Trouble, TroubleKind
@@ -80,8 +80,9 @@ class Voyage:
         self._device = device or Processor()
         self._place = place = place_from(os.environ)
         self._marks = Marks()
+        main = threading.get_ident()
         self._interrupter = Interrupter(
-            *(threading.get_ident(), lambda: self._marks.updating),
+            *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
         )
         self._run = Run(directory, place.job, place.rank, place.world, self._marks, policy)

@@ -180,7 +180,9 @@ class Replaced(Ranks):
                 os.close(descriptor)
 
 
-def run_job(plan: Plan, tmp_path: Path, yardsticks: Path, turn: Callable[[Replaced], object] = lambda ranks: None) -> dict[int, int]:
+def run_job(
+    plan: Plan, tmp_path: Path, yardsticks: Path, turn: Callable[[Replaced], object] = lambda ranks: None, timeout_s: float = DEADLINE_S
+) -> dict[int, int]:
     """A job to its end, whose state must be that of one without a fault; how many processes each rank had."""
     expected = end_state(plan.kind, yardsticks, plan.steps)
     directory = tmp_path / "run"
@@ -190,7 +192,7 @@ def run_job(plan: Plan, tmp_path: Path, yardsticks: Path, turn: Callable[[Replac
 
     ranks = Replaced(WORLD, tmp_path, main)
     with ranks:
-        counts = ranks.tend(lambda: turn(ranks))
+        counts = ranks.tend(lambda: turn(ranks), timeout_s)
     assert_same(
         torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-{plan.kind}-{plan.steps}.pt", weights_only=True)
     )

@@ -6,15 +6,18 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from tests.training.ranks.jobs import LAYOUTS, Job
-from tests.training.ranks.replaced import WORLD, Plan, Replaced, die, fail, lose_memory, run_job
+from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
+from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, run_job
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
@@ -100,3 +103,16 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
     with Replaced(WORLD, tmp_path, main) as ranks:
         assert isinstance(ranks, Replaced)
         assert ranks.tend()[2] == 2
+
+
+@clause("T79")
+def test_under_acpfs_run(tmp_path: Path, yardsticks: Path) -> None:
+    expected = end_state("hsdp", yardsticks)
+    script = Path(__file__).with_name("replace_script.py")
+    python = os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"]
+    launcher = [python, "-c", "from acpfs.cli.run import main; main()", "--nproc-per-node", str(WORLD), "--on-fault", "replace"]
+    program = ["--no-python", sys.executable, str(script), sys.path[-1], str(tmp_path)]
+    done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=300, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+    assert (tmp_path / "done-1-0-gated").exists()
+    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
