@@ -178,7 +178,8 @@ class FileSystem:
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
         self.spill = None if self.spilling is None else self.spilling.spill
         changeable = self._changeable(room)
-        self._reads = Reads(self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
+        places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
+        self._reads = Reads(*places, changeable.persisted)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
