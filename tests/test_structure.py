@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
 LAYERS = [
     "cli",
+    "compatible",
     "training",
     "client",
     "worker",
@@ -30,6 +31,7 @@ LAYERS = [
 BOTTOM = {"errors", "types", "checkpoints", "checksum", "config", "descriptors", "logger", "processes"}
 MAY_NOT = {
     "cli": {"transport", "filesystem", "writeback", "ram", "backing", "client"},
+    "compatible": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
     "training": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
     "client": {"worker", "mounting", "supervisor", "transport", "filesystem", "writeback", "ram", "backing"},
     "mounting": {"filesystem"},

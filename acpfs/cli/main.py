@@ -1,4 +1,4 @@
-"""`acpfs`: mount, umount, doctor, salvage, deploy."""
+"""`acpfs`: mount, umount, doctor, salvage, deploy, and what scripts of MindIO need."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ COMMANDS = {
     "mount": ("acpfs.cli.mount", "Mount a backing directory; returns when the mount is ready to use."),
     "umount": ("acpfs.cli.umount", "Drain, then unmount."),
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
+    "mindio-path": ("acpfs.cli.mindio_path", "Where the packages are that scripts of MindIO import."),
+    "convert": ("acpfs.cli.convert", "Rewrite a checkpoint in MindIO's format as a plain torch file."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
-    "deploy": ("acpfs.cli.deploy", "Print manifests and a Containerfile for a cluster."),
+    "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }
 
 

@@ -42,6 +42,11 @@ class Place:
         return self._mount.path if self._mount else self.backing
 
     @property
+    def runtime_dir(self) -> Path:
+        """Where the mount's daemon is found; nowhere on a plain directory."""
+        return self._mount.runtime_dir if self._mount else self.backing.with_name("none")
+
+    @property
     def time_granularity_ns(self) -> int:
         """How finely the backing file system keeps times."""
         return int(self._mount.status()["features"]["time_granularity_ns"]) if self._mount else 1

@@ -30,6 +30,10 @@ class World:
     """Term → who was active in it."""
     obeyed: dict[int, list[int]] = field(default_factory=dict)
     """Member → terms of what it obeyed, in order."""
+    owner: int | None = None
+    """Whose the claim on the job is."""
+    halves: int = 0
+    """How many won with it."""
 
     def __post_init__(self) -> None:
         self.ballots = [Ballot() for _ in range(self.members)]
@@ -69,6 +73,18 @@ class World:
         if self.standings[number].voted(member, term, granted, 0, self.members):
             self.won.setdefault(term, set()).add(number)
 
+    def claim(self, number: int) -> None:
+        """A standby with half of the votes asks the witness, whose answer is late."""
+        if (term := self.standings[number].half_of(self.members)) is not None:
+            self.owner = number if self.owner is None else self.owner
+            if self.owner == number:
+                self.post(lambda: self.claimed(number, term))
+
+    def claimed(self, number: int, term: int) -> None:
+        if self.standings[number].claimed(term):
+            self.won.setdefault(term, set()).add(number)
+            self.halves += 1
+
     def cut(self) -> None:
         member, number = self.chance.randrange(self.members), self.chance.randrange(3)
         self.ballots[member].disconnected(number)
@@ -81,6 +97,7 @@ def test_never_two_active_in_a_term_and_no_lower_term_obeyed(seed: int, members:
     world = World(members, random.Random(seed))
     for _ in range(150):
         dice = world.chance.random()
+        world.claim(world.chance.randrange(3))
         if dice < 0.55 and world.on_the_way:
             world.on_the_way.pop(world.chance.randrange(len(world.on_the_way)))()
         elif dice < 0.7:
@@ -92,6 +109,22 @@ def test_never_two_active_in_a_term_and_no_lower_term_obeyed(seed: int, members:
     assert all(len(active) == 1 for active in world.won.values())
     assert all(terms == sorted(terms) for terms in world.obeyed.values())
     assert all(term in world.won for terms in world.obeyed.values() for term in terms)
+
+
+@clause("T63")
+def test_half_of_the_votes_wins_with_the_claim_and_only_in_its_term() -> None:
+    standing = Standing(1)
+    term = standing.ask()
+    assert standing.half_of(4) is None
+    assert not standing.voted(2, term, granted=True, generation=0, world=4)
+    assert standing.half_of(4) is None, "one of four"
+    assert not standing.voted(3, term, granted=True, generation=0, world=4)
+    assert standing.half_of(4) == term
+    again = standing.ask()
+    assert not standing.claimed(term), "votes for another term were asked for meanwhile"
+    assert standing.claimed(again)
+    assert standing.commands
+    assert standing.half_of(4) is None
 
 
 @clause("T21")
@@ -154,6 +187,15 @@ def test_an_owner_that_has_lost_its_majority_keeps_its_claim(tmp_path: Path) -> 
     assert claim(tmp_path, 0, Claimant(0, 1, majority=False))
     assert not claim(tmp_path, 0, Claimant(1, 2, majority=True)), "it may save by now"
     assert len(list((tmp_path / "claim-0").iterdir())) == 1
+
+
+@clause("T63")
+def test_an_owner_keeps_its_claim_in_a_later_term(tmp_path: Path) -> None:
+    """The answer to its first one was late, and it asked for votes again meanwhile."""
+    assert claim(tmp_path, 0, Claimant(1, 2, majority=False))
+    assert claim(tmp_path, 0, Claimant(1, 3, majority=False))
+    assert not claim(tmp_path, 0, Claimant(1, 2, majority=False)), "an older one of its own is over"
+    assert not claim(tmp_path, 0, Claimant(0, 4, majority=False))
 
 
 def test_a_claim_in_a_directory_that_does_not_answer_is_an_error(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from acpfs.cli.train import command
 from acpfs.control.registry import MountRecord
 from acpfs.training.coordinator.__main__ import witness_for
+from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import make_credentials
 from acpfs.training.messages import ExitStatus
 from tests.training.gasp_job import GaspJob, until
@@ -126,6 +127,56 @@ def test_half_of_a_job_saves_with_a_claim(tmp_path: Path) -> None:
         assert [job.left(rank)["status"] for rank in (0, 1)] == [ExitStatus.SAVED] * 2
         (owner,) = (job.job_directory / "claim-0").iterdir()
         assert owner.name.startswith("coordinator-0.term-1")  # a majority, if the second death was seen after the save began
+
+
+def halves(tmp_path: Path) -> GaspJob:
+    """Ranks 0 and 1 beside coordinator 0 on one node, 2 and 3 beside coordinator 1 on the other; each node holds everything."""
+    job = GaspJob(tmp_path, 4, {"opt0": (0, 2), "opt1": (1, 3)}, marks=MARKS, coordinators=2, ranks_per_node=2)
+    job.wait("Protected", 0, 1, 2, 3)
+    until(lambda: job.status(1)["connected"] == 4)
+    return job
+
+
+def the_first_half(job: GaspJob, number: int) -> None:
+    """A signal to node 0; the coordinator is stopped first, so that it sees nothing of it."""
+    job.coordinators[0].send_signal(signal.SIGSTOP)
+    for rank in (0, 1):
+        job.kill(rank, number)
+    job.coordinators[0].send_signal(number)
+
+
+@clause("T19", "T63")
+def test_half_of_a_job_whose_coordinator_died_with_the_other_half_saves_with_the_claim(tmp_path: Path) -> None:
+    with halves(tmp_path) as job:
+        the_first_half(job, signal.SIGKILL)
+        assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.SAVED] * 2
+        (manifest,) = job.published()
+        assert (manifest["step"], manifest["lost"]) == (6, [0, 1])
+        (owner,) = (job.job_directory / "claim-0").iterdir()
+        assert owner.name.startswith("coordinator-1.")
+        assert job.coordinators[1].wait(60) == 0
+
+
+@clause("T63")
+def test_half_of_a_job_leaves_where_the_other_half_has_the_claim(tmp_path: Path) -> None:
+    with halves(tmp_path) as job:
+        assert claim(job.job_directory, 0, Claimant(0, 1, majority=False))  # as the other half had done before the network was cut
+        the_first_half(job, signal.SIGKILL)
+        assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.OTHER_SIDE] * 2
+        assert job.published() == []
+
+
+@pytest.mark.long
+@clause("T63")
+def test_a_half_that_was_cut_off_comes_back_when_the_other_has_saved(tmp_path: Path) -> None:
+    """A network that is cut in the middle, seen from the half that has the claim; then from the other."""
+    with halves(tmp_path) as job:
+        the_first_half(job, signal.SIGSTOP)
+        assert [job.left(rank)["status"] for rank in (2, 3)] == [ExitStatus.SAVED] * 2
+        the_first_half(job, signal.SIGCONT)
+        assert {job.left(rank)["status"] for rank in (0, 1)} == {ExitStatus.OTHER_SIDE}
+        assert len(job.published()) == 1
+        assert [process.wait(60) for process in job.coordinators] == [0, 0]
 
 
 def test_claims_are_made_in_the_storage_below_the_mount(tmp_path: Path) -> None:

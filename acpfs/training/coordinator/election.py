@@ -1,6 +1,7 @@
 """Which coordinator is active. Pure: what arrived goes in, what to send comes out.
 
-A *term* has at most one active coordinator: it begins with more than half of the world's votes, and a member votes once per term. It
+A *term* has at most one active coordinator: it begins with more than half of the world's votes, or with exactly half of them and the
+witness's claim on the job, which one coordinator can have; and a member votes once per term. It
 votes only when its own connection to the active one is gone, so an active coordinator that members can reach stays. A member obeys no
 term lower than the highest that it has voted in or heard of. The first coordinator begins with term 1 without a vote: nobody else does.
 """
@@ -91,6 +92,17 @@ class Standing:
             return False
         self.votes[rank] = generation
         if 2 * len(self.votes) <= world:
+            return False
+        self.active = self.number
+        return True
+
+    def half_of(self, world: int) -> int | None:
+        """The term in which exactly half of the world has voted for this one, which then needs the claim."""
+        return self.asked if not self.commands and self.votes and 2 * len(self.votes) == world else None
+
+    def claimed(self, term: int) -> bool:
+        """The claim is this one's. Whether it is active with it: not where votes for another term were asked for meanwhile."""
+        if self.commands or self.asked != term:
             return False
         self.active = self.number
         return True

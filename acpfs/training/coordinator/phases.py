@@ -59,7 +59,7 @@ class State(Enum):
     LEAVING = "leaving"
 
 
-_RUN = 0
+RUN = 0
 """The generation that runs. There is no other yet: nobody resumes."""
 _FAULTY = frozenset({State.STOPPING, State.LEAVING, State.STANDBY})
 TRANSITIONS: Mapping[State, frozenset[State]] = {
@@ -270,6 +270,16 @@ class Phases:
         """How it ended, in words."""
         return self._status
 
+    @property
+    def running(self) -> bool:
+        """Whether steps are done."""
+        return self.state is State.RUNNING
+
+    @property
+    def alone_s(self) -> float:
+        """How long a coordinator stays to which nobody is connected any more."""
+        return self._limits.leave_s
+
     def _look(self, now: float) -> None:
         """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
         if now - self._looked_at > 2 * self._limits.beat_s:
@@ -430,7 +440,7 @@ class Phases:
         if self.lost and len(set(layout.nodes.values())) > 1:
             if self._witness:
                 self._round.claim = None
-                self._commands.append(AskWitness(_RUN, self._has_majority))
+                self._commands.append(AskWitness(RUN, self._has_majority))
             else:
                 self._round.claim = self._has_majority
 
@@ -508,6 +518,14 @@ class Phases:
     def live(self) -> tuple[int, ...]:
         """Registered, neither lost nor gone in order."""
         return tuple(self._live)
+
+    def heard(self, now: float) -> frozenset[int]:
+        """Those of the living who have said something lately."""
+        return frozenset(rank for rank in self._alive if now - self._heard.get(rank, now) <= self._limits.silent_s)
+
+    def could_save(self, ranks: Iterable[int]) -> bool:
+        """Whether these hold everything."""
+        return self.layout is not None and not isinstance(cover(self.layout, ranks), NoCover)
 
     @property
     def _has_majority(self) -> bool:

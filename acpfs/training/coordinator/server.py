@@ -22,14 +22,15 @@ import trio
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
+from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, State, Tell
+from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, Tell
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
-from acpfs.training.coordinator.witness import Claimant, claim
+from acpfs.training.coordinator.witness import Claimant, owner_after
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.messages import (
@@ -37,6 +38,7 @@ from acpfs.training.messages import (
     Beat,
     Exited,
     Exiting,
+    ExitStatus,
     FromMember,
     Goodbye,
     Header,
@@ -94,6 +96,8 @@ class Settings:
     """Where claims are made: the job's directory in the storage itself, not in the mount."""
     stall_is_fault: bool = False
     """Whether ranks that hang count as lost; otherwise they are named, and their stacks are logged."""
+    replaces: bool = False
+    """Whether ranks are replaced, and the job goes on; otherwise survivors leave a gasp."""
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
 
@@ -103,7 +107,11 @@ class Coordinator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._phases = Phases(settings.job, settings.limits, witness=settings.witness is not None)
+        self._phases: Phases | Crew = (
+            Crew(settings.job, settings.limits)
+            if settings.replaces
+            else Phases(settings.job, settings.limits, witness=settings.witness is not None)
+        )
         self._standing = Standing(settings.number)
         self._members: dict[int, Connection] = {}
         self._others: dict[int, Connection] = {}
@@ -228,7 +236,7 @@ class Coordinator:
         why = "its connection ended"
         try:
             sent: Sent | None = first
-            while sent is not None:
+            while sent is not None and self._members.get(rank) is connection:  # not the rank's process before this one
                 self._from_member(rank, sent)
                 ends = isinstance(sent.message, Goodbye) or self._members.get(rank) is not connection
                 sent = None if ends else await connection.receive()
@@ -296,8 +304,14 @@ class Coordinator:
             self._dial()
         elif isinstance(message, Leave) and sent.header.term >= self._standing.term:
             self._phases.ended(message)
+        elif isinstance(message, Exiting) and message.pid and self._pid_of(message.rank) != message.pid:
+            self._counts["exit_of_another_process"] += 1
         elif isinstance(message, Exiting | Exited):
             self._do(self._phases.lose(message.rank, "its process is exiting", now))
+
+    def _pid_of(self, rank: int) -> int:
+        hello = self._phases.hellos.get(rank)
+        return hello.pid if hello is not None else 0
 
     def _dial(self) -> None:
         """Call those that are known and have not called."""
@@ -346,6 +360,9 @@ class Coordinator:
             if self._standing.commands or not self._members:
                 self._heard_active = now
                 continue
+            if (term := self._half(now)) is not None:
+                await self._stand_with_claim(term)
+                continue
             turns = sum(number < self._settings.number for number in self._others if number >= 0 and number != self._standing.active)
             patience = (0.1 if self._active_is_gone else self._settings.limits.active_s) + turns * TURN_S
             if now - self._heard_active > patience:
@@ -353,6 +370,27 @@ class Coordinator:
                 self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
                 _log.info("asks for votes", term=term)
                 self._to_members(Vote(term, self._settings.number))
+
+    def _half(self, now: float) -> int | None:
+        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything."""
+        voters = self._standing.votes.keys()
+        if self._settings.witness is None or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
+            return None
+        return self._standing.half_of(self._phases.world)
+
+    async def _stand_with_claim(self, term: int) -> None:
+        """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
+        owner = await self._owner(Claimant(self._settings.number, term, majority=False), RUN)
+        if owner is None or owner.coordinator in self._others:
+            return  # the storage does not answer, or another one on this side is about to command
+        if owner.coordinator == self._settings.number:
+            if self._standing.claimed(term):
+                self._take_over(trio.current_time())
+            return
+        sent = self._sent(Leave(ExitStatus.OTHER_SIDE, "the job is split, and the other half may save"), term)
+        for rank in self._standing.votes if self._standing.asked == term else ():
+            if rank in self._members:
+                self._members[rank].post(sent)
 
     async def _tell_active(self) -> None:
         while True:
@@ -370,7 +408,7 @@ class Coordinator:
             for rank in self._processes.exiting():
                 _log.info("a process is exiting", rank=rank)
                 for other in self._others.values():
-                    other.post(self._sent(Exiting(rank)))
+                    other.post(self._sent(Exiting(rank, self._pid_of(rank))))
                 self._do(self._phases.lose(rank, "its process is exiting", trio.current_time()))
             await trio.sleep(POLL_S)
 
@@ -388,7 +426,7 @@ class Coordinator:
 
     def _watch(self, now: float) -> None:
         """Name who hangs."""
-        if self._phases.state is not State.RUNNING:
+        if not self._phases.running:
             self._watchdog.begin_anew()
             return
         stall = self._watchdog.look(self._phases.live, now)
@@ -407,7 +445,7 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            patience = self._settings.limits.leave_s if self._phases.world else UNUSED_S
+            patience = self._phases.alone_s if self._phases.world else UNUSED_S
             if not self._members and now - max(self._last_member, self._began) > patience:
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
@@ -438,17 +476,21 @@ class Coordinator:
         self._look_again.set()
 
     async def _ask_witness(self, asked: AskWitness) -> None:
-        """None when the directory did not answer in time."""
-        ours: bool | None = None
         claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
+        owner = await self._owner(claimant, asked.generation)
+        self._do(self._phases.claimed(None if owner is None else owner == claimant, trio.current_time()))
+
+    async def _owner(self, claimant: Claimant, generation: int) -> Claimant | None:
+        """Whose the claim is now; None when the directory did not answer in time."""
+        owner = None
         if self._settings.witness is not None:
             with trio.move_on_after(self._settings.limits.claim_s):
                 try:
-                    ours = await trio.to_thread.run_sync(claim, self._settings.witness, asked.generation, claimant, abandon_on_cancel=True)
+                    owner = await trio.to_thread.run_sync(owner_after, self._settings.witness, generation, claimant, abandon_on_cancel=True)
                 except OSError as error:
                     _log.error("the witness fails", error=str(error))
-        _log.info("claim", ours=ours, majority=asked.majority)
-        self._do(self._phases.claimed(ours, trio.current_time()))
+        _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
+        return owner
 
     async def _finish(self) -> None:
         for connection in (*self._members.values(), *self._others.values()):

@@ -32,24 +32,29 @@ class Claimant:
 
 
 def claim(directory: Path, generation: int, claimant: Claimant) -> bool:
-    """Whether this claimant may save this generation.
+    """Whether this claimant may save this generation; see `owner_after`."""
+    return owner_after(directory, generation, claimant) == claimant
 
-    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more. An owner that
-    has lost its majority says so with its next claim, and keeps it then.
+
+def owner_after(directory: Path, generation: int, claimant: Claimant) -> Claimant:
+    """Whose the claim is when this claimant has tried to get it.
+
+    A majority may go on where an earlier majority of the same job began: those who voted for it obey the other one no more. An owner
+    keeps its claim in a later term, and says with its next claim that it has lost its majority.
 
     Raises:
         OSError: the directory does not answer as a directory should.
     """
     wanted = directory / f"claim-{generation}"
     owner = _claim(directory, generation, claimant)
-    same = (owner.coordinator, owner.term) == (claimant.coordinator, claimant.term)
+    same = owner.coordinator == claimant.coordinator and claimant.term >= owner.term
     if owner == claimant or not (same or (owner.majority and claimant.majority and claimant.term > owner.term)):
-        return owner == claimant
+        return owner
     try:  # of two who change a claim one does: it is one file
         (wanted / owner.name).rename(wanted / claimant.name)
     except FileNotFoundError:
-        return _owner(wanted) == claimant
-    return True
+        return _owner(wanted)
+    return claimant
 
 
 def _claim(directory: Path, generation: int, claimant: Claimant) -> Claimant:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Fault:
     ranks: Mapping[int, str]
     shut_out: Mapping[int, str] = field(default_factory=dict)
     """Rank → point at which its collective fails, though the others' has not."""
+    last: Callable[[], object] = int
+    """What a rank does before it kills itself."""
 
 
 def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
@@ -56,6 +58,7 @@ def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
         if fault.shut_out.get(rank) == point and number >= DIES:
             raise RuntimeError("Connection closed by peer")
         if fault.ranks.get(rank) == point and number >= DIES:
+            fault.last()
             os.kill(os.getpid(), signal.SIGKILL)
 
     with protection:

@@ -11,6 +11,7 @@ import pytest
 
 from acpfs.training.messages import ExitStatus
 from tests.cluster.stand import SOON_MISSING_S, Stand
+from tests.rig.mounts import AcpfsMount
 from tests.training.gasp_job import until
 from tests.training.ranks.forked import Ranks
 from tests.training.ranks.gasps import WORLD, Fault, assert_same_as_without, yardstick
@@ -62,16 +63,41 @@ def test_a_node_dies_with_its_ranks_its_coordinator_and_its_ram(tmp_path: Path, 
         first.abort()  # what the dead node had is missing: an unmount would wait for it
 
 
+@pytest.mark.clause("T53", "T63")
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_the_node_with_the_active_coordinator_dies_and_the_other_half_saves(tmp_path: Path, kind: str) -> None:
+    """No majority: the claim in the storage below both mounts is what it goes on with."""
+    expected = yardstick(kind, tmp_path)
+    with stand_over(tmp_path) as stand:
+        first, second = stand.nodes
+        fault = Fault(kind, {0: "gated", 1: "gated"}, last=lambda: stop(first))
+        with ranks_on(stand, fault, tmp_path) as ranks:
+            dies_with(stand, ranks, 0)
+            for rank in (2, 3):
+                assert ranks.status(rank) == ExitStatus.SAVED, ranks.said()
+        until(lambda: (stand.backings[0] / "run" / "latest").exists(), second.status)
+        manifest = assert_same_as_without(fault, stand.backings[0] / "run", expected)
+        assert (manifest.nodes, manifest.lost) == (("acpfs:node1",), (0, 1))
+        ended(stand)
+        second.abort()  # what the dead node had is missing: an unmount would wait for it
+
+
 @pytest.mark.clause("T21", "T58")
-def test_half_of_a_job_whose_coordinator_died_with_the_other_half_ends(tmp_path: Path) -> None:
-    """No majority, no election: everybody's own exception, after `command_s`, instead of waiting for ever; unless it had saved before."""
-    fault = Fault("ddp", {0: "gated", 1: "gated"})
+def test_fewer_than_half_whose_coordinator_died_with_the_others_end(tmp_path: Path) -> None:
+    """No majority, no half, no election: its own exception, after `command_s`, instead of waiting for ever; unless it had saved before."""
+    fault = Fault("ddp", {0: "gated", 1: "gated", 2: "gated"})
     with stand_over(tmp_path) as stand:
         with ranks_on(stand, fault, tmp_path, command_s=2.0) as ranks:
             dies_with(stand, ranks, 0)
-            assert {ranks.status(rank) for rank in (2, 3)} <= {70, ExitStatus.SAVED}, ranks.said()
+            assert ranks.status(3) in (70, ExitStatus.SAVED), ranks.said()
         ended(stand)
         stand.nodes[1].abort()
+
+
+def stop(node: AcpfsMount) -> None:
+    """Its coordinator sees nothing of what comes."""
+    for pid in coordinators(node).values():
+        os.kill(pid, signal.SIGSTOP)
 
 
 def dies_with(stand: Stand, ranks: Ranks, node: int) -> None:

@@ -1,0 +1,1 @@
+"""As in the product: `framework_acp`."""
