@@ -406,6 +406,8 @@ class Publish:
     manifest: Manifest
     directory: str
     name: str
+    elsewhere: tuple[str, ...] = ()
+    """Other nodes, on which a publisher of an earlier generation may have given the name to its gasp before it died."""
 
 
 @dataclass(frozen=True, slots=True)
