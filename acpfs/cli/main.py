@@ -16,7 +16,7 @@ COMMANDS = {
     "mindio-path": ("acpfs.cli.mindio_path", "Where the packages are that scripts of MindIO import."),
     "convert": ("acpfs.cli.convert", "Rewrite a checkpoint in MindIO's format as a plain torch file."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
-    "deploy": ("acpfs.cli.deploy", "Print manifests and a Containerfile for a cluster."),
+    "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }
 
 

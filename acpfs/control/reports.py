@@ -285,6 +285,16 @@ class ClusterReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DurationsReport:
+    """How long something took, since the daemon started, in buckets."""
+
+    bounds_s: list[float]
+    counts: list[int]
+    """As many as took no longer than that bound and longer than the one before; one more, at the end, for what took longer than all."""
+    sum_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """Answer of `status`."""
 
@@ -347,6 +357,8 @@ class Status:
     waiting_calls: list[WaitingCallReport] = field(default_factory=list)
     """Calls that have waited for more than two seconds, the longest first, 20 at most; native transport."""
     cluster: ClusterReport | None = None
+    durations: dict[str, DurationsReport] = field(default_factory=dict)
+    """What was measured → how long it took; the histograms of the metrics."""
 
     def to_json(self) -> Json:
         return asdict(self)

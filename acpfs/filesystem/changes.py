@@ -16,6 +16,7 @@ from typing import Any
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import Steps
@@ -29,7 +30,14 @@ class Changes:
     """Logs what the application did; implements `writeback.listener.Listener`."""
 
     def __init__(
-        self, table: NodeTable, log: OperationLog, contents: Contents, view: LowerView, steps: Steps, catalogue: Catalogue
+        self,
+        table: NodeTable,
+        log: OperationLog,
+        contents: Contents,
+        view: LowerView,
+        steps: Steps,
+        catalogue: Catalogue,
+        durations: Durations,
     ) -> None:
         """Pins what the log that the last worker left mentions."""
         self._table = table
@@ -38,6 +46,7 @@ class Changes:
         self._view = view
         self._steps = steps
         self._catalogue = catalogue
+        self._durations = durations
         self._in_doubt: list[tuple[set[Seq], Future[None]]] = []
         for op in log:
             self._pin(op)
@@ -281,6 +290,8 @@ class Changes:
                 self._table.unbind_lower(node)
             if op.kind is OpKind.MKDIR:
                 self._table.listed(node, node.dir.listing, time.monotonic())
+        if op.kind is OpKind.STORE:
+            self._durations.persist.observe(self._log.clock.now() - op.logged_at)
         self._done(op)
         self._catalogue.done(op, persisted=True)
 

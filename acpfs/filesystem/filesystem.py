@@ -31,6 +31,7 @@ from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories, Fitting
+from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
@@ -145,7 +146,7 @@ class FileSystem:
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         """
         self.settings = settings
-        self.lock = RLock()
+        self.lock, self.durations = RLock(), Durations()
         self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
@@ -159,7 +160,7 @@ class FileSystem:
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
-        self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue)
+        self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
         self.awaited = AwaitedNames(settings, self._table, self._view, log)
         """Names that other nodes are about to persist, and those that they may wait for."""
         self.expectations = Expectations(state)
@@ -196,7 +197,7 @@ class FileSystem:
         """The calls on regular files, over the parts that are there."""
         self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock)
         lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
-        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
+        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing, self.durations)
         opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
         return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
 
@@ -419,7 +420,8 @@ class FileSystem:
 
     async def fsync(self, handle: HandleId, datasync: bool) -> None:
         """Fix the content in the order, and more by the mode of mount and directory."""
-        await self._files.fsync(handle)
+        with self.durations.fsync.measured():
+            await self._files.fsync(handle)
 
     async def fallocate(self, handle: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate or punch, as the system call of that name."""

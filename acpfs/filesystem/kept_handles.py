@@ -57,6 +57,8 @@ class Handle:
     """That request made the file."""
     former_bytes: int = -1
     """How long the file was when it was opened, and perhaps truncated; -1: it was made then, or by an earlier worker."""
+    opened_at: float = 0.0
+    """Monotonic time, seconds, of its open; 0: an earlier worker opened it."""
     slot: int = field(default=NO_SLOT)
     """Its record."""
 

@@ -21,6 +21,7 @@ from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import Writing
 from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
@@ -63,6 +64,7 @@ class OpenFiles:
         log: OperationLog,
         kept: Kept,
         closing: Callable[[int], Closing],
+        durations: Durations,
     ) -> None:
         """`closing`: how a thread comes to close what it has open."""
         self._table = table
@@ -79,6 +81,7 @@ class OpenFiles:
         self._warming = warming
         self._log = log
         self._closing = closing
+        self._durations = durations
         self._kept = KeptHandles(kept)
         self._handles: dict[HandleId, Handle] = {}
         self._last_handle = kept.first_number
@@ -129,7 +132,7 @@ class OpenFiles:
 
         What truncates it and what makes the handle known to the next worker is one step: a worker that dies between them has done neither.
         """
-        node = self._names.node(ino)
+        node, began_at = self._names.node(ino), time.monotonic()
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
@@ -148,12 +151,13 @@ class OpenFiles:
         except BaseException:
             self.closed(node)
             raise
-        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), former_bytes=former_bytes)
+        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), former_bytes=former_bytes, began_at=began_at)
 
     async def _opened(
-        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, former_bytes: int = -1
+        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, former_bytes: int = -1, began_at: float = 0.0
     ) -> OpenFile:
         truncated = wrote and former_bytes > 0
+        began_at = began_at or time.monotonic()
         try:
             await self._outgrown.closed_in_the_kernel(node)
         except BaseException:
@@ -161,7 +165,7 @@ class OpenFiles:
             raise
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
-        handle.former_bytes = former_bytes
+        handle.former_bytes, handle.opened_at = former_bytes, began_at
         if handle.writable:
             self._contents.on_writer()
         try:
@@ -252,6 +256,8 @@ class OpenFiles:
         if await self._is_half(handle, pid or handle.pid):
             return
         op = self.complete(handle)
+        if op is not None and handle.opened_at and not handle.closed_at:
+            self._durations.save.observe(time.monotonic() - handle.opened_at)
         if op is not None or handle.tentative is None:
             handle.closed_at = time.monotonic()
         if op is not None:
@@ -348,6 +354,8 @@ class OpenFiles:
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
         self._count_writer(handle, -1)
+        if handle.opened_at and not handle.writable:
+            self._durations.load.observe(time.monotonic() - handle.opened_at)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         self._lane_use.leave(handle)

@@ -24,6 +24,7 @@ from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
     ConflictReport,
+    DurationsReport,
     FileState,
     GuardedReport,
     HealthReport,
@@ -40,6 +41,7 @@ from acpfs.control.reports import (
 )
 from acpfs.control.verbs import GUARDED
 from acpfs.errors import ConfigError
+from acpfs.filesystem.durations import BOUNDS_S, Durations
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
@@ -124,7 +126,7 @@ class WorkerSubject:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
             cluster, urgent = cluster_report(parts, parts.fs.changes.display_path), parts.fs.urgent.declared()
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
-            calls = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of)
+            calls, durations = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of), _durations(parts.fs.durations)
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
@@ -167,6 +169,7 @@ class WorkerSubject:
             waiting_calls=calls,
             when_full=parts.settings.when_full.value,
             cluster=cluster,
+            durations=durations,
         )
 
     def _health(self, refused: Sequence[records.QueuedOp]) -> HealthReport:
@@ -466,6 +469,10 @@ def _ram(parts: Parts, fs: FileSystemStatistics) -> RamReport:
         tmpfs_used_bytes=places.taken_bytes(parts.place) if own else 0,
         tmpfs_size_bytes=places.size_bytes(parts.place) if own else 0,
     )
+
+
+def _durations(durations: Durations) -> dict[str, DurationsReport]:
+    return {name: DurationsReport(list(BOUNDS_S), list(one.counts), one.sum_s) for name, one in durations.all().items()}
 
 
 def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[str, int]:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import trio
 
+from acpfs.control.metric_table import HISTOGRAMS
 from acpfs.control.protocol import Json
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
+    DurationsReport,
     FileState,
     GuardedReport,
     HealthReport,
@@ -78,6 +80,7 @@ class DoubleSubject:
             features={"xattrs": True},
             counters={"retries": 7},
             guarded=self.guarded_rows,
+            durations={name: DurationsReport([0.1, 1.0], [2, 0, 3], 7.5) for name in HISTOGRAMS},
         )
 
     async def problem(self) -> str:

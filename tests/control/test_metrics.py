@@ -8,6 +8,7 @@ import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from acpfs.control import metric_table
 from acpfs.control.metrics import Metrics
 from tests.control.double import DoubleSubject
 
@@ -29,12 +30,32 @@ def values(text: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.clause("S320")
 def test_every_number_of_the_status_is_a_metric(metrics: Metrics) -> None:
     found = values(metrics.text())
     assert found["acpfs_ram_dirty_bytes"] == 3
     assert found["acpfs_oldest_unpersisted_age_seconds"] == 1.5
     assert found["acpfs_retries_total"] == 7
     assert 'acpfs_backing_health{mount="/mnt/x",node="n",state="ok"} 1.0' in metrics.text()
+
+
+@pytest.mark.clause("S320")
+def test_what_is_exposed_is_in_the_table(metrics: Metrics) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text())}
+    described = {row.name.removesuffix("_total"): row for row in metric_table.rows()}
+    assert set(families) <= set(described)
+    assert {name: family.type for name, family in families.items()} == {name: described[name].kind.value for name in families}
+    absent = {name for name in described if name not in families and described[name].kind is not metric_table.MetricKind.COUNTER}
+    assert all(any(word in name for word in ("spill", "mirror", "node", "pointers", "awaited", "clock")) for name in absent)
+    assert all(set(sample.labels) >= {"mount", "node"} for family in families.values() for sample in family.samples)
+
+
+@pytest.mark.clause("S320")
+def test_a_histogram_adds_up_from_bucket_to_bucket(metrics: Metrics) -> None:
+    text = metrics.text()
+    assert 'acpfs_file_save_seconds_bucket{le="0.1",mount="/mnt/x",node="n"} 2.0' in text
+    assert 'acpfs_file_save_seconds_bucket{le="+Inf",mount="/mnt/x",node="n"} 5.0' in text
+    assert values(text)["acpfs_file_save_seconds_sum"] == 7.5
 
 
 def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Slurm's scripts: what `acpfs deploy slurm` writes, and jobs of a real slurmctld and slurmd that are cancelled, requeued, and go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.slurm_rig import Slurm, cluster, wait_for
+
+BIN = Path(sys.executable).parent
+MIB = 1 << 20
+JOB = """#!/bin/bash
+exec {python} {trainer} "$ACPFS_DIR/run" "{told}"
+"""
+TRAINER = """
+import json, os, sys, time
+from pathlib import Path
+run, told = Path(sys.argv[1]), Path(sys.argv[2])
+run.mkdir(exist_ok=True)
+tracker = run / "latest"
+step = int(tracker.read_text()) if tracker.exists() else 0
+begins = bytes((run / f"step-{step}.bin").read_bytes()[:1]) if step else b""
+with told.open("a") as out:
+    print(json.dumps({"resumed": step, "begins": list(begins), "served": os.environ["ACPFS_SERVED"]}), file=out)
+for step in range(step + 1, step + 4):
+    (run / f"step-{step}.bin").write_bytes(bytes([step]) * (4 << 20))
+    (run / "latest.new").write_text(str(step))
+    os.replace(run / "latest.new", tracker)
+with told.open("a") as out:
+    print(json.dumps({"saved": step}), file=out)
+if step < 6:
+    time.sleep(600)
+"""
+
+
+def deploy(directory: Path, backing: Path, mountpoint: Path, *options: str) -> str:
+    command = [str(BIN / "acpfs"), "deploy", "slurm", str(backing), str(mountpoint), "--to", str(directory), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_scripts_are_written_once_and_parse(tmp_path: Path) -> None:
+    said = deploy(tmp_path / "slurm", tmp_path / "backing", tmp_path / "mount", "--options", "--ram 8G --fsync durable", "--required")
+    assert f"Prolog={tmp_path}/slurm/prolog.sh\n" in said
+    settings = (tmp_path / "slurm/acpfs.conf").read_text()
+    assert "ACPFS_OPTIONS='--ram 8G --fsync durable'\n" in settings
+    assert "ACPFS_REQUIRED=yes\n" in settings
+    for script in ("prolog.sh", "epilog.sh", "task-prolog.sh", "acpfs.conf"):
+        subprocess.run(["sh", "-n", str(tmp_path / "slurm" / script)], check=True, timeout=60)
+    again = subprocess.run(
+        [str(BIN / "acpfs"), "deploy", "slurm", "/a", "/b", "--to", str(tmp_path / "slurm")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (again.returncode, "exists already" in again.stderr) == (5, True)
+    assert (tmp_path / "slurm/acpfs.conf").read_text() == settings
+
+
+@pytest.mark.parametrize("path", ["relative/path", "/with space", "/quo'te", "/$(id)"])
+def test_a_path_that_a_shell_would_change_is_refused(tmp_path: Path, path: str) -> None:
+    command = [str(BIN / "acpfs"), "deploy", "slurm", path, "/mnt/acp", "--to", str(tmp_path / "slurm")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, (tmp_path / "slurm").exists()) == (2, False)
+
+
+class Site:
+    """One node with Slurm, our scripts and a place to save."""
+
+    def __init__(self, top: Path, *options: str, backing: str = "backing") -> None:
+        self.top, self.mountpoint = top, top / "mount"
+        self.backing = top / backing
+        (top / "backing").mkdir()
+        (top / "cluster").mkdir()
+        self.parameters = deploy(top / "scripts", self.backing, self.mountpoint, *options)
+        conf = top / "scripts/acpfs.conf"
+        conf.write_text(conf.read_text().replace("/run/acpfs-prolog.lock", str(top / "lock")))
+        (top / "trainer.py").write_text(TRAINER)
+        self.told = top / "told"
+        (top / "job.sh").write_text(JOB.format(python=sys.executable, trainer=top / "trainer.py", told=self.told))
+
+    def lines(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.told.read_text().splitlines()] if self.told.exists() else []
+
+    def ctl(self, *words: str) -> str:
+        done = subprocess.run(
+            [str(BIN / "acpfs-ctl"), str(self.mountpoint), *words], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def end(self) -> None:
+        subprocess.run(
+            [str(BIN / "acpfs"), "umount", str(self.mountpoint), "--timeout", "60"], capture_output=True, timeout=120, check=False
+        )
+        while f" {self.mountpoint} " in Path("/proc/self/mountinfo").read_text():  # ismount does not see a bind mount
+            subprocess.run(["umount", "-l", str(self.mountpoint)], check=True, timeout=60)
+
+
+@pytest.fixture
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Site, Slurm]]:
+    site = Site(tmp_path, *getattr(request, "param", ("--options", "--ram 256M")))
+    try:
+        with cluster(tmp_path / "cluster", site.parameters) as slurm:
+            yield site, slurm
+    finally:
+        site.end()
+
+
+@pytest.mark.long  # real servers
+@pytest.mark.mount
+@pytest.mark.timeout(400)
+def test_a_job_that_is_requeued_resumes_from_ram(site: tuple[Site, Slurm]) -> None:
+    here, slurm = site
+    job = slurm.submit(here.top / "job.sh", here.top / "out")
+    wait_for("three steps", lambda: {"saved": 3} in here.lines(), 120)
+    slurm.run("scontrol", "requeue", job)
+    wait_for("the second run", lambda: {"saved": 6} in here.lines(), 240)
+    slurm.wait_for_state(job, "COMPLETED")
+    resumed = [line for line in here.lines() if "resumed" in line]
+    assert resumed == [{"resumed": 0, "begins": [], "served": "yes"}, {"resumed": 3, "begins": [3], "served": "yes"}]
+    files = {entry["path"]: entry for entry in json.loads(here.ctl("ls", "--json"))}
+    assert files["run/step-3.bin"]["tier"] in {"ram", "ram+backing"}, files["run/step-3.bin"]
+    wait_for("the epilog's flush", lambda: (here.backing / "run/step-6.bin").exists())
+    assert (here.backing / "run/step-6.bin").read_bytes() == bytes([6]) * 4 * MIB
+    assert (here.backing / "run/latest").read_text() == "6"
+
+
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.timeout(400)
+def test_a_job_that_is_cancelled_is_stored_by_the_mount_that_stays(site: tuple[Site, Slurm]) -> None:
+    here, slurm = site
+    job = slurm.submit(here.top / "job.sh", here.top / "out")
+    wait_for("three steps", lambda: {"saved": 3} in here.lines(), 120)
+    slurm.run("scancel", job)
+    slurm.wait_for_state(job, "CANCELLED")
+    wait_for("all on the storage", lambda: (here.backing / "run/latest").exists() and (here.backing / "run/latest").read_text() == "3")
+    assert os.path.ismount(here.mountpoint)
+
+
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("site", [("--options", "--no-such-option")], indirect=True)
+def test_without_acpfs_a_job_saves_straight_to_the_storage(site: tuple[Site, Slurm]) -> None:
+    here, slurm = site
+    slurm.submit(here.top / "job.sh", here.top / "out")
+    wait_for("three steps", lambda: {"saved": 3} in here.lines(), 120)
+    assert here.lines()[0]["served"] == "no"
+    assert (here.backing / "run/latest").read_text() == "3"
+    assert "saves go straight to" in (here.top / "out").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("site", [("--options", "--no-such-option", "--required")], indirect=True)
+def test_where_acpfs_is_required_the_job_waits_and_the_node_is_drained(site: tuple[Site, Slurm]) -> None:
+    here, slurm = site
+    job = slurm.submit(here.top / "job.sh", here.top / "out")
+    wait_for("a drained node", lambda: "drain" in slurm.node_state(), 120)
+    assert slurm.state(job) != "COMPLETED"
+    assert here.lines() == []
