@@ -48,6 +48,7 @@ from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.worker import mirroring
+from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
@@ -92,6 +93,7 @@ class Parts:
     prefault: Prefault
     cluster: Cluster
     scrubbing: Scrubbing
+    history: History
     started_at: float = field(default_factory=time.time)
     anchor: Anchor = field(init=False)
 
@@ -110,6 +112,7 @@ class Parts:
         self.scrubbing.close()
         if nothing_left:
             LearnedSizes(self.settings, self.runtime).keep(self.fs.expectations)
+            self.history.keep(self.settings, self.runtime)
         self.calls.close()
         self.copies.close()
         self.cluster.close()
@@ -170,10 +173,12 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
         cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
+        history = History(state)
         state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
             LearnedSizes(settings, runtime).recall(fs.expectations)
+            history.recall(settings, runtime)
             calls.commits.submit("leftovers", _clear_leftovers, directory, place)
         undo.pop_all()
     return Parts(
@@ -195,6 +200,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         prefault,
         cluster,
         _scrubbing(settings, scrub, fs, operations),
+        history,
     )
 
 
