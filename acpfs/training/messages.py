@@ -234,6 +234,86 @@ class Active:
     coordinator: int
 
 
+# -- launcher → coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Coordinator to launcher: begin these ranks; the number of the first one, and what all have to know."""
+
+    attempt: int
+    """How often all ranks were started anew."""
+    group_rank: int
+    groups: int
+    """Nodes of the job."""
+    first_rank: int
+    world: int
+    master_host: str
+    master_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A launcher registers, and says all that a coordinator needs that knows nothing yet."""
+
+    name: str
+    """Of this process; nobody else's."""
+    node: str
+    host: str
+    """How other nodes reach it."""
+    port: int
+    """Free there: for the store of the ranks, if rank 0 will be there."""
+    slots: int
+    node_rank: int | None = None
+    nodes_min: int = 1
+    nodes_max: int = 1
+    restarts_max: int = 0
+    replaces: bool = False
+    start: Start | None = None
+    """What its ranks were started with, if they were."""
+    replaced: int = 0
+    """Replacements that it knows of."""
+    ended: Mapping[int, int] = field(default_factory=dict)
+    """Ranks that have ended and were not replaced: status, as wait(2) has it."""
+    stopping: bool = False
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No rank of this node runs any more. `port`: another free one."""
+
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """Somebody wants this node, or the job, to end: SIGTERM to the launcher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Coordinator to launcher: a process anew for this rank."""
+
+    rank: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Coordinator to launcher: SIGTERM to all ranks, SIGKILL to who is there when the time is over."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Coordinator to launcher: the job is over; end with this status."""
+
+    status: int
+    text: str
+
+
 # -- coordinator → member
 
 
@@ -370,7 +450,9 @@ class StoreAnswer:
 FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk
 FromCoordinator = Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | ShowStacks | Vote | Active | StoreAnswer
 Between = Watch | Exiting | Exited
-Message = FromMember | FromCoordinator | Between
+FromLauncher = Launcher | Exited | Idle | Planned
+ToLauncher = Start | Replace | StopRanks | Over
+Message = FromMember | FromCoordinator | Between | Launcher | Idle | Planned | ToLauncher
 KINDS: Mapping[str, type[Message]] = MappingProxyType({kind.__name__.upper(): kind for kind in Message.__args__})
 
 

@@ -1,0 +1,227 @@
+"""A launcher's life: it does what the conductor says (`Start`, `Replace`, `StopRanks`, `Over`), and tells how its ranks end.
+
+The conductor is `coordinator.launchers`: in this process where the job has one node, else in the coordinator. One trio program, one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import trio
+
+from acpfs.logger import get_logger
+from acpfs.training.coordinator.launchers import exit_status, told
+from acpfs.training.launcher import ranks
+from acpfs.training.launcher.environment import Seat, variables
+from acpfs.training.launcher.options import Options
+from acpfs.training.launcher.rank_logs import RankLog, RankLogs, Shown
+from acpfs.training.launcher.ranks import RankProcess
+from acpfs.training.messages import Exited, FromLauncher, Idle, Launcher, Over, Planned, Replace, Start, StopRanks, ToLauncher
+
+log = get_logger(__name__)
+SHOW_EVERY_S = 0.1
+
+
+class Conductor(Protocol):
+    """Whoever decides."""
+
+    def tell(self, message: FromLauncher) -> None:
+        """Never waits."""
+
+    async def next(self) -> ToLauncher: ...
+
+
+class Beginner(Protocol):
+    """Makes processes."""
+
+    async def begin(self, added: dict[str, str], rank_log: RankLog) -> int:
+        """Of a rank; its pid."""
+
+    def ended(self, pid: int) -> None:
+        """A child was waited for that is no rank."""
+
+
+class Executed:
+    """Each rank executes the program anew."""
+
+    def __init__(self, options: Options) -> None:
+        self._command = ranks.command_of(options)
+
+    async def begin(self, added: dict[str, str], rank_log: RankLog) -> int:
+        return ranks.begin(self._command, added, rank_log)
+
+    def ended(self, pid: int) -> None:
+        """Of no interest."""
+
+
+class Node:
+    """One per launcher."""
+
+    def __init__(self, options: Options, conductor: Conductor, beginner: Beginner, logs: RankLogs, added: dict[str, str]) -> None:
+        """`added`: variables for every rank, beside torchrun's."""
+        self._options, self._conductor, self._beginner, self._logs, self._added = options, conductor, beginner, logs, added
+        self._running: dict[int, RankProcess] = {}
+        """By pid."""
+        self._start: Start | None = None
+        self._replaced = 0
+        self._ended: dict[int, int] = {}
+        self._stopping = self._planned = False
+        self._first_failure: tuple[RankProcess, int] | None = None
+        self._over: Over | None = None
+        self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._nobody_runs = trio.Event()
+        self._nursery: trio.Nursery
+
+    async def run(self) -> int:
+        """Until the job is over; the exit status."""
+        with trio.open_signal_receiver(*self._options.signals, signal.SIGCHLD) as signals:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self._take_signals, signals)
+                self._nursery.start_soon(self._show)
+                self._conductor.tell(self.introduction("127.0.0.1"))
+                while self._over is None:
+                    await self._obey(await self._conductor.next())
+                self._nursery.cancel_scope.cancel()
+        self._say_why(self._over)
+        return self._over.status
+
+    def introduction(self, host: str) -> Launcher:
+        """All that a conductor needs. `host`: how other nodes reach this one."""
+        options = self._options
+        return Launcher(
+            *(self._name, socket.gethostname(), host, free_port(), options.per_node, options.node_rank),
+            nodes_min=options.nodes_min,
+            nodes_max=options.nodes_max,
+            restarts_max=options.restarts_max,
+            replaces=options.replaces,
+            start=self._start,
+            replaced=self._replaced,
+            ended=dict(self._ended),
+            stopping=self._stopping,
+            planned=self._planned,
+        )
+
+    # -- what the conductor says
+
+    async def _obey(self, message: ToLauncher) -> None:
+        if isinstance(message, Start):
+            log.info("ranks start", first=message.first_rank, world=message.world, attempt=message.attempt)
+            self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
+            self._nobody_runs = trio.Event()
+            for local_rank in range(self._options.per_node):
+                await self._begin(Seat(message.first_rank + local_rank, local_rank, self._replaced))
+        elif isinstance(message, Replace) and self._start is not None and not self._stopping:
+            log.warning("a rank is replaced", rank=message.rank, generation=message.generation)
+            self._replaced = max(self._replaced, message.generation)
+            self._ended.pop(message.rank, None)
+            await self._begin(Seat(message.rank, message.rank - self._start.first_rank, message.generation))
+        elif isinstance(message, StopRanks):
+            self._stop(message.why)
+        elif isinstance(message, Over):
+            await self._end(message)
+
+    async def _begin(self, seat: Seat) -> None:
+        assert self._start is not None
+        rank_log = self._logs.of(self._start.attempt, seat.local_rank, seat.generation)
+        added = {**self._added, **variables(self._options, self._start, seat, rank_log.error_file, os.environ)}
+        try:
+            pid = await self._beginner.begin(added, rank_log)
+        except OSError as error:
+            sys.stderr.write(f"acpfs-run: rank {seat.rank} cannot be started: {error}\n")
+            self._ended[seat.rank] = 127 << 8
+            self._conductor.tell(Exited(seat.rank, 127 << 8))
+            return
+        self._running[pid] = RankProcess(seat, pid, rank_log, Shown(rank_log, self._options.role, seat.local_rank))
+
+    def _stop(self, why: str) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        if self._running:
+            log.warning("ranks are stopped", why=why, count=len(self._running))
+            for pid in self._running:
+                ranks.signal_rank(pid, signal.SIGTERM)
+            self._nursery.start_soon(self._kill_late, self._start)
+        else:
+            self._idle()
+
+    async def _kill_late(self, start: Start | None) -> None:
+        await trio.sleep(self._options.stop_s)
+        if self._start is start and self._stopping:
+            self._kill()
+
+    def _kill(self) -> None:
+        for pid in self._running:
+            ranks.signal_session(pid, signal.SIGKILL)
+
+    async def _end(self, over: Over) -> None:
+        """Nobody is left behind, whatever the conductor thinks."""
+        self._stop("the job is over")
+        if self._running:
+            await self._nobody_runs.wait()
+        self._over = over
+
+    # -- what happens here
+
+    async def _take_signals(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            if number == signal.SIGCHLD:
+                for pid, status in ranks.reaped():
+                    self._has_ended(pid, status)
+            elif not self._planned:
+                log.warning("asked to end", signal=signal.Signals(number).name, deadline_s=self._options.stop_s)
+                self._planned = True
+                self._conductor.tell(Planned())
+            elif number == signal.SIGINT:  # whoever asks twice does not want to wait
+                self._kill()
+
+    def _has_ended(self, pid: int, status: int) -> None:
+        ended = self._running.pop(pid, None)
+        if ended is None:
+            self._beginner.ended(pid)
+            return
+        ended.shown.look(last=True)
+        if status:
+            log.warning("a rank has ended", rank=ended.seat.rank, status=told(status))
+            if self._first_failure is None or not self._stopping:
+                self._first_failure = (ended, status)
+        self._ended[ended.seat.rank] = status
+        self._conductor.tell(Exited(ended.seat.rank, status))
+        if self._stopping and not self._running:
+            self._nobody_runs.set()
+            self._idle()
+
+    def _idle(self) -> None:
+        self._conductor.tell(Idle(free_port()))
+
+    async def _show(self) -> None:
+        while True:
+            for running in self._running.values():
+                running.shown.look()
+            await trio.sleep(SHOW_EVERY_S)
+
+    def _say_why(self, over: Over) -> None:
+        if over.status == 0:
+            return
+        lines = [f"acpfs-run: status {over.status}: {over.text}"]
+        if self._first_failure is not None:
+            ended, status = self._first_failure
+            lines.append(f"acpfs-run: rank {ended.seat.rank} of this node {told(status)} ({exit_status(status)}); {ended.log.directory}")
+            lines += [f"    {line}" for line in ended.log.last_lines()]
+        with contextlib.suppress(OSError):
+            sys.stderr.write("\n".join(lines) + "\n")
+            sys.stderr.flush()
+
+
+def free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,185 @@
+"""What launchers of a job do together: faults, restarts, replacements, nodes that come and go. No processes."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from acpfs.training.coordinator.launchers import AWAY_S, LAST_CALL_S, NODE_LOST, NODES_S, Launchers, Post, State
+from acpfs.training.messages import Launcher, Over, Replace, Start, StopRanks, ToLauncher
+
+SAVED = 75 << 8
+clause = pytest.mark.clause
+
+
+def launcher(name: str, **given: object) -> Launcher:
+    return Launcher(name, f"host-{name}", f"10.0.0.{name}", 1000 + int(name), **{"slots": 2, **given})  # type: ignore[arg-type]
+
+
+def told(posts: list[Post]) -> dict[str, list[ToLauncher]]:
+    found: dict[str, list[ToLauncher]] = {}
+    for post in posts:
+        found.setdefault(post.to, []).append(post.message)
+    return found
+
+
+def one(**given: object) -> Launchers:
+    launchers = Launchers()
+    launchers.registered(launcher("0", **given), 0.0)
+    assert launchers.state is State.RUNNING
+    return launchers
+
+
+def two(**given: object) -> Launchers:
+    launchers = Launchers()
+    for name in ("0", "1"):
+        launchers.registered(launcher(name, nodes_min=2, nodes_max=2, **given), 0.0)
+    assert launchers.state is State.RUNNING
+    return launchers
+
+
+@clause("T67")
+def test_a_fault_stops_all_and_begins_anew() -> None:
+    launchers = one(restarts_max=1)
+    posts = told(launchers.exited("0", 1, 3 << 8, 1.0))
+    assert isinstance(posts["0"][0], StopRanks)
+    launchers.exited("0", 0, int(signal.SIGTERM), 2.0)
+    (start,) = told(launchers.idle("0", 7, 2.0))["0"]
+    assert isinstance(start, Start)
+    assert (start.attempt, start.world, start.master_port) == (1, 2, 7)
+    launchers.exited("0", 0, 4 << 8, 3.0)
+    launchers.exited("0", 1, 0, 3.0)
+    assert told(launchers.idle("0", 8, 3.0))["0"][0] == Over(4, "rank 0 ended with status 4")
+
+
+@clause("T66")
+@pytest.mark.parametrize(
+    ("statuses", "planned", "status"),
+    [
+        ((0, 0), False, 0),
+        ((3 << 8, int(signal.SIGTERM)), False, 3),
+        ((int(signal.SIGKILL), int(signal.SIGTERM)), False, 137),
+        ((int(signal.SIGKILL), SAVED), False, 75),
+        ((0, 0), True, 75),
+        ((SAVED, SAVED), True, 75),
+        ((SAVED, int(signal.SIGKILL)), True, 75),
+        ((int(signal.SIGTERM), int(signal.SIGTERM)), True, 143),
+    ],
+)
+def test_the_status_of_a_job(statuses: tuple[int, int], planned: bool, status: int) -> None:
+    launchers = one()
+    posts = launchers.planned("0", 0.5) if planned else []
+    for rank, end in enumerate(statuses):
+        posts += launchers.exited("0", rank, end, 1.0)
+    posts += launchers.idle("0", 7, 2.0)
+    assert [message.status for message in told(posts)["0"] if isinstance(message, Over)] == [status]
+
+
+@clause("T68")
+def test_after_sigterm_nothing_begins_anew() -> None:
+    launchers = two(restarts_max=5, replaces=True)
+    assert set(told(launchers.planned("1", 1.0))) == {"0", "1"}
+    for rank in range(4):
+        assert launchers.exited(str(rank // 2), rank, int(signal.SIGTERM), 2.0) == []
+    assert launchers.idle("0", 7, 3.0) == []
+    over = told(launchers.idle("1", 7, 3.0))
+    assert over == {"0": [Over(143, "SIGTERM")], "1": [Over(143, "SIGTERM")]}
+
+
+@clause("T69")
+def test_one_rank_is_replaced_and_nobody_else_hears_of_it() -> None:
+    launchers = two(replaces=True)
+    assert told(launchers.exited("1", 3, int(signal.SIGKILL), 1.0)) == {"1": [Replace(3, 1)]}
+    assert told(launchers.exited("1", 3, 1 << 8, 2.0)) == {"1": [Replace(3, 2)]}
+    posts: list[Post] = []
+    for rank in range(4):
+        posts = launchers.exited(str(rank // 2), rank, 0, 3.0)
+    assert told(posts)["0"] == [Over(0, "all ranks have ended")]
+
+
+@clause("T69")
+@pytest.mark.parametrize("status", [75, 76, 78])
+def test_a_rank_that_leaves_with_the_whole_job_is_not_replaced(status: int) -> None:
+    launchers = one(replaces=True)
+    assert isinstance(told(launchers.exited("0", 0, status << 8, 1.0))["0"][0], StopRanks)
+
+
+def test_nobody_is_replaced_when_others_are_through() -> None:
+    launchers = one(replaces=True)
+    launchers.exited("0", 0, 0, 1.0)
+    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 1.0))["0"][0], StopRanks)
+
+
+def test_nodes_get_ranks_by_their_number() -> None:
+    launchers = Launchers()
+    assert launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0) == []
+    posts = told(launchers.registered(launcher("5", slots=1, node_rank=0, nodes_min=2, nodes_max=2), 1.0))
+    assert posts == {"5": [Start(0, 0, 2, 0, 4, "10.0.0.5", 1005)], "7": [Start(0, 1, 2, 1, 4, "10.0.0.5", 1005)]}
+
+
+def test_enough_nodes_wait_for_more_for_a_while() -> None:
+    launchers = Launchers()
+    for name in ("0", "1"):
+        assert launchers.registered(launcher(name, nodes_min=2, nodes_max=3), 0.0) == []
+    assert launchers.wake_at == LAST_CALL_S
+    assert set(told(launchers.tick(LAST_CALL_S))) == {"0", "1"}
+    late = told(launchers.registered(launcher("2", nodes_min=2, nodes_max=3), 40.0))
+    assert late == {"2": [Over(NODE_LOST, "the job runs already, without this node")]}
+
+
+def test_too_few_nodes_end_the_job() -> None:
+    launchers = Launchers()
+    launchers.registered(launcher("0", nodes_min=2, nodes_max=2), 0.0)
+    assert told(launchers.tick(NODES_S))["0"] == [Over(NODE_LOST, "only 1 nodes came in 600 s")]
+
+
+def test_a_lost_node_is_a_fault_and_another_may_come() -> None:
+    launchers = two(restarts_max=1)
+    launchers.away("1", 1.0)
+    assert launchers.tick(AWAY_S) == []
+    assert set(told(launchers.tick(1.0 + AWAY_S))) == {"0"}
+    assert launchers.idle("0", 7, 20.0) == []
+    assert launchers.state is State.GATHERING
+    posts = told(launchers.registered(launcher("2", nodes_min=2, nodes_max=2), 21.0))
+    assert {name: start.first_rank for name, (start,) in posts.items()} == {"0": 0, "2": 2}  # type: ignore[union-attr]
+
+
+def test_a_lost_node_ends_a_job_without_restarts() -> None:
+    launchers = two()
+    launchers.away("1", 1.0)
+    launchers.tick(1.0 + AWAY_S)
+    assert told(launchers.idle("0", 7, 20.0))["0"] == [Over(NODE_LOST, "node host-1 is lost")]
+
+
+def test_a_launcher_that_comes_again_in_time_goes_on() -> None:
+    launchers = two()
+    start = Start(0, 1, 2, 2, 4, "10.0.0.0", 1000)
+    launchers.away("1", 1.0)
+    again = launcher("1", nodes_min=2, nodes_max=2, start=start, ended={3: 0})
+    assert launchers.registered(again, 2.0) == []
+    assert launchers.tick(100.0) == []
+    posts = []
+    for name, rank in (("0", 0), ("0", 1), ("1", 2)):
+        posts = launchers.exited(name, rank, 0, 101.0)
+    assert told(posts)["1"] == [Over(0, "all ranks have ended")]
+
+
+def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
+    launchers, posts = Launchers(), []
+    killed: dict[int, int] = {3: int(signal.SIGKILL)}
+    for name, ended in (("0", {}), ("1", killed)):
+        start = Start(2, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
+        known = launcher(name, start=start, ended=ended, nodes_min=2, nodes_max=2, replaces=True, replaced=4)
+        posts = launchers.registered(known, 0.0)
+    assert told(posts) == {"1": [Replace(3, 5)]}
+    assert (launchers.state, launchers.attempt) == (State.RUNNING, 2)
+
+
+def test_a_stop_that_was_under_way_goes_on() -> None:
+    launchers, posts = Launchers(), []
+    for name, stopping in (("0", True), ("1", False)):
+        start = Start(0, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
+        posts = launchers.registered(launcher(name, nodes_min=2, nodes_max=2, start=start, stopping=stopping), 0.0)
+    assert isinstance(told(posts)["1"][0], StopRanks)
+    assert launchers.state is State.STOPPING

@@ -1,0 +1,200 @@
+"""`acpfs-run` with real processes: small scripts in place of training, so nothing here needs torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.training.launcher.caches import VARIABLES
+
+clause = pytest.mark.clause
+BOUND_S = 60.0
+RANK = """
+import os, signal, sys, time
+rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+def note(word):
+    open(f"{word}-{rank}-{attempt}-{generation}.tmp", "w").write(str(os.getpid()))
+    os.rename(f"{word}-{rank}-{attempt}-{generation}.tmp", f"{word}-{rank}-{attempt}-{generation}")
+"""
+
+
+class Run:
+    """A launcher that runs."""
+
+    def __init__(self, directory: Path, options: str, script: str, **environment: str) -> None:
+        self.directory = directory
+        (directory / "rank.py").write_text(RANK + script, encoding="utf-8")
+        words = [sys.executable, "-m", "acpfs.cli.run", "--nproc-per-node", "2", *options.split(), "rank.py", "--own_word"]
+        self.process = subprocess.Popen(
+            words, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def ends(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=BOUND_S)
+        return self.process.returncode, out, err
+
+    def there(self, *names: str) -> list[int]:
+        """The pids in these files, as soon as they are there."""
+        deadline = time.monotonic() + BOUND_S
+        while not all((self.directory / name).exists() for name in names):
+            assert time.monotonic() < deadline, sorted(os.listdir(self.directory))
+            assert self.process.poll() is None, self.process.communicate()
+            select.select([], [], [], 0.02)
+        return [int((self.directory / name).read_text()) for name in names]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Iterator[list[Run]]:
+    found: list[Run] = []
+    yield found
+    for run in found:
+        run.process.kill()
+        if run.process.stdout is not None and not run.process.stdout.closed:
+            run.process.communicate()
+
+
+def gone(pid: int) -> None:
+    """Returns when that process has ended, whoever its parent is."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            waiting = select.poll()
+            waiting.register(descriptor, select.POLLIN)
+            assert waiting.poll(BOUND_S * 1000), f"{pid} lives"
+        finally:
+            os.close(descriptor)
+
+
+@clause("T65", "T66")
+def test_ranks_are_started_as_torchrun_does(tmp_path: Path, begun: list[Run]) -> None:
+    script = (
+        "print({n: v for n, v in os.environ.items() if n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'GROUP_RANK')}, sys.argv)"
+    )
+    begun.append(Run(tmp_path, f"-t 3 --log-dir {tmp_path}/logs --rdzv-id x/1", script))
+    status, out, err = begun[0].ends()
+    assert (status, err) == (0, "")
+    wanted = {"LOCAL_RANK": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "GROUP_RANK": "0"}
+    line = next(line for line in out.splitlines() if line.startswith("[default1]:")).removeprefix("[default1]:")
+    assert eval(line.partition("} ")[0] + "}") == wanted
+    assert line.endswith("['rank.py', '--own_word']")
+    kept = sorted(path.relative_to(tmp_path / "logs").parts[1:] for path in (tmp_path / "logs").rglob("stdout.log"))
+    assert kept == [("attempt_0", "0", "stdout.log"), ("attempt_0", "1", "stdout.log")]
+
+
+@clause("T66")
+def test_the_status_of_a_rank_and_its_last_lines(tmp_path: Path, begun: list[Run]) -> None:
+    begun.append(
+        Run(tmp_path, "-r 2", "rank and until('ready-0-0-0')\nrank or note('ready')\nrank and sys.exit('out of luck')\ntime.sleep(600)")
+    )
+    status, _, err = begun[0].ends()
+    assert status == 1
+    assert "rank 1 of this node ended with status 1" in err
+    assert "    out of luck" in err
+
+
+@clause("T66")
+def test_a_rank_that_is_killed(tmp_path: Path, begun: list[Run]) -> None:
+    begun.append(Run(tmp_path, "", "rank and os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"))
+    status, _, err = begun[0].ends()
+    assert status == 137
+    assert "rank 1 was killed by SIGKILL" in err
+
+
+@clause("T66")
+def test_a_program_that_is_not_there(tmp_path: Path, begun: list[Run]) -> None:
+    begun.append(Run(tmp_path, "--no-python", ""))
+    status, _, err = begun[0].ends()
+    assert status == 127
+    assert "No such file" in err
+
+
+@clause("T67")
+def test_all_ranks_start_anew(tmp_path: Path, begun: list[Run]) -> None:
+    script = """
+note('began')
+if attempt == 0:
+    until('began-0-0-0'); rank and sys.exit(3); time.sleep(600)
+"""
+    begun.append(Run(tmp_path, "--max-restarts 1", script))
+    status, _, _ = begun[0].ends()
+    assert status == 0
+    assert {path.name for path in tmp_path.glob("began-*")} == {"began-0-0-0", "began-1-0-0", "began-0-1-0", "began-1-1-0"}
+
+
+@clause("T67")
+def test_who_does_not_hear_sigterm_is_killed_with_all_that_it_began(tmp_path: Path, begun: list[Run]) -> None:
+    script = """
+if rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = os.fork()
+    note('child' if child == 0 else 'deaf')
+    time.sleep(600)
+until('child-0-0-0'); until('deaf-0-0-0'); sys.exit(5)
+"""
+    begun.append(Run(tmp_path, "--shutdown-timeout 0.2", script))
+    status, _, _ = begun[0].ends()
+    assert status == 5
+    for name in ("child-0-0-0", "deaf-0-0-0"):
+        gone(int((tmp_path / name).read_text()))
+
+
+@clause("T68")
+def test_sigterm_is_a_planned_end(tmp_path: Path, begun: list[Run]) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: (note('saved'), os._exit(75)))\nnote('ready')\ntime.sleep(600)"
+    begun.append(Run(tmp_path, "--max-restarts 3 --on-fault replace", script))
+    begun[0].there("ready-0-0-0", "ready-1-0-0")
+    begun[0].process.send_signal(signal.SIGTERM)
+    status, _, err = begun[0].ends()
+    assert status == 75, err
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0-0-0", "saved-1-0-0"}
+
+
+@clause("T68")
+def test_ranks_of_a_launcher_that_is_killed_get_sigterm(tmp_path: Path, begun: list[Run]) -> None:
+    begun.append(
+        Run(tmp_path, "", "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)")
+    )
+    pids = begun[0].there("ready-0-0-0", "ready-1-0-0")
+    begun[0].process.kill()
+    for pid in pids:
+        gone(pid)
+    assert (tmp_path / "told-0-0-0").exists()
+    assert (tmp_path / "told-1-0-0").exists()
+
+
+@clause("T69")
+def test_one_rank_is_replaced(tmp_path: Path, begun: list[Run]) -> None:
+    script = "note('ready')\nuntil('end')"
+    begun.append(Run(tmp_path, "--on-fault replace", script))
+    first, other = begun[0].there("ready-0-0-0", "ready-1-0-0")
+    os.kill(other, signal.SIGKILL)
+    (second,) = begun[0].there("ready-1-0-1")
+    os.kill(first, signal.SIGKILL)
+    begun[0].there("ready-0-0-2")
+    os.kill(second, 0)  # it has not noticed
+    (tmp_path / "end").touch()
+    assert begun[0].ends()[0] == 0
+
+
+@clause("T70")
+def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> None:
+    script = f"print([os.environ[name] for name in {list(VARIABLES)!r}])"
+    begun.append(Run(tmp_path, f"-t 1 --local-ranks-filter 0 --cache {tmp_path}/cache", script, TRITON_CACHE_DIR="/mine"))
+    status, out, err = begun[0].ends()
+    assert status == 0
+    own = [str(tmp_path / "cache" / below) if name != "TRITON_CACHE_DIR" else "/mine" for name, below in VARIABLES.items()]
+    assert out == f"[default0]:{own}\n"
+    assert all(Path(path).is_dir() for path in own if path != "/mine")
+    assert "not pinned" in err  # no mount here
