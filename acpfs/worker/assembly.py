@@ -146,7 +146,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         undo.callback(state.close)
         tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0], when_safe=state.after_commit)
         undo.callback(tier.close)
-        spill = SpillPlace(settings, identity, state)
+        spill, history = SpillPlace(settings, identity, state), History(state)
         place.warnings += [] if link.session else spill.prepare()
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
@@ -173,12 +173,10 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
         cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
-        history = History(state)
         state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
-            LearnedSizes(settings, runtime).recall(fs.expectations)
-            history.recall(settings, runtime)
+            _recall(settings, runtime, fs, history)
             calls.commits.submit("leftovers", _clear_leftovers, directory, place)
         undo.pop_all()
     return Parts(
@@ -202,6 +200,12 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         _scrubbing(settings, scrub, fs, operations),
         history,
     )
+
+
+def _recall(settings: Settings, runtime: Path, fs: FileSystem, history: History) -> None:
+    """What the last mount has learnt, for the first worker of this one."""
+    LearnedSizes(settings, runtime).recall(fs.expectations)
+    history.recall(settings, runtime)
 
 
 def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:

@@ -19,7 +19,7 @@ LOOK_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenStatus:
     """What the last look saw of what can change."""
 
     health: str = "ok"
@@ -31,7 +31,7 @@ class Seen:
     bypassed: str | None = None
 
     @classmethod
-    def of(cls, status: Status) -> Seen:
+    def of(cls, status: Status) -> SeenStatus:
         cluster = status.cluster
         return cls(
             status.backing_health.state,
@@ -55,7 +55,7 @@ def begun(status: Status) -> tuple[str, str]:
     )
 
 
-def changes(before: Seen, now: Seen, error: str) -> list[tuple[str, str]]:
+def changes(before: SeenStatus, now: SeenStatus, error: str) -> list[tuple[str, str]]:
     """(kind, text) of what became different. `error`: the storage's last."""
     found = []
     if now.health != before.health:
@@ -104,7 +104,7 @@ class HistoryWatch:
     ) -> None:
         """`reports`: of the checkpoints at a path, see `CheckpointView`."""
         self._parts, self._status, self._reports, self._now = parts, status, reports, now
-        self._seen: Seen | None = None
+        self._seen: SeenStatus | None = None
 
     async def run(self) -> None:
         """For as long as the worker lives."""
@@ -115,9 +115,9 @@ class HistoryWatch:
     def look(self) -> None:
         """Note what has changed since the last look; in a thread."""
         status, now, fs = self._status(), self._now(), self._parts.fs
-        seen, error = Seen.of(status), status.backing_health.last_error or ""
+        seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
         noted = [] if self._seen is not None else [begun(status)]
-        noted += changes(self._seen or Seen(), seen, error)
+        noted += changes(self._seen or SeenStatus(), seen, error)
         with fs.lock:
             settled = fs.catalogue.take_settled()
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]

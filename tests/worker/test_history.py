@@ -17,7 +17,7 @@ from acpfs.control.reports import ConflictReport, HealthReport, HistoryEntry, St
 from acpfs.ram.state import StateDatabase
 from acpfs.worker import history
 from acpfs.worker.history import History
-from acpfs.worker.history_watch import Seen, begun, changes
+from acpfs.worker.history_watch import SeenStatus, begun, changes
 from tests.control.double import DoubleSubject
 from tests.filesystem.world import settings_for
 from tests.rig.mounts import AcpfsMount
@@ -96,11 +96,14 @@ def test_each_change_is_told_once() -> None:
         bypassed_since=1.0,
         bypass_reason="operator",
     )
-    told = changes(Seen.of(calm), Seen.of(bad), "ETIMEDOUT")
+    told = changes(SeenStatus.of(calm), SeenStatus.of(bad), "ETIMEDOUT")
     assert [kind for kind, _text in told] == ["storage", "refused", "interrupted", "conflict", "bypass"]
     assert told[0][1] == "ok → stuck: ETIMEDOUT"
-    assert changes(Seen.of(bad), Seen.of(bad), "ETIMEDOUT") == []
-    assert changes(Seen(missing=("a",)), Seen(missing=("b",)), "") == [("member", "b is missing"), ("member", "a is not missing any more")]
+    assert changes(SeenStatus.of(bad), SeenStatus.of(bad), "ETIMEDOUT") == []
+    assert changes(SeenStatus(missing=("a",)), SeenStatus(missing=("b",)), "") == [
+        ("member", "b is missing"),
+        ("member", "a is not missing any more"),
+    ]
 
 
 def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:
