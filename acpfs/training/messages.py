@@ -124,6 +124,8 @@ class Beat:
     clues: Mapping[str, int] = field(default_factory=dict)
     long_operation: bool = False
     """Evaluation, a first step that compiles: the watchdog looks away."""
+    parked: bool = False
+    """Where ranks are replaced: outside of the loop, waiting for RESUME."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,16 @@ class Goodbye:
     """The rank leaves `protect` in order: its end is no fault. The coordinator closes the connection when it has taken this."""
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Where ranks are replaced: behind the first update of this generation, or with nothing left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Where ranks are replaced: this one's loop has ended, and it waits for the others."""
+
+
 # -- watcher or coordinator → coordinator
 
 
@@ -197,9 +209,10 @@ class Watch:
 
 @dataclass(frozen=True, slots=True)
 class Exiting:
-    """The kernel has begun to end this rank's process; nothing can stop that."""
+    """The kernel has begun to end this rank's process; nothing can stop that. `pid`: the process, since another may be the rank by now."""
 
     rank: int
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +419,18 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """Each rank has a process: make groups, take the state from whoever has it, run the loop. `replaced`: ranks with a new one."""
+
+    replaced: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """All loops have ended: go on behind yours."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShowStacks:
     """Answer with STACKS; the main thread may hang."""
 
@@ -447,8 +472,10 @@ class StoreAnswer:
     late: bool = False
 
 
-FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk
-FromCoordinator = Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | ShowStacks | Vote | Active | StoreAnswer
+FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk | Running | Finished
+FromCoordinator = (
+    Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | Resume | Done | ShowStacks | Vote | Active | StoreAnswer
+)
 Between = Watch | Exiting | Exited
 FromLauncher = Launcher | Exited | Idle | Planned
 ToLauncher = Start | Replace | StopRanks | Over

@@ -50,6 +50,7 @@ def settings_from(arguments: list[str]) -> Settings:
     )
     parser.add_argument("--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang")
     parser.add_argument("--stall-after", type=float, default=Patience().at_least_s, metavar="SECONDS", help="at least; or ten steps")
+    parser.add_argument("--replace", action="store_true", help="ranks are replaced, and the job goes on (resilient)")
     parser.add_argument("--settle-down", type=float, metavar="SECONDS")
     given = parser.parse_args(arguments)
     if not given.job or given.job.startswith(".") or "/" in given.job:
@@ -65,6 +66,7 @@ def settings_from(arguments: list[str]) -> Settings:
         tls=given.tls == "on",
         witness=None if given.witness == "off" else Path(given.witness) if given.witness else witness_for(directory, given.job),
         stall_is_fault=given.on_stall == "fault",
+        replaces=given.replace,
         patience=Patience(at_least_s=given.stall_after),
         limits=limits,
     )

@@ -29,6 +29,12 @@ class Limits:
     """For the witness: the backing directory may hang, and then a majority goes on without it."""
     active_s: float = 2.0
     """Without a word from the active coordinator before a standby asks for votes."""
+    replace_s: float = 600.0
+    """Where ranks are replaced: so long the others wait for a process."""
+    rebuild_s: float = 900.0
+    """From RESUME until all ranks have done an update; building a large model takes time."""
+    fruitless_max: int = 3
+    """A living rank that fails at one update so often will fail again."""
     rank_failures_max: int = 2
     """A rank that could not write so often is in no further cover."""
     failures_max: int = 6

@@ -270,6 +270,16 @@ class Phases:
         """How it ended, in words."""
         return self._status
 
+    @property
+    def running(self) -> bool:
+        """Whether steps are done."""
+        return self.state is State.RUNNING
+
+    @property
+    def alone_s(self) -> float:
+        """How long a coordinator stays to which nobody is connected any more."""
+        return self._limits.leave_s
+
     def _look(self, now: float) -> None:
         """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
         if now - self._looked_at > 2 * self._limits.beat_s:

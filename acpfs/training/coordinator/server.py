@@ -22,11 +22,12 @@ import trio
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
+from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, State, Tell
+from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, Tell
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
 from acpfs.training.coordinator.witness import Claimant, owner_after
@@ -95,6 +96,8 @@ class Settings:
     """Where claims are made: the job's directory in the storage itself, not in the mount."""
     stall_is_fault: bool = False
     """Whether ranks that hang count as lost; otherwise they are named, and their stacks are logged."""
+    replaces: bool = False
+    """Whether ranks are replaced, and the job goes on; otherwise survivors leave a gasp."""
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
 
@@ -104,7 +107,11 @@ class Coordinator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._phases = Phases(settings.job, settings.limits, witness=settings.witness is not None)
+        self._phases: Phases | Crew = (
+            Crew(settings.job, settings.limits)
+            if settings.replaces
+            else Phases(settings.job, settings.limits, witness=settings.witness is not None)
+        )
         self._standing = Standing(settings.number)
         self._members: dict[int, Connection] = {}
         self._others: dict[int, Connection] = {}
@@ -229,7 +236,7 @@ class Coordinator:
         why = "its connection ended"
         try:
             sent: Sent | None = first
-            while sent is not None:
+            while sent is not None and self._members.get(rank) is connection:  # not the rank's process before this one
                 self._from_member(rank, sent)
                 ends = isinstance(sent.message, Goodbye) or self._members.get(rank) is not connection
                 sent = None if ends else await connection.receive()
@@ -297,8 +304,14 @@ class Coordinator:
             self._dial()
         elif isinstance(message, Leave) and sent.header.term >= self._standing.term:
             self._phases.ended(message)
+        elif isinstance(message, Exiting) and message.pid and self._pid_of(message.rank) != message.pid:
+            self._counts["exit_of_another_process"] += 1
         elif isinstance(message, Exiting | Exited):
             self._do(self._phases.lose(message.rank, "its process is exiting", now))
+
+    def _pid_of(self, rank: int) -> int:
+        hello = self._phases.hellos.get(rank)
+        return hello.pid if hello is not None else 0
 
     def _dial(self) -> None:
         """Call those that are known and have not called."""
@@ -395,7 +408,7 @@ class Coordinator:
             for rank in self._processes.exiting():
                 _log.info("a process is exiting", rank=rank)
                 for other in self._others.values():
-                    other.post(self._sent(Exiting(rank)))
+                    other.post(self._sent(Exiting(rank, self._pid_of(rank))))
                 self._do(self._phases.lose(rank, "its process is exiting", trio.current_time()))
             await trio.sleep(POLL_S)
 
@@ -413,7 +426,7 @@ class Coordinator:
 
     def _watch(self, now: float) -> None:
         """Name who hangs."""
-        if self._phases.state is not State.RUNNING:
+        if not self._phases.running:
             self._watchdog.begin_anew()
             return
         stall = self._watchdog.look(self._phases.live, now)
@@ -432,7 +445,7 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            patience = self._settings.limits.leave_s if self._phases.world else UNUSED_S
+            patience = self._phases.alone_s if self._phases.world else UNUSED_S
             if not self._members and now - max(self._last_member, self._began) > patience:
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
