@@ -176,8 +176,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
-            _recall(settings, runtime, fs, history)
-            calls.commits.submit("leftovers", _clear_leftovers, directory, place)
+            _begin(settings, runtime, fs, history, partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place))
         undo.pop_all()
     return Parts(
         settings,
@@ -202,10 +201,11 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
     )
 
 
-def _recall(settings: Settings, runtime: Path, fs: FileSystem, history: History) -> None:
-    """What the last mount has learnt, for the first worker of this one."""
+def _begin(settings: Settings, runtime: Path, fs: FileSystem, history: History, clear_leftovers: Callable[[], object]) -> None:
+    """For the first worker of a mount: what the last one has learnt."""
     LearnedSizes(settings, runtime).recall(fs.expectations)
     history.recall(settings, runtime)
+    clear_leftovers()
 
 
 def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:
