@@ -254,6 +254,8 @@ class Active:
 class Start:
     """Coordinator to launcher: begin these ranks; the number of the first one, and what all have to know."""
 
+    name: str
+    """Of this attempt; nobody else's."""
     attempt: int
     """How often all ranks were started anew."""
     group_rank: int
@@ -406,6 +408,8 @@ class Publish:
     manifest: Manifest
     directory: str
     name: str
+    elsewhere: tuple[str, ...] = ()
+    """Other nodes, on which a publisher of an earlier generation may have given the name to its gasp before it died."""
 
 
 @dataclass(frozen=True, slots=True)

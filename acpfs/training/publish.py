@@ -5,6 +5,7 @@ After a kill at any point there is either no such name, or a whole checkpoint be
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -30,15 +31,43 @@ def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) 
     nodes = mounted.needed(order.manifest.nodes)
     if not _is_there(final, order):
         _wait_for_files(written, order, files_s)
-        write_manifest(written, order.manifest)
-        _make_way(final, order.manifest.generation, nodes)
-        mounted.withdraw_urgent(written)
-        mounted.set_needs(written, nodes)
-        written.rename(final)
+        if _comes_from_elsewhere(final, order, files_s):
+            shutil.rmtree(written)
+        else:
+            _give_name(written, final, order, nodes)
     if tracker:
         temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
         mounted.write_tracker(save_directory / tracker, order.name + "\n", nodes, temporary)
     return final
+
+
+def _give_name(written: Path, final: Path, order: Publish, nodes: tuple[str, ...]) -> None:
+    write_manifest(written, order.manifest)
+    _make_way(final, order.manifest.generation, nodes)
+    mounted.withdraw_urgent(written)
+    mounted.set_needs(written, nodes)
+    written.rename(final)
+
+
+def _comes_from_elsewhere(final: Path, order: Publish, files_s: float) -> bool:
+    """Whether an earlier generation's gasp of the same step has the name, given on another node by a rank that then died.
+
+    What that node renamed is seen here when it is in the storage, with all its files. Two nodes that rename to one name are a conflict.
+    """
+    deadline = time.monotonic() + files_s
+    while order.elsewhere:
+        found = read_manifest(final)
+        if (
+            found is not None
+            and (found.job, found.step) == (order.manifest.job, order.manifest.step)
+            and not differences(final, found.files)
+        ):
+            log.warning("an earlier gasp of this step has the name", name=final.name, generation=found.generation)
+            return True
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(LOOK_AGAIN_S)
+    return False
 
 
 def _is_there(final: Path, order: Publish) -> bool:

@@ -387,6 +387,26 @@ def test_a_side_without_majority_saves_only_with_the_claim(
     assert left.status == (ExitStatus.SAVED if saved else ExitStatus.OTHER_SIDE)
 
 
+@clause("T64")
+@pytest.mark.parametrize(("die", "publisher", "elsewhere"), [((0,), 1, ()), ((1, 0), 2, ("node0",))])
+def test_who_publishes_again_is_on_the_same_node_if_it_can(die: tuple[int, ...], publisher: int, elsewhere: tuple[str, ...]) -> None:
+    desk = Desk(job(holders={"all": (0, 2)}, ranks_per_node=2)).begin()
+    desk.kill(3)
+    desk.later(0.2)
+    while not any(isinstance(message, Publish) for message in desk.members[0].told):
+        desk.let(*desk.waiting()[0])
+    desk.members[0].disk.clear()  # nobody knows whether it had come so far
+    desk.up.pop(0, None)
+    for rank in die:
+        desk.kill(rank)
+    desk.end()
+    (order,) = desk.published
+    assert (order.elsewhere, order.manifest.cover) == (elsewhere, {"all": 2})
+    assert [member.rank for member in desk.members if order in member.told] == [publisher]
+    assert desk.members[2].left is not None
+    assert desk.members[2].left.status == ExitStatus.SAVED
+
+
 def test_whoever_takes_over_while_ranks_leave_with_a_gasp_says_so_to_the_others() -> None:
     desk = Desk(job()).begin()
     desk.kill(1)

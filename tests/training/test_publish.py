@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from acpfs.training.manifest import GaspError, read_manifest, saved_file, verify
+from acpfs.training.manifest import GaspError, read_manifest, saved_file, verify, write_manifest
 from acpfs.training.messages import Manifest, Publish
 from acpfs.training.publish import publish
 
@@ -73,6 +74,33 @@ def test_what_had_the_name_is_kept(tmp_path: Path, order: Publish) -> None:
     found = read_manifest(tmp_path / "step-7")
     assert found is not None
     assert found.generation == 3
+
+
+@pytest.mark.clause("T64")
+def test_an_earlier_gasp_that_comes_from_another_node_keeps_the_name(
+    tmp_path: Path, order: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = tmp_path / order.directory
+    shutil.copytree(written, tmp_path / "on its way")
+    write_manifest(tmp_path / "on its way", replace(order.manifest, generation=1))
+
+    def comes(_: float) -> None:
+        (tmp_path / "on its way").rename(tmp_path / "step-7")
+
+    monkeypatch.setattr("time.sleep", comes)
+    publish(tmp_path, replace(order, elsewhere=("other",)), "latest", 60.0)
+    assert verify(tmp_path / "step-7").generation == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-7"]
+
+
+@pytest.mark.clause("T64")
+def test_a_gasp_that_does_not_come_from_another_node_is_not_waited_for_for_ever(tmp_path: Path, order: Publish) -> None:
+    shutil.copytree(tmp_path / order.directory, tmp_path / "step-7")
+    write_manifest(tmp_path / "step-7", replace(order.manifest, generation=1))
+    (tmp_path / "step-7" / ".metadata").unlink()  # not whole
+    publish(tmp_path, replace(order, elsewhere=("other",)), "latest", 0.0)
+    assert verify(tmp_path / "step-7") == order.manifest
+    assert (tmp_path / "step-7.before-gasp-2").exists()
 
 
 def test_verify_reads_every_byte(tmp_path: Path, order: Publish) -> None:

@@ -127,6 +127,7 @@ class _Round:
     """Whether this side may save; None: not known yet."""
     save: Save | None = None
     manifest: Manifest | None = None
+    publisher: int | None = None
 
     @property
     def asked(self) -> frozenset[int]:
@@ -157,6 +158,8 @@ class Phases:
         self._deadline = math.inf
         self._stop_at: float | None = None
         self._failures: Counter[int] = Counter()
+        self._naming: set[str] = set()
+        """Nodes whose rank was asked to publish: it may have done so before it died."""
         self._round = _Round({}, {}, {})
         self._commands: list[Command] = []
         self._began: tuple[float, str] | None = None
@@ -352,7 +355,8 @@ class Phases:
         self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
         self._send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
         save = self._round.save
-        if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not set(new) & set(save.savers):
+        needed = set() if save is None else {*save.savers, self._round.publisher}
+        if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not needed & set(new):
             return  # the cover is whole, and those who write do not need them
         self._fault(why, now)
 
@@ -401,8 +405,8 @@ class Phases:
             self._lose(sorted(self._round.waiting), f"not settled after {self._limits.settle_s:g} s", now)
         elif self.state is State.SAVING and self._round.save is not None:
             self._failed(sorted(self._round.waiting), f"not written after {self._limits.save_s:g} s", now)
-        elif self.state is State.PUBLISHING and self._round.save is not None:
-            self._failed(self._round.save.savers[:1], f"not published after {self._limits.publish_s:g} s", now)
+        elif self.state is State.PUBLISHING and self._round.publisher is not None:
+            self._failed([self._round.publisher], f"not published after {self._limits.publish_s:g} s", now)
         elif self.state is State.LEAVING:
             self._commands.append(Finish())
 
@@ -484,10 +488,20 @@ class Phases:
             files = tuple(sorted((file for one in self._round.saved.values() for file in one.files), key=lambda file: file.path))
             full = replace(manifest, files=files, lost=tuple(sorted(self.lost)))
             self._go(State.PUBLISHING, now + self._limits.publish_s)
-            self._send(save.savers[:1], Publish(full, save.directory, save.name))
+            self._publish(Publish(full, save.directory, save.name), save)
+
+    def _publish(self, order: Publish, save: Save) -> None:
+        """On a node where somebody was asked to before, if one of its ranks is left: a rename of that one is seen there at once."""
+        assert self.layout is not None
+        nodes = self.layout.nodes
+        choices = [rank for rank in (*save.savers, *self._live) if nodes[rank] in self._naming and rank not in self._unable]
+        self._round.publisher = publisher = (*choices, *save.savers)[0]
+        elsewhere = tuple(sorted(self._naming - {nodes[publisher]}))
+        self._naming.add(nodes[publisher])
+        self._send([publisher], replace(order, elsewhere=elsewhere))
 
     def _published(self, rank: int, published: Published, now: float) -> None:
-        if self.state is State.PUBLISHING and self._round.save is not None and rank == self._round.save.savers[0]:
+        if self.state is State.PUBLISHING and self._round.save is not None and rank == self._round.publisher:
             self._leave(ExitStatus.SAVED, f"the gasp of step {self._round.save.step} is published", now, published.path)
 
     def _leave(self, status: ExitStatus, text: str, now: float, gasp: str = "") -> None:

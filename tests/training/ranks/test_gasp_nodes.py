@@ -94,6 +94,24 @@ def test_fewer_than_half_whose_coordinator_died_with_the_others_end(tmp_path: Pa
         stand.nodes[1].abort()
 
 
+@pytest.mark.clause("T64")
+def test_a_publisher_dies_behind_the_rename_and_the_next_one_is_on_another_node(tmp_path: Path) -> None:
+    """The first node's ranks are gone, its mount is not: what was renamed there comes into the storage, and keeps the name."""
+    expected, fault = yardstick("hsdp", tmp_path), Fault("hsdp", {1: "gated", 0: "published"})
+    with stand_over(tmp_path) as stand:
+        with ranks_on(stand, fault, tmp_path) as ranks:
+            for rank in range(WORLD):
+                assert ranks.status(rank) == (-signal.SIGKILL if rank in fault.ranks else ExitStatus.SAVED), ranks.said()
+        run = stand.backings[0] / "run"
+        until(lambda: (run / "latest").exists(), lambda: [node.status() for node in stand.nodes])
+        ended(stand)
+        manifest = assert_same_as_without(fault, run, expected)
+        assert (manifest.generation, manifest.lost) == (1, (1,))
+        for node in stand.nodes:
+            node.wait_drained()
+        assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".")) == ["latest", f"step-{manifest.step}"]
+
+
 def stop(node: AcpfsMount) -> None:
     """Its coordinator sees nothing of what comes."""
     for pid in coordinators(node).values():
