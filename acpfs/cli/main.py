@@ -15,6 +15,7 @@ COMMANDS = {
     "doctor": ("acpfs.cli.doctor", "Look at what this machine offers."),
     "mindio-path": ("acpfs.cli.mindio_path", "Where the packages are that scripts of MindIO import."),
     "convert": ("acpfs.cli.convert", "Rewrite a checkpoint in MindIO's format as a plain torch file."),
+    "completion": ("acpfs.cli.completion", "Print what a shell needs to complete these commands."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
     "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from acpfs.cli.file_names import FILE_PATH
 from acpfs.config import FIELDS, descriptions, load_settings, option_name
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
     "mount",
     cls=DescribedCommand,
     params=[
-        click.Argument(["backing"], required=False, type=Path),  # click.Path would stat them: one may hang,
+        click.Argument(["backing"], required=False, type=FILE_PATH),  # click.Path would stat them: one may hang,
         click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it
         click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings; options win over it."),
         click.Option(["--foreground"], is_flag=True, help="Stay in this process, log to stderr, tell the service manager."),

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_PATH
 from acpfs.errors import ExitCode
 
 
 @click.command("salvage")
-@click.argument("tier", metavar="TIER", type=Path)
-@click.argument("target", metavar="TARGET", type=Path)
+@click.argument("tier", metavar="TIER", type=FILE_PATH)
+@click.argument("target", metavar="TARGET", type=FILE_PATH)
 @click.option("--all", "everything", is_flag=True, help="Also what the backing directory has.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:

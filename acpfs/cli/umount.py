@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import ask
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
@@ -89,7 +90,7 @@ def _wait_for_end(record: MountRecord) -> None:
 
 
 @click.command("umount")
-@click.argument("mountpoint", required=False)
+@click.argument("mountpoint", type=FILE_NAME, required=False)
 @click.option(
     "--timeout",
     "timeout_s",

@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import shlex
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.config import Transport
-from acpfs.errors import AcpfsError
+from acpfs.errors import AcpfsError, MachineError
 from acpfs.mounting import transports
-from acpfs.mounting.checks import BACKING_WAIT_S, apart, check_backing, check_fuse, check_spill, within
+from acpfs.mounting.checks import BACKING_WAIT_S, DEV_FUSE, apart, check_backing, check_fuse, check_spill, within
 from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
@@ -51,6 +53,8 @@ FEATURES = {
     InitFlag.HANDLE_KILLPRIV_V2: "set-uid removal by the daemon (5.11): each write asks for xattrs first",
 }
 """What the native transport uses if it is there → since when, and what its absence costs."""
+OTHER_NAMES = {"libfuse3-dev": "fuse3-devel", "pkg-config": "pkgconf-pkg-config", "python3-dev": "python3-devel"}
+"""Debian's package → Fedora's and its relatives'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,14 @@ class Finding:
     subject: str
     verdict: str
     text: str
+    fix: tuple[str, ...] = ()
+    """Shell commands for root that mend it; they are shown, never run."""
+
+
+def script(findings: Iterable[Finding]) -> str:
+    """A shell script of what `findings` can be mended with, each part below what it is for."""
+    parts = ["\n".join([f"# {found.subject}: {' '.join(found.text.split())}", *found.fix]) for found in findings if found.fix]
+    return "\n\n".join(parts) if parts else "# nothing to mend"
 
 
 def examine(backing: Path | None, spill: Path | None = None) -> list[Finding]:
@@ -94,7 +106,11 @@ def _kernel() -> list[Finding]:
 
 
 def _transport() -> list[Finding]:
-    chosen = transports.choose(Transport.AUTO)
+    try:
+        chosen = transports.choose(Transport.AUTO)
+    except MachineError as error:
+        packages = _install("libfuse3-dev", "pkg-config", "gcc", "python3-dev")
+        return [Finding("transport", "bad", str(error), (packages, f"{shlex.quote(sys.executable)} -m pip install 'acpfs[libfuse]'"))]
     verdict = "ok" if chosen.transport is Transport.NATIVE else "note"
     return [Finding("transport", verdict, f"auto is {chosen.transport.value}: {chosen.reason}")]
 
@@ -141,9 +157,8 @@ def _requests(negotiated: Negotiated) -> Finding:
     size, limit = negotiated.max_write_bytes, max_pages_limit()
     text = f"up to {size >> 10} KiB each (fs.fuse.max_pages_limit = {limit}), FUSE 7.{negotiated.minor}"
     if size < WRITE_BYTES_ENOUGH:
-        return Finding(
-            "requests", "note", f"{text}: sysctl fs.fuse.max_pages_limit={WRITE_BYTES_ENOUGH // PAGE_BYTES} makes the direct lane faster"
-        )
+        setting = f"fs.fuse.max_pages_limit={WRITE_BYTES_ENOUGH // PAGE_BYTES}"
+        return Finding("requests", "note", f"{text}: sysctl {setting} makes the direct lane faster", _sysctl(setting))
     return Finding("requests", "ok", text)
 
 
@@ -155,7 +170,13 @@ def _features(negotiated: Negotiated) -> list[Finding]:
 
 
 def _fuse() -> list[Finding]:
-    check_fuse()
+    try:
+        check_fuse()
+    except MachineError as error:
+        fix = () if DEV_FUSE.exists() else ("modprobe fuse",)
+        if not fix and os.getuid() != 0 and shutil.which(transports.HELPER) is None:
+            fix = (_install("fuse3"),)
+        return [Finding("fuse", "bad", str(error), fix)]
     how = "as root" if os.getuid() == 0 else f"through {shutil.which('fusermount3')}"
     return [Finding("fuse", "ok", f"/dev/fuse is there, mounting {how}")]
 
@@ -164,8 +185,10 @@ def _request_timeout() -> list[Finding]:
     if not (FUSE_SYSCTLS / "max_request_timeout").exists():
         return []
     native = not transports.native_lacks(transports.MachineSupport.this())
-    text = RequestTimeouts.read(FUSE_SYSCTLS).warning(asks=native)
-    return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up")]
+    limits = RequestTimeouts.read(FUSE_SYSCTLS)
+    text = limits.warning(asks=native)
+    fix = _sysctl(f"fs.fuse.{'max' if limits.max_s else 'default'}_request_timeout=0") if text else ()
+    return [Finding("request timeout", "note" if text else "ok", text or "the kernel never gives a request up", fix)]
 
 
 def _memory() -> list[Finding]:
@@ -221,6 +244,7 @@ def _huge_pages() -> list[Finding]:
                         "huge pages",
                         "note",
                         f"{SHMEM_HUGE} says deny: the mount is about half as fast; write never there, which denies nothing",
+                        (f"echo never >{SHMEM_HUGE}",),
                     )
                 ]
             return [Finding("huge pages", "ok", f"tmpfs takes huge={huge}")]
@@ -238,8 +262,24 @@ def _system_mount() -> list[Finding]:
     for directory in ("/sbin", "/usr/sbin"):
         if (Path(directory) / "mount.acpfs").exists():
             return [Finding("mount helper", "ok", f"{directory}/mount.acpfs: `mount -t acpfs` and fstab work")]
-    own = shutil.which("mount.acpfs") or "…/bin/mount.acpfs"
-    return [Finding("mount helper", "note", f"for `mount -t acpfs` and fstab: ln -s {own} /sbin/mount.acpfs")]
+    own = shutil.which("mount.acpfs")
+    if own is None:
+        return [Finding("mount helper", "note", "for `mount -t acpfs` and fstab: ln -s …/bin/mount.acpfs /sbin/mount.acpfs")]
+    names = ("mount.acpfs", "umount.fuse.acpfs")
+    fix = tuple(f"ln -s {shlex.quote(str(Path(own).with_name(name)))} /sbin/{name}" for name in names)
+    return [Finding("mount helper", "note", f"for `mount -t acpfs` and fstab: {fix[0]}", fix)]
+
+
+def _sysctl(setting: str) -> tuple[str, ...]:
+    """Now, and after the next start of the machine."""
+    return (f"sysctl -w {setting}", f"echo {setting} >/etc/sysctl.d/60-acpfs-{setting.split('=', maxsplit=1)[0].rpartition('.')[2]}.conf")
+
+
+def _install(*packages: str) -> str:
+    """By this machine's package manager; names as Debian has them, and their counterparts."""
+    if shutil.which("dnf") and not shutil.which("apt-get"):
+        return "dnf install -y " + " ".join(OTHER_NAMES.get(name, name) for name in packages)
+    return "apt-get install -y " + " ".join(packages)
 
 
 def _tidy(own: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.mounting import doctor
+from acpfs.mounting import doctor, transports
 from acpfs.ram.mounts import mount_tmpfs, unmount
 from acpfs.transport.native.protocol import InitFlag
 from acpfs.transport.native.serve import MASK_VARIABLE
@@ -84,3 +84,28 @@ def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
         assert ["lies in memory" in notes[0][1], "less than the RAM tier" in notes[1][1]] == [True, True]
     finally:
         unmount(tmp_path / "disk", detach=True)
+
+
+def test_what_can_be_mended_is_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each part below what it is for, in shell syntax, whatever the texts have in them."""
+    monkeypatch.setattr(transports, "has_libfuse", lambda: False)
+    monkeypatch.setattr(transports, "KERNEL_MIN", (99, 0))
+    monkeypatch.setattr(doctor, "FUSE_SYSCTLS", tmp_path)
+    (tmp_path / "max_request_timeout").write_text("30\n")
+    (tmp_path / "default_request_timeout").write_text("0\n")
+    found = {finding.subject: finding for finding in doctor.examine(None)}
+    assert (found["transport"].verdict, "session" in found) == ("bad", False)
+    told = doctor.script(found.values())
+    assert "# transport: " in told
+    assert "-m pip install 'acpfs[libfuse]'\n" in told
+    assert "sysctl -w fs.fuse.max_request_timeout=0\n" in told
+    subprocess.run(["sh", "-n"], input=told, text=True, check=True, timeout=60)
+    assert doctor.script([doctor.Finding("kernel", "ok", "Linux")]) == "# nothing to mend"
+
+
+def test_the_script_is_printed_and_not_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "acpfs.cli.main", "doctor", "--fix"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    assert all(line.startswith(("ln -s ", "sysctl -w ", "echo ")) for line in lines), lines

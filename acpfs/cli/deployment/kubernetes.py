@@ -14,6 +14,7 @@ import click
 
 from acpfs import __version__
 from acpfs.cli.deployment.templates import filled, indented, scalar, toml
+from acpfs.cli.file_names import FILE_PATH
 from acpfs.cli.mount import ARGUMENTS, DescribedCommand, setting_options
 from acpfs.config import Settings, load_settings
 from acpfs.errors import ConfigError
@@ -142,7 +143,7 @@ def _share(_context: click.Context, _option: click.Parameter, given: str) -> str
     "kubernetes",
     cls=DescribedCommand,
     params=[
-        click.Argument(["backing"], required=False, type=Path),
+        click.Argument(["backing"], required=False, type=FILE_PATH),
         click.Argument(["mountpoint"], required=False, type=str),
         click.Option(["--image"], required=True, metavar="IMAGE", help="With acpfs in it: `acpfs deploy containerfile`."),
         click.Option(["--claim"], default="", metavar="NAME", help="The PersistentVolumeClaim (ReadWriteMany) with the checkpoints, "

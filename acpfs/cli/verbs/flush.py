@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 
 JSON_OPTION = click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
@@ -18,7 +19,7 @@ TIMEOUT_OPTION = click.option(
 
 
 @click.command("flush")
-@click.argument("paths", nargs=-1)
+@click.argument("paths", type=FILE_NAME, nargs=-1)
 @TIMEOUT_OPTION
 @JSON_OPTION
 @click.pass_obj

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 
 
 @click.command("ls")
-@click.argument("path", required=False)
+@click.argument("path", type=FILE_NAME, required=False)
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str | None, as_json: bool) -> None:

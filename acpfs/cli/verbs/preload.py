@@ -7,6 +7,7 @@ from collections import Counter
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import ExitCode
@@ -15,7 +16,7 @@ GOOD = ("verified", "unknown", "in RAM")
 
 
 @click.command("preload")
-@click.argument("paths", nargs=-1)
+@click.argument("paths", type=FILE_NAME, nargs=-1)
 @click.option("--latest", is_flag=True, help="The newest checkpoint, instead of PATHS.")
 @click.option("--wait", is_flag=True, help="Return when all is in RAM.")
 @JSON_OPTION

@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import ExitCode
 
 
 @click.command("release")
-@click.argument("paths", nargs=-1)
+@click.argument("paths", type=FILE_NAME, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All that is held in this mount.")
 @JSON_OPTION
 @click.pass_obj

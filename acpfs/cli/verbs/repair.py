@@ -7,13 +7,14 @@ from collections import Counter
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import ExitCode
 
 
 @click.command("repair")
-@click.argument("paths", nargs=-1, required=True)
+@click.argument("paths", type=FILE_NAME, nargs=-1, required=True)
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=0), metavar="SECONDS", help="Give up waiting after this long. [default: never]"
 )

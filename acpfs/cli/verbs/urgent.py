@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.training import units
 from acpfs.cli.verbs.flush import JSON_OPTION
@@ -12,7 +13,7 @@ from acpfs.errors import ExitCode
 
 
 @click.command("urgent")
-@click.argument("path")
+@click.argument("path", type=FILE_NAME)
 @click.option("--for", "for_s", type=units.time, default="1h", show_default=True, help="For so long, one hour at most.")
 @click.option("--off", is_flag=True, help="Not any more.")
 @JSON_OPTION

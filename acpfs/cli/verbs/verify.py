@@ -7,6 +7,7 @@ from collections import Counter
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import ExitCode
@@ -15,7 +16,7 @@ GOOD = ("ok", "unknown", "repaired")
 
 
 @click.command("verify")
-@click.argument("paths", nargs=-1)
+@click.argument("paths", type=FILE_NAME, nargs=-1)
 @click.option("--ram", "of_ram", is_flag=True, help="Compare what RAM has of them. A bad copy of what is persisted leaves RAM.")
 @JSON_OPTION
 @click.pass_obj

@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from acpfs.cli import show
+from acpfs.cli.file_names import FILE_NAME
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
 
 
 @click.command("wait")
-@click.argument("paths", nargs=-1, required=True)
+@click.argument("paths", type=FILE_NAME, nargs=-1, required=True)
 @click.option("--persisted", "state", flag_value="persisted", default=True, help="Committed and flushed to stable storage (the default).")
 @click.option("--verified", "state", flag_value="verified", help="Also read back from the backing directory and equal by checksum.")
 @click.option("--count", type=click.IntRange(min=1), metavar="N", help="When at least N files below PATHS are persisted, and none is left.")
