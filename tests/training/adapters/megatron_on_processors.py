@@ -8,12 +8,21 @@ from __future__ import annotations
 import functools
 from contextlib import nullcontext
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 
 PROCESSOR = torch.device("cpu")
 _type = torch.Tensor.type
+
+
+class Nothing:
+    """A stream or an event: everything on it is done already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Whatever it is for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
 
 
 def _type_on_device(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,5 +51,5 @@ def stand_in() -> None:
     for name in ("synchronize", "empty_cache", "set_device"):
         setattr(torch.cuda, name, lambda *args, **kwargs: None)
     for name in ("Stream", "Event", "current_stream", "default_stream"):
-        setattr(torch.cuda, name, MagicMock)
+        setattr(torch.cuda, name, Nothing)
     torch.cuda.stream = lambda stream: nullcontext()
