@@ -36,10 +36,10 @@ VERBS: dict[str, Verb] = {
     ),
     "ready": Verb(
         help="Exit 0 where the mount serves; for probes.",
-        usage=("ready",),
+        usage=("ready [--here]",),
         does=(
             "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
-            "bypassed or drains to end, 3 where nobody answers"
+            "bypassed or drains to end, 3 where nobody answers; `--here`: and 1 where its supervisor is in another container"
         ),
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
