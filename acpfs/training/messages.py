@@ -254,6 +254,8 @@ class Active:
 class Start:
     """Coordinator to launcher: begin these ranks; the number of the first one, and what all have to know."""
 
+    name: str
+    """Of this attempt; nobody else's."""
     attempt: int
     """How often all ranks were started anew."""
     group_rank: int

@@ -115,7 +115,7 @@ def test_nodes_get_ranks_by_their_number() -> None:
     launchers = Launchers()
     assert launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0) == []
     posts = told(launchers.registered(launcher("5", slots=1, node_rank=0, nodes_min=2, nodes_max=2), 1.0))
-    assert posts == {"5": [Start(0, 0, 2, 0, 4, "10.0.0.5", 1005)], "7": [Start(0, 1, 2, 1, 4, "10.0.0.5", 1005)]}
+    assert posts == {"5": [Start("5-0", 0, 0, 2, 0, 4, "10.0.0.5", 1005)], "7": [Start("5-0", 0, 1, 2, 1, 4, "10.0.0.5", 1005)]}
 
 
 def test_enough_nodes_wait_for_more_for_a_while() -> None:
@@ -154,7 +154,7 @@ def test_a_lost_node_ends_a_job_without_restarts() -> None:
 
 def test_a_launcher_that_comes_again_in_time_goes_on() -> None:
     launchers = two()
-    start = Start(0, 1, 2, 2, 4, "10.0.0.0", 1000)
+    start = Start("a", 0, 1, 2, 2, 4, "10.0.0.0", 1000)
     launchers.away("1", 1.0)
     again = launcher("1", nodes_min=2, nodes_max=2, start=start, ended={3: 0})
     assert launchers.registered(again, 2.0) == []
@@ -169,7 +169,7 @@ def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
     launchers, posts = Launchers(), []
     killed: dict[int, int] = {3: int(signal.SIGKILL)}
     for name, ended in (("0", {}), ("1", killed)):
-        start = Start(2, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
+        start = Start("a", 2, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
         known = launcher(name, start=start, ended=ended, nodes_min=2, nodes_max=2, replaces=True, replaced=4)
         posts = launchers.registered(known, 0.0)
     assert told(posts) == {"1": [Replace(3, 5)]}
@@ -179,7 +179,7 @@ def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
 def test_a_stop_that_was_under_way_goes_on() -> None:
     launchers, posts = Launchers(), []
     for name, stopping in (("0", True), ("1", False)):
-        start = Start(0, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
+        start = Start("a", 0, int(name), 2, 2 * int(name), 4, "10.0.0.0", 1000)
         posts = launchers.registered(launcher(name, nodes_min=2, nodes_max=2, start=start, stopping=stopping), 0.0)
     assert isinstance(told(posts)["1"][0], StopRanks)
     assert launchers.state is State.STOPPING

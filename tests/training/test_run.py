@@ -198,3 +198,71 @@ def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> Non
     assert out == f"[default0]:{own}\n"
     assert all(Path(path).is_dir() for path in own if path != "/mine")
     assert "not pinned" in err  # no mount here
+
+
+HEAVY = "import os\nopen(f'imported-{os.getpid()}', 'w').close()\n"
+
+
+@pytest.fixture
+def heavy(tmp_path: Path) -> dict[str, str]:
+    """A module that notes that it is imported, and the variable with which it is found."""
+    (tmp_path / "heavy.py").write_text(HEAVY, encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])])}
+
+
+@clause("T71")
+def test_ranks_and_spares_come_from_one_process_that_has_imported(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+    script = """
+assert 'heavy' in sys.modules
+assert (__name__, sys.argv[1:], sys.path[0]) == ('__main__', ['--own_word'], os.getcwd())
+note('ready')
+if generation == 0: time.sleep(600 if rank else 0)
+else: print('after', generation), sys.exit(0)
+"""
+    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy -t 1", "rank or until('end')\n" + script, **heavy))
+    (killed,) = begun[0].there("ready-1-0-0")
+    os.kill(killed, signal.SIGKILL)
+    begun[0].there("ready-1-0-1")
+    (tmp_path / "end").touch()
+    status, out, err = begun[0].ends()
+    assert (status, out) == (0, "[default1]:after 1\n"), err
+    assert len(list(tmp_path.glob("imported-*"))) == 1
+
+
+@clause("T71")
+def test_a_template_and_a_spare_that_die_are_made_anew(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy", "note('ready')\nuntil('end')", **heavy))
+    (killed,) = begun[0].there("ready-1-0-0")
+    (template,) = (int(path.name.removeprefix("imported-")) for path in tmp_path.glob("imported-*"))
+    children = f"/proc/{begun[0].process.pid}/task/{begun[0].process.pid}/children"
+    for pid in set(map(int, Path(children).read_text().split())) - {killed, *begun[0].there("ready-0-0-0")}:
+        os.kill(pid, signal.SIGKILL)
+    gone(template)
+    os.kill(killed, signal.SIGKILL)
+    begun[0].there("ready-1-0-1")
+    (tmp_path / "end").touch()
+    assert begun[0].ends()[0] == 0
+
+
+@clause("T71")
+def test_where_the_template_fails_ranks_are_executed(tmp_path: Path, begun: list[Run]) -> None:
+    begun.append(Run(tmp_path, "--spares 1 --template-import no_such_module", "note('ready')"))
+    status, _, err = begun[0].ends()
+    assert status == 0
+    assert "No module named 'no_such_module'" in err
+
+
+@clause("T71")
+def test_a_forked_rank_s_status_and_the_end_of_its_launcher(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+    options = "--spares 1 --template-import heavy -r 3"
+    begun.append(Run(tmp_path, options, "rank and sys.exit('out of luck')\ntime.sleep(600)", **heavy))
+    status, _, err = begun[0].ends()
+    assert status == 1
+    assert "    out of luck" in err
+    script = "signal.signal(signal.SIGTERM, lambda *_: (note('told'), os._exit(75)))\nnote('ready')\ntime.sleep(600)"
+    begun.append(Run(tmp_path, options, script, **heavy))
+    pids = begun[1].there("ready-0-0-0", "ready-1-0-0")
+    begun[1].process.kill()
+    for pid in pids:
+        gone(pid)
+    assert (tmp_path / "told-0-0-0").exists()

@@ -193,7 +193,9 @@ class Launchers:
         host = master.launcher.host if len(names) > 1 else "127.0.0.1"
         for group_rank, name in enumerate(names):
             node = self._nodes[name]
-            node.start = Start(self.attempt, group_rank, len(names), first_rank, world, host, master.port)
+            node.start = Start(
+                f"{master.launcher.name}-{self.attempt}", self.attempt, group_rank, len(names), first_rank, world, host, master.port
+            )
             node.ended, node.idle = {}, False
             first_rank += node.launcher.slots
             self._post([name], node.start)

@@ -38,6 +38,7 @@ def variables(options: Options, start: Start, seat: Seat, error_file: str, outsi
         "TORCHELASTIC_MAX_RESTARTS": options.restarts_max,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCHELASTIC_ERROR_FILE": error_file,
+        "ACPFS_JOB": f"{options.run_id}-{start.name}",
         "ACPFS_GENERATION": seat.generation,
         "ACPFS_ON_FAULT": "replace" if options.replaces else "restart",
     }

@@ -27,6 +27,8 @@ from acpfs.training.messages import Exited, FromLauncher, Idle, Launcher, Over, 
 
 log = get_logger(__name__)
 SHOW_EVERY_S = 0.1
+NOT_STARTED = 127
+"""What shells say of a program that is not there."""
 
 
 class Conductor(Protocol):
@@ -69,6 +71,8 @@ class Node:
         self._options, self._conductor, self._beginner, self._logs, self._added = options, conductor, beginner, logs, added
         self._running: dict[int, RankProcess] = {}
         """By pid."""
+        self._beginning: set[trio.CancelScope] = set()
+        """Of ranks that have no process yet."""
         self._start: Start | None = None
         self._replaced = 0
         self._ended: dict[int, int] = {}
@@ -116,35 +120,50 @@ class Node:
             self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
             self._nobody_runs = trio.Event()
             for local_rank in range(self._options.per_node):
-                await self._begin(Seat(message.first_rank + local_rank, local_rank, self._replaced))
+                self._begin_soon(Seat(message.first_rank + local_rank, local_rank))
         elif isinstance(message, Replace) and self._start is not None and not self._stopping:
             log.warning("a rank is replaced", rank=message.rank, generation=message.generation)
             self._replaced = max(self._replaced, message.generation)
             self._ended.pop(message.rank, None)
-            await self._begin(Seat(message.rank, message.rank - self._start.first_rank, message.generation))
+            self._begin_soon(Seat(message.rank, message.rank - self._start.first_rank, message.generation))
         elif isinstance(message, StopRanks):
             self._stop(message.why)
         elif isinstance(message, Over):
             await self._end(message)
 
-    async def _begin(self, seat: Seat) -> None:
+    def _begin_soon(self, seat: Seat) -> None:
+        scope = trio.CancelScope()
+        self._beginning.add(scope)
+        self._nursery.start_soon(self._begin, seat, scope)
+
+    async def _begin(self, seat: Seat, scope: trio.CancelScope) -> None:
         assert self._start is not None
         rank_log = self._logs.of(self._start.attempt, seat.local_rank, seat.generation)
         added = {**self._added, **variables(self._options, self._start, seat, rank_log.error_file, os.environ)}
-        try:
-            pid = await self._beginner.begin(added, rank_log)
-        except OSError as error:
-            sys.stderr.write(f"acpfs-run: rank {seat.rank} cannot be started: {error}\n")
-            self._ended[seat.rank] = 127 << 8
-            self._conductor.tell(Exited(seat.rank, 127 << 8))
-            return
-        self._running[pid] = RankProcess(seat, pid, rank_log, Shown(rank_log, self._options.role, seat.local_rank))
+        status: int | None = None
+        with scope:
+            try:
+                await trio.lowlevel.checkpoint_if_cancelled()
+                pid = await self._beginner.begin(added, rank_log)
+                self._running[pid] = RankProcess(seat, pid, rank_log, Shown(rank_log, self._options.role, seat.local_rank))
+                if self._stopping:
+                    ranks.signal_rank(pid, signal.SIGTERM)
+            except OSError as error:
+                sys.stderr.write(f"acpfs-run: rank {seat.rank} cannot be started: {error}\n")
+                status = NOT_STARTED << 8
+        self._beginning.discard(scope)
+        if scope.cancelled_caught:
+            status = int(signal.SIGTERM)
+        if status is not None:
+            self._tell_end(seat.rank, status)
 
     def _stop(self, why: str) -> None:
         if self._stopping:
             return
         self._stopping = True
-        if self._running:
+        for scope in self._beginning:
+            scope.cancel()
+        if self._running or self._beginning:
             log.warning("ranks are stopped", why=why, count=len(self._running))
             for pid in self._running:
                 ranks.signal_rank(pid, signal.SIGTERM)
@@ -164,7 +183,7 @@ class Node:
     async def _end(self, over: Over) -> None:
         """Nobody is left behind, whatever the conductor thinks."""
         self._stop("the job is over")
-        if self._running:
+        if self._running or self._beginning:
             await self._nobody_runs.wait()
         self._over = over
 
@@ -192,9 +211,12 @@ class Node:
             log.warning("a rank has ended", rank=ended.seat.rank, status=told(status))
             if self._first_failure is None or not self._stopping:
                 self._first_failure = (ended, status)
-        self._ended[ended.seat.rank] = status
-        self._conductor.tell(Exited(ended.seat.rank, status))
-        if self._stopping and not self._running:
+        self._tell_end(ended.seat.rank, status)
+
+    def _tell_end(self, rank: int, status: int) -> None:
+        self._ended[rank] = status
+        self._conductor.tell(Exited(rank, status))
+        if self._stopping and not self._running and not self._beginning:
             self._nobody_runs.set()
             self._idle()
 

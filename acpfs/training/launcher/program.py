@@ -15,6 +15,7 @@ from acpfs.training.launcher.alone import Alone
 from acpfs.training.launcher.node import Executed, Node
 from acpfs.training.launcher.options import Options, parsed
 from acpfs.training.launcher.rank_logs import RankLogs
+from acpfs.training.launcher.spares import Forked
 
 
 def run(arguments: list[str]) -> int:
@@ -39,7 +40,14 @@ def run(arguments: list[str]) -> int:
 
 
 async def _life(options: Options, logs: RankLogs, added: dict[str, str]) -> int:
-    return await Node(options, Alone(), Executed(options), logs, added).run()
+    if not options.imports:
+        return await Node(options, Alone(), Executed(options), logs, added).run()
+    forked = Forked(options, added)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(forked.run)
+        status = await Node(options, Alone(), forked, logs, added).run()
+        nursery.cancel_scope.cancel()
+    return status
 
 
 def _log_to_stderr() -> None:

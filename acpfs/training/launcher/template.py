@@ -1,0 +1,142 @@
+"""The template: a process with everything imported, from which ranks are forked. Executed as a file, standard library only.
+
+`template.py DESCRIPTOR LAUNCHER IMPORTS`: each message on the socket has a socket for a spare. The spare is forked twice, so that it
+becomes the launcher's own child; it warms what a first step would have to make, says its number, and waits to be told which rank it is.
+Nothing but imports happens in the template itself: threads of a library that had computed there would be missing in all spares.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+MESSAGE_BYTES_MAX = 1 << 18
+ADOPTED_S = 10.0
+_ALSO = {"torch": ("torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")}
+"""What a first step imports."""
+
+
+def serve(control: socket.socket, launcher: int) -> dict[str, Any]:
+    """Fork spares until the launcher is gone; comes back in a spare that has become a rank, with what it was told."""
+    while True:
+        data, descriptors = received(control)
+        if not data:
+            os._exit(0)
+        middle = os.fork()
+        if middle == 0:
+            if os.fork():
+                os._exit(0)
+            control.close()
+            return become(descriptors[0], launcher)
+        os.waitpid(middle, 0)
+        os.close(descriptors[0])
+
+
+def become(descriptor: int, launcher: int) -> dict[str, Any]:
+    """In the spare: wait until it is a rank."""
+    os.setsid()
+    _adopted_by(launcher)
+    _dies_with_parent(signal.SIGKILL)
+    _warm()
+    with socket.socket(fileno=descriptor) as link:
+        link.send(str(os.getpid()).encode())
+        data, descriptors = received(link)
+    if not data:
+        os._exit(0)
+    order: dict[str, Any] = json.loads(data)
+    _dies_with_parent(signal.SIGTERM)
+    for number, is_given in ((1, order["out"]), (2, order["err"])):
+        if is_given:
+            given = descriptors.pop(0)
+            os.dup2(given, number)
+            os.close(given)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # else all ranks would draw the template's numbers; Python's own are seeded anew by fork
+    return order
+
+
+def run(order: dict[str, Any]) -> None:
+    """The program, as the interpreter would have it."""
+    gc.unfreeze()
+    program = order["program"]
+    sys.argv = list(program)
+    if order["module"]:
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(program[0]).resolve().parent))
+        runpy.run_path(program[0], run_name="__main__")
+
+
+def received(link: socket.socket) -> tuple[bytes, list[int]]:
+    """A message, with the descriptors that came with it."""
+    numbers = array.array("i")
+    data, further, _, _ = link.recvmsg(MESSAGE_BYTES_MAX, socket.CMSG_SPACE(4 * numbers.itemsize), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, content in further:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+    return data, list(numbers)
+
+
+def _adopted_by(launcher: int) -> None:
+    deadline = time.monotonic() + ADOPTED_S
+    while os.getppid() != launcher:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.001)
+
+
+def _dies_with_parent(number: signal.Signals) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def _warm() -> None:
+    """What torch makes when it computes for the first time. Its random numbers stay where they were."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return
+    kept = torch.get_rng_state()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.zeros(2, 8)).sum().backward()
+    optimizer.step()
+    torch.set_rng_state(kept)
+
+
+def _import(names: list[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+        for further in _ALSO.get(name, ()):
+            importlib.import_module(further)
+
+
+def main() -> None:
+    """Entry point."""
+    del sys.path[0]  # this file's directory is none of the program's business
+    descriptor, launcher, imports = sys.argv[1:]
+    _import(json.loads(imports))
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as python -u
+    gc.collect()
+    gc.freeze()  # the collector would touch, and so copy, every page
+    run(serve(socket.socket(fileno=int(descriptor)), int(launcher)))
+
+
+if __name__ == "__main__":
+    main()
