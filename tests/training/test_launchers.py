@@ -150,6 +150,19 @@ def test_a_lost_node_is_a_fault_and_another_may_come() -> None:
 
 
 @clause("T72")
+def test_a_launcher_that_begins_in_an_away_one_s_place_need_not_wait() -> None:
+    launchers = Launchers()
+    for name in ("0", "1"):
+        launchers.registered(launcher(name, node_rank=int(name), nodes_min=2, nodes_max=2, restarts_max=1), 0.0)
+    stranger = launcher("2", node_rank=1, nodes_min=2, nodes_max=2, restarts_max=1)
+    assert told(launchers.registered(stranger, 1.0)) == {"2": [Over(NODE_LOST, "the job runs already, without this node")]}
+    launchers.away("1", 2.0)
+    assert told(launchers.registered(stranger, 3.0)) == {"0": [StopRanks("node host-1 is lost")]}
+    posts = told(launchers.idle("0", 7, 4.0))
+    assert {name: start.first_rank for name, (start,) in posts.items()} == {"0": 0, "2": 2}  # type: ignore[union-attr]
+
+
+@clause("T72")
 def test_a_lost_node_ends_a_job_without_restarts() -> None:
     launchers = two()
     launchers.away("1", 1.0)

@@ -100,7 +100,10 @@ class Launchers:
         if self.state is State.ENDED:
             return [Post(launcher.name, self._over)]
         if launcher.start is None and self.state is not State.GATHERING and launcher.name not in self._nodes:
-            return [Post(launcher.name, Over(NODE_LOST, "the job runs already, without this node"))]
+            self._forget_whom_it_replaces(launcher, now)
+            if self.state is not State.STOPPING or self._planned:
+                self._post([launcher.name], Over(NODE_LOST, "the job runs already, without this node"))
+                return self._done(now)
         known = self._nodes.get(launcher.name)
         if launcher.start is None and known is not None and known.start is not None:  # START was lost on its way
             known.away_since = None
@@ -118,6 +121,18 @@ class Launchers:
         else:
             self._learn(node, now)
         return self._done(now)
+
+    def _forget_whom_it_replaces(self, launcher: Launcher, now: float) -> None:
+        """A launcher that begins where one is away shows that this one does not come again."""
+        for name, node in list(self._nodes.items()):
+            if node.away_since is not None and launcher.node_rank == node.launcher.node_rank:
+                self._lost(name, now)
+                return
+
+    def _lost(self, name: str, now: float) -> None:
+        node = self._nodes[name]
+        self._forget(name)
+        self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
 
     def exited(self, name: str, rank: int, status: int, now: float) -> list[Post]:
         """A rank's process was waited for."""
@@ -153,8 +168,7 @@ class Launchers:
             return self._done(now)
         for name, node in list(self._nodes.items()):
             if node.away_since is not None and now >= node.away_since + AWAY_S:
-                self._forget(name)
-                self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
+                self._lost(name, now)
         if self.state is State.GATHERING:
             self._begin_if_there(now)
         self._give_up_if_late(now)
