@@ -179,7 +179,7 @@ class FileSystem:
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
         self.spill = None if self.spilling is None else self.spilling.spill
         changeable = self._changeable(room)
-        self._reads = Reads(self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
+        self._reads = self._make_reads(changeable)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies)
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
@@ -208,6 +208,10 @@ class FileSystem:
         bring_back = None if self.spilling is None else self.spilling.bring_back
         parts = (self._contents, self._overflow, self._outgrown, self._tier, room, self._log, self.warming, bring_back)
         return Changeable(self._table, self._view, *parts)
+
+    def _make_reads(self, changeable: Changeable) -> Reads:
+        places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
+        return Reads(*places, changeable.persisted)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)

@@ -51,6 +51,8 @@ class Overflow:
         self._earlier = earlier
         self._inherited: dict[str, Future[None] | None] = {}
         """Staging files that an earlier worker wrote, until they are cut to the length that is known of them; the future is of that."""
+        self._opening: dict[Content, Future[None]] = {}
+        """Of what an earlier worker made: one open for all who come meanwhile."""
         self.files = 0
         """How many files have taken this way so far."""
 
@@ -127,14 +129,38 @@ class Overflow:
     async def _call(self, content: Content, label: str, function: Callable[..., T], *arguments: Any, patience_s: float = math.inf) -> T:
         content.in_flight += 1
         try:
-            if content.fd < 0:  # an earlier daemon made it
-                content.fd = await wait(self._calls.submit("open overflow", self._lower.open_staging, content.overflow))
+            while content.fd < 0:  # an earlier daemon made it
+                await self._answer(self._opened(content), patience_s)
             call = self._calls.submit(label, function, content.fd, *arguments)
             return await (self._outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
         finally:
             content.in_flight -= 1
             if content.closing and not content.in_flight:
                 self._close(content)
+
+    def _opened(self, content: Content) -> Future[None]:
+        """The descriptor is the content's, also where all who wait for it are killed meanwhile."""
+        opening = self._opening.get(content)
+        if opening is None:
+            opening = self._opening[content] = shared()
+            content.in_flight += 1
+            call = self._calls.submit("open overflow", self._lower.open_staging, content.overflow)
+            call.add_done_callback(partial(self._was_opened, content, opening))
+        return opening
+
+    def _was_opened(self, content: Content, opening: Future[None], call: Future[int]) -> None:
+        error = broken_off() if call.cancelled() else call.exception()
+        with self._lock:
+            del self._opening[content]
+            content.in_flight -= 1
+            if error is None:
+                content.fd = call.result()
+            if content.closing and not content.in_flight:
+                self._close(content)
+        if error is None:
+            opening.set_result(None)
+        else:
+            opening.set_exception(error)
 
     @staticmethod
     async def _outlast(call: Future[T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Awaitable, Callable
 
 from acpfs.filesystem.content import Content, Remainder
 from acpfs.filesystem.contents import Contents
@@ -25,10 +26,18 @@ class Reads:
     """Reads from every place."""
 
     def __init__(
-        self, contents: Contents, overflow: Overflow, outgrown: OutgrownFiles, spill: Spill | None, warming: Warming, lower: LowerReads
+        self,
+        contents: Contents,
+        overflow: Overflow,
+        outgrown: OutgrownFiles,
+        spill: Spill | None,
+        warming: Warming,
+        lower: LowerReads,
+        persisted: Callable[[Node], Awaitable[None]],
     ) -> None:
+        """`persisted`: returns when all that was logged of the node is on the backing directory."""
         self._contents, self._overflow, self._outgrown, self._spill = contents, overflow, outgrown, spill
-        self._warming, self._lower = warming, lower
+        self._warming, self._lower, self._persisted = warming, lower, persisted
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Bytes of an open file; shorter at its end."""
@@ -43,9 +52,12 @@ class Reads:
         while (content := node.content) is not None:
             try:
                 return await self.content(node, content, offset, size)
-            except OSError:
-                if node.content is content:
-                    raise  # else its version was persisted, and the copy in the spill directory went with it
+            except OSError as error:
+                if node.content is not content:
+                    continue  # its version was persisted, and the copy in the spill directory went with it
+                if not (content.sealed and isinstance(error, FileNotFoundError)):
+                    raise
+                await self._persisted(node)  # the staging file was renamed into place, and no descriptor had been open
         if node.remainder is not None:
             return await self._with_head(handle, node.remainder, offset, size)
         return await self._lower.read(handle, offset, size)

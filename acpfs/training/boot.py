@@ -94,12 +94,12 @@ def _start(directory: Path, job: str, number: int, place: Place, nodes: int, pee
     words += ["--first"] if number == 0 else []
     words += [word for peer, address in peers.items() for word in ("--peer", f"{peer}={address}")]
     try:
-        return number, (_first_line(words, policy.protected_s), "")
+        return number, (first_line(words, policy.protected_s), "")
     except (OSError, ValueError, AcpfsError) as error:
         return number, ("", str(error))
 
 
-def _first_line(words: list[str], timeout_s: float) -> str:
+def first_line(words: list[str], timeout_s: float) -> str:
     """Start it; the address that its first line has. It goes on by itself."""
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, close_fds=True

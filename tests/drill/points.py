@@ -94,6 +94,7 @@ STEPS = (
     Step("guard: deletion let go", *_LOG, "let_go"),
     Step("guard: directory moved aside", *_LOG, "turn_into_rename"),
     Step("guard: deletion back in the order", *_LOG, "bring_back"),
+    Step("areas: staged elsewhere", "acpfs.writeback.commits.place_staged", "PlaceStaged", "_stage_as"),
 )
 POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
 
@@ -107,7 +108,9 @@ SPILL_POINTS = numbers("spill")
 MIRROR_POINTS = numbers("mirror")
 SALVAGE_POINTS = numbers("salvage", "recover")
 GUARD_POINTS = numbers("guard")
-PLAIN_POINTS = sorted({*range(len(POINTS))} - {*SPILL_POINTS, *MIRROR_POINTS, *SALVAGE_POINTS, *GUARD_POINTS})
+AREA_POINTS = numbers("areas")
+"""Passed where something was staged on another file system than that of its place."""
+PLAIN_POINTS = sorted({*range(len(POINTS))} - {*SPILL_POINTS, *MIRROR_POINTS, *SALVAGE_POINTS, *GUARD_POINTS, *AREA_POINTS})
 
 
 def label(number: int) -> str:

@@ -107,3 +107,49 @@ def test_what_a_killed_process_asked_for_is_not_carried_out_after_its_death(tmp_
             asking.wait(20)
             asking.stdout.close()
         assert [entry.name for entry in stand.mount.path.iterdir()] == ["old"]
+
+
+class TwoFileSystems(Stand):
+    """Below the backing directory lies another file system, and little fits into RAM."""
+
+    def __init__(self, base: Path, transport: str) -> None:
+        super().__init__(base, "overwrite", transport, 1, ram="8M", prefault="0")
+
+    def make_backing(self) -> Path:
+        backing = super().make_backing()
+        (backing / "ckpts").mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128M", "none", backing / "ckpts"], check=True)
+        return backing
+
+    def __exit__(self, *error: object) -> None:
+        self.mount.abort()
+        subprocess.run(["umount", "-l", self.backing / "ckpts"], check=True)
+        super().__exit__(*error)
+
+
+@pytest.mark.long
+@pytest.mark.clause("S238", "S53", "S6")
+@pytest.mark.parametrize("all_of_them", [False, True], ids=["the worker", "all"])
+@pytest.mark.parametrize("point", points.AREA_POINTS, ids=[points.label(number)[3:].replace(" ", "-") for number in points.AREA_POINTS])
+def test_a_death_while_a_large_file_is_staged_once_more_on_its_own_file_system(tmp_path: Path, point: int, all_of_them: bool) -> None:
+    """The copy is there and becomes the version's staging file; its source goes last."""
+    with TwoFileSystems(tmp_path / "s", "native-direct") as stand:
+        file, behind = stand.mount.path / "ckpts/big", stand.mount.path / "latest"
+        stand.charge(point, 1)
+        file.write_bytes(data := os.urandom(24 << 20))
+        behind.write_bytes(b"big")
+        stand.wait_fired()
+        if all_of_them:
+            stand.kill_all()
+            stand.mount.detach()
+            stand.mount.start()
+        stand.wait_served()
+        assert file.read_bytes() == data
+        stand.mount.flush()
+        assert [(stand.backing / name).read_bytes() for name in ("ckpts/big", "latest")] == [data, b"big"]
+        with open(file, "r+b") as again:
+            again.write(b"again")
+        stand.mount.flush()
+        assert (stand.backing / "ckpts/big").read_bytes() == b"again" + data[5:]
+        assert stand.left_over(stand.mount.status()) == []
+        assert stand.mount.ask("doctor")["items"] == []

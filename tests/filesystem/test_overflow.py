@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from acpfs.backing.lower import LowerPath
 from acpfs.filesystem import overflow, whole_reads
 from acpfs.filesystem.content import Content
 from acpfs.filesystem.records import AttributeChange
@@ -359,5 +362,106 @@ def test_a_change_waits_for_a_killed_workers_write_and_does_not_keep_it(tmp_path
             await w.drained()
             first = b"new" + block(0)[3:]
             assert (w.backing / "big").read_bytes() == first + b"".join(map(block, range(1, 6))) + bytes(MIB) + b"end"
+
+    trio.run(main)
+
+
+def descriptors(w: World) -> int:
+    """Of this process, on files of the backing directory."""
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            where = os.readlink(f"/proc/self/fd/{fd}")
+            found += where.startswith(f"{w.backing}/") and stat.S_ISREG(os.fstat(int(fd)).st_mode)
+    return found
+
+
+@pytest.mark.clause("S255")
+def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The staging file has its place already, and the file is not known to lie there before its directory is flushed."""
+    renamed, go_on, missed, expected = (*(threading.Event() for _ in range(3)), b"".join(map(block, range(6))))
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            await write_blocks(w, b"big", 6)
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            rename, open_staging = w.lower.rename, w.lower.open_staging
+
+            def rename_and_stop(source: LowerPath, target: LowerPath) -> None:
+                rename(source, target)
+                renamed.set()
+                assert go_on.wait(60)
+
+            def open_noted(name: str) -> int:
+                try:
+                    return open_staging(name)
+                except FileNotFoundError:
+                    missed.set()
+                    raise
+
+            monkeypatch.setattr(w.lower, "rename", rename_and_stop)
+            ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+            w.engine.hold(False)
+            assert await trio.to_thread.run_sync(renamed.wait, 60)
+            monkeypatch.setattr(w.lower, "open_staging", open_noted)
+            found: list[bytes] = []
+
+            async def read() -> None:
+                found.append(await w.read(ino, 8 * MIB))
+
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(read)
+                    assert await trio.to_thread.run_sync(missed.wait, 60)
+                    go_on.set()
+            finally:
+                go_on.set()
+            assert found == [expected]
+            await w.drained()
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S255")
+def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three come at the same time, and one of them is killed while the staging file is being opened."""
+    go_on = threading.Event()
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            await write_blocks(w, b"big", 6)
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            open_staging, before = w.lower.open_staging, descriptors(w)
+
+            def open_slowly(name: str) -> int:
+                assert go_on.wait(60)
+                return open_staging(name)
+
+            monkeypatch.setattr(w.lower, "open_staging", open_slowly)
+            ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            found: list[bytes] = []
+
+            async def read(killed: trio.CancelScope) -> None:
+                with killed:
+                    found.append(await w.do(w.fs.read(opened.handle, 0, MIB)))
+
+            scopes = [trio.CancelScope() for _ in range(3)]
+            try:
+                async with trio.open_nursery() as nursery:
+                    for scope in scopes:
+                        nursery.start_soon(read, scope)
+                    await trio.testing.wait_all_tasks_blocked()
+                    scopes[0].cancel()
+                    await trio.testing.wait_all_tasks_blocked()
+                    go_on.set()
+            finally:
+                go_on.set()
+            assert found == [block(0)] * 2
+            await w.close(opened)
+            await w.drained()
+            with trio.fail_after(60):
+                while descriptors(w) > before:  # noqa: ASYNC110 - threads set no event
+                    await trio.sleep(0.005)
 
     trio.run(main)

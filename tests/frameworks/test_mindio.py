@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from acpfs.compatible.places import SITE
-from tests.frameworks.conftest import Place, workload
+from tests.frameworks.conftest import WORKLOADS, Place, workload
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.frameworks, pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
@@ -39,3 +44,22 @@ def test_mindspore_loads_from_the_storage_what_went_through_mindio_acp(switched_
     place.settle()
     place.remount()
     workload(mindspore_python, "mindio_mindspore", "load", switched_on)
+
+
+@clause("T107")
+@pytest.mark.long
+def test_mindspores_fault_tolerance_saves_when_a_rank_dies(switched_on: Path, place: Place, tmp_path: Path, mindspore_python: str) -> None:
+    """Its own callback code, over a double of the device; the checkpoint goes through `mindio_acp` into the mount."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "TTP_LOG_PATH": str(tmp_path / "logs"), "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
+    environment |= {"MS_ENABLE_TFT": "{TTP:1}", "MS_TFT_IP": "127.0.0.1", "MS_TFT_PORT": str(port), "MS_WORKER_NUM": "2"}
+    program = [mindspore_python, str(WORKLOADS / "mindio_fault_tolerance.py"), "rank", str(switched_on)]
+    ranks = [subprocess.Popen(program, env={**environment, "MS_NODE_ID": str(rank)}, cwd=tmp_path) for rank in range(2)]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [1, -signal.SIGKILL], "the exit callback of MindSpore ends with 1"
+    finally:
+        for rank in ranks:
+            rank.kill()
+    workload(mindspore_python, "mindio_fault_tolerance", "check", switched_on)
+    place.settle()

@@ -1,0 +1,13 @@
+"""Times of updates."""
+
+from acpfs.compatible.update_times import (
+    tft_can_do_uce_repair,
+    tft_set_update_end_time,
+    tft_set_update_start_time,
+)
+
+__all__ = [
+    "tft_can_do_uce_repair",
+    "tft_set_update_end_time",
+    "tft_set_update_start_time",
+]
