@@ -36,10 +36,10 @@ VERBS: dict[str, Verb] = {
     ),
     "ready": Verb(
         help="Exit 0 where the mount serves; for probes.",
-        usage=("ready",),
+        usage=("ready [--here]",),
         does=(
             "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
-            "bypassed or drains to end, 3 where nobody answers"
+            "bypassed or drains to end, 3 where nobody answers; `--here`: and 1 where its supervisor is in another container"
         ),
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
@@ -74,6 +74,19 @@ VERBS: dict[str, Verb] = {
             "`verified_at`, `save_s` (first create to last close), `persist_s` (first create until persisted), `loads_from` "
             "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM and backing directory were read "
             "so far; `null` where one of them never was)"
+        ),
+    ),
+    "history": Verb(
+        help="What happened to the mount: checkpoints, takeovers, trouble.",
+        usage=("history [--kind KIND]… [--csv|--html FILE]",),
+        does=(
+            "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
+            "size and times, workers that took over, trouble with storage and members ([below](#history-and-advice))"
+        ),
+        answer=(
+            "list of `at`, `kind` (`checkpoint`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
+            "`member`, `bypass`), `text`; of checkpoints also `path`, `step`, `files`, `bytes`, `began_at`, `save_s`, `persist_s` "
+            "(both from the first create), `verified`, else null"
         ),
     ),
     "ls": Verb(
