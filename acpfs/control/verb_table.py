@@ -76,6 +76,19 @@ VERBS: dict[str, Verb] = {
             "so far; `null` where one of them never was)"
         ),
     ),
+    "history": Verb(
+        help="What happened to the mount: checkpoints, takeovers, trouble.",
+        usage=("history [--kind KIND]… [--csv|--html FILE]",),
+        does=(
+            "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
+            "size and times, workers that took over, trouble with storage and members ([below](#history-and-advice))"
+        ),
+        answer=(
+            "list of `at`, `kind` (`checkpoint`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
+            "`member`, `bypass`), `text`; of checkpoints also `path`, `step`, `files`, `bytes`, `began_at`, `save_s`, `persist_s` "
+            "(both from the first create), `verified`, else null"
+        ),
+    ),
     "ls": Verb(
         help="State of each file in the RAM tier or the queue.",
         usage=("ls [PATH]",),
