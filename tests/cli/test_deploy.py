@@ -122,7 +122,7 @@ def test_what_shells_run_is_a_program() -> None:
     for document in [*printed(), *printed("--inside")]:
         if document["kind"] in ("DaemonSet", "Job"):
             for text in shells(document):
-                subprocess.run(["sh", "-n", "-c", text], check=True, timeout=20)
+                subprocess.run(["sh", "-n", "-c", text], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
