@@ -18,7 +18,7 @@ from acpfs.training.decision import Layout as Held
 from acpfs.training.decision import NoCover, cover
 from acpfs.training.host_state import HostState
 from acpfs.training.manifest import GaspError, read_manifest
-from acpfs.training.messages import Gate, Manifest, Publish, SavedFile, checkpoint_name
+from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, checkpoint_name
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
@@ -74,7 +74,8 @@ def save(
     name = checkpoint_name(policy.name, step)
     written = f"{name}.snapshot-{generation}.tmp"
     own = tuple(shard for shard, writer in chosen.items() if writer == rank)
-    found: tuple[SavedFile, ...] = DistributedWriter(state, host, rank).write(directory / written, step, own)
+    order = Save(step, chosen, tuple(range(len(shares))), written, name)
+    found: tuple[SavedFile, ...] = DistributedWriter(state, host, rank).write(directory / written, order, own)
     files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
     if rank == 0:
         publish(
