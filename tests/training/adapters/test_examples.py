@@ -92,6 +92,21 @@ def accelerate() -> dict[str, Any]:
     return {**names, "Path": Path, "train": lambda: None}
 
 
+def megatron() -> dict[str, Any]:
+    from tests.training.adapters import megatron_on_processors
+    from tests.training.adapters.test_megatron import Run, Training
+
+    megatron_on_processors.stand_in()
+    training = Training(dist.get_rank(), Run(Path("run")))
+    made = {"model": [training.model], "optimizer": training.optimizer, "opt_param_scheduler": training.scheduler}
+
+    def train() -> None:
+        training.step()
+        training.end_of_step()
+
+    return {**made, "global_batch_size": 1, "iteration": 0, "args": None, "train": train}
+
+
 def own_state() -> dict[str, Any]:
     from tests.training.adapters.test_own_state import Loop
 
@@ -106,6 +121,7 @@ NAMES = {
     "protect_trainer": trainer,
     "newest": lightning,
     "protect_accelerator": accelerate,
+    "protect_megatron": megatron,
     "loop.compute": own_state,
 }
 
