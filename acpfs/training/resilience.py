@@ -27,6 +27,7 @@ from acpfs.training.messages import Done, ExitStatus, Finished, Gate, Hello, Lea
 from acpfs.training.muster import muster, place_from
 from acpfs.training.park import CutOffError, told
 from acpfs.training.policy import Policy
+from acpfs.training.stacks import all_stacks
 
 if TYPE_CHECKING:
     from acpfs.training.torch.device import Device
@@ -118,7 +119,10 @@ class Voyage:
 
     def _stuck(self) -> None:
         """Nothing brings the main thread out of C: this process is its own replacement."""
-        log.error("the main thread is stuck: another process has to take its place")
+        where = all_stacks()
+        log.error("the main thread is stuck: another process has to take its place", stacks=where)
+        sys.stderr.write(f"acpfs: the main thread is stuck: another process has to take this rank's place\n{where}\n")
+        sys.stderr.flush()
         os._exit(ExitStatus.TAKEN_FOR_LOST)
 
     # -- what the coordinator says

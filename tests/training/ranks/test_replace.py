@@ -28,7 +28,13 @@ clause = pytest.mark.clause
 @pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
 def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)
-    assert counts == {0: 1, 1: 2, 2: 1, 3: 1}
+    assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
+    """Processes of each rank, without those that followed one that was stuck in a collective (T24)."""
+    stuck = {rank: (directory / f"rank-{rank}.log").read_text().count("the main thread is stuck") for rank in counts}
+    return {rank: count - stuck[rank] for rank, count in counts.items()}
 
 
 @clause("T80")
@@ -37,7 +43,7 @@ def test_a_second_and_a_third_fault_while_it_is_rebuilt(tmp_path: Path, yardstic
     """One process dies before it builds its model, the next one while it is given its state, and a survivor does then."""
     faults = {(1, 0, "gated", 5): die, (1, 1, "built", 0): die, (0, 0, "forward", 6): die, (1, 2, "restoring", 0): die}
     counts = run_job(Plan(kind, faults), tmp_path, yardsticks)
-    assert counts == {0: 2, 1: 4, 2: 1, 3: 1}
+    assert stayed(counts, tmp_path) == {0: 2, 1: 4, 2: 1, 3: 1}
 
 
 @clause("T81")
@@ -45,7 +51,7 @@ def test_a_second_and_a_third_fault_while_it_is_rebuilt(tmp_path: Path, yardstic
 @pytest.mark.parametrize("point", ["backward", "updating"])
 def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): lose_memory}), tmp_path, yardsticks)
-    assert counts == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 1, 3: 1}
 
 
 @clause("T81", "T82")
@@ -60,7 +66,8 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
 
 @clause("T80")
 def test_an_exception_in_one_rank_costs_the_step_under_way(tmp_path: Path, yardsticks: Path) -> None:
-    assert run_job(Plan("zero", {(2, 0, "reduce", 4): fail}), tmp_path, yardsticks) == dict.fromkeys(range(4), 1)
+    counts = run_job(Plan("zero", {(2, 0, "reduce", 4): fail}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == dict.fromkeys(range(4), 1)
 
 
 @clause("T78", "T80")
@@ -74,7 +81,7 @@ def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Pat
 
     counts = run_job(Plan("hsdp", {(0, 0, "backward", 5): die}), tmp_path, yardsticks, turn)
     assert killed
-    assert counts[0] == 2
+    assert stayed(counts, tmp_path)[0] == 2
 
 
 @clause("T34", "T79")
@@ -102,7 +109,7 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
 
     with Replaced(WORLD, tmp_path, main) as ranks:
         assert isinstance(ranks, Replaced)
-        assert ranks.tend()[2] == 2
+        assert stayed(ranks.tend(), tmp_path)[2] == 2
 
 
 @clause("T79")
