@@ -135,7 +135,7 @@ def be_daemon(directory: Path, transport: str) -> None:
     link = alone()
     link.on_serving = lambda: print("ready", flush=True)
     threading.Thread(target=switches.serve, name="switches", daemon=True).start()
-    daemon.run(starting.prepare(settings), link)
+    daemon.run(starting.prepare(settings).settings, link)
 
 
 class Served:

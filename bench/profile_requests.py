@@ -122,7 +122,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     )
     link = alone()
     link.on_serving = lambda: print("ready", flush=True)
-    daemon.run(starting.prepare(settings), link)
+    daemon.run(starting.prepare(settings).settings, link)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 
 

@@ -172,6 +172,6 @@ def _unmount_below(base: Path) -> list[Path]:
     """Take away the mounts that should not be there; returns which."""
     left = mounts_below(base)
     for path in left:
-        subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=60)
     lifeline.disarm(base)
     return left

@@ -14,7 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 PYTHON = sys.executable
-SCRIPTS = ("tools/test", "tools/quickstart", "tools/environment.sh", ".ci/run")
+SCRIPTS = ("tools/test", "tools/quickstart", "tools/bundle", "tools/environment.sh", ".ci/run")
 DEMONSTRATION_BYTES = 128 << 20
 CHECKS = {
     "types": [PYTHON, "-m", "mypy", "--strict", "acpfs", "bench", "tools", "tests"],

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {"acpfs", "acpfs-ctl", "acpfs-train", "mount.acpfs"}
-TEMPLATES = [f"acpfs/deploy/{path.name}" for path in sorted((ROOT / "acpfs/deploy").iterdir())]
+TEMPLATES = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "acpfs/deploy").rglob("*")) if path.is_file()]
 
 
 def main(directory: Path) -> int:

@@ -69,14 +69,14 @@ def _metavar(name: str, field: Attribute[Any]) -> str:
     }.get(name, "VALUE")
 
 
-def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> int:
+def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take_over: bool = False) -> int:
     """Mount with these settings; the exit code."""
     settings = load_settings(values, config)
     from acpfs.mounting import starting
 
     if foreground:
-        starting.run_foreground(starting.prepare(settings))
-    starting.start(lambda: starting.prepare(settings))
+        starting.run_foreground(starting.prepare(settings, take_over=take_over))
+    starting.start(lambda: starting.prepare(settings, take_over=take_over))
     return 0
 
 
@@ -88,10 +88,11 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool) -> i
         click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it
         click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings; options win over it."),
         click.Option(["--foreground"], is_flag=True, help="Stay in this process, log to stderr, tell the service manager."),
+        click.Option(["--take-over"], is_flag=True, help="Go on with a mount that is there already, in place of the process that has it."),
         *setting_options(),
     ],
 )
-def command(config: Path | None, foreground: bool, **options: Any) -> int:
+def command(config: Path | None, foreground: bool, take_over: bool, **options: Any) -> int:
     """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line that says why.
 
     Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.
@@ -99,4 +100,4 @@ def command(config: Path | None, foreground: bool, **options: Any) -> int:
     given = {name: value for name, value in options.items() if value is not None}
     if config is None and not given.keys() >= set(ARGUMENTS):
         raise click.UsageError("name BACKING and MOUNTPOINT, or a --config FILE that has them")
-    return mount(given, config, foreground=foreground)
+    return mount(given, config, foreground=foreground, take_over=take_over)

@@ -37,6 +37,7 @@ REPEATABLE = frozenset(
         "verify",
         "preload",
         "checkpoints",
+        "history",
         "watch",
         "doctor",
         "verify_ram",

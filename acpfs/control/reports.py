@@ -414,6 +414,26 @@ class CheckpointReport:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """One thing that happened to a mount. Figures are of checkpoints, None with all others."""
+
+    at: float
+    kind: str
+    """checkpoint (persisted), mount, takeover (of another worker), storage (its health), refused, interrupted, withheld, conflict, member,
+    bypass."""
+    text: str
+    path: str = ""
+    step: int | None = None
+    files: int | None = None
+    bytes: int | None = None
+    began_at: float | None = None
+    save_s: float | None = None
+    persist_s: float | None = None
+    """As of `CheckpointReport`: from the first create."""
+    verified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFile:
     """One file of a checkpoint."""
 

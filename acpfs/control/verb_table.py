@@ -24,6 +24,8 @@ class Verb:
     usage: tuple[str, ...] = ()
     does: str = ""
     answer: str = ""
+    has_handler: bool = True
+    """False: a command only, which asks other verbs."""
     lasting: bool = False
     owner_only: bool = False
 
@@ -36,10 +38,10 @@ VERBS: dict[str, Verb] = {
     ),
     "ready": Verb(
         help="Exit 0 where the mount serves; for probes.",
-        usage=("ready",),
+        usage=("ready [--here]",),
         does=(
             "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
-            "bypassed or drains to end, 3 where nobody answers"
+            "bypassed or drains to end, 3 where nobody answers; `--here`: and 1 where its supervisor is in another container"
         ),
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
@@ -75,6 +77,39 @@ VERBS: dict[str, Verb] = {
             "(`ram`, `spill`, `backing`, `mixed`), `estimated_load_s` (by the rates at which RAM and backing directory were read "
             "so far; `null` where one of them never was)"
         ),
+    ),
+    "history": Verb(
+        help="What happened to the mount: checkpoints, takeovers, trouble.",
+        usage=("history [--kind KIND]… [--csv|--html FILE]",),
+        does=(
+            "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
+            "size and times, workers that took over, trouble with storage and members ([below](#history-and-advice))"
+        ),
+        answer=(
+            "list of `at`, `kind` (`checkpoint`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
+            "`member`, `bypass`), `text`; of checkpoints also `path`, `step`, `files`, `bytes`, `began_at`, `save_s`, `persist_s` "
+            "(both from the first create), `verified`, else null"
+        ),
+    ),
+    "advise": Verb(
+        help="How often to save, by what the mount has measured.",
+        usage=("advise --mtbf TIME [--gpus N] [--plot FILE] [options]",),
+        does=(
+            "the interval between saves that wastes least, by the saves that this mount has measured, what it is worth against "
+            "today's, and whether storage and RAM keep up ([below](#history-and-advice))"
+        ),
+        answer=(
+            "`measured` (medians: `saves`, `save_s`, `drain_s`, `interval_s`, `bytes`), `job` (what the formula was given), "
+            "`advice`: `interval_s` (null: saving never pays), `waste`, `today_s`, `today_waste`, `gpu_hours_a_day`, "
+            "`storage_keeps_up`, `interval_min_s` (from there on it does), `ram_wanted_bytes`, `ram_budget_bytes`"
+        ),
+        has_handler=False,
+    ),
+    "top": Verb(
+        help="A screen that shows the mount as it is now, with keys.",
+        usage=("top [--interval SECONDS]",),
+        does="a screen with RAM, drain, queue, who waits and checkpoints, and keys that act ([below](#a-screen))",
+        has_handler=False,
     ),
     "ls": Verb(
         help="State of each file in the RAM tier or the queue.",

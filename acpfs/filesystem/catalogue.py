@@ -77,6 +77,7 @@ class Catalogue:
         self._births: OrderedDict[Ino, float] = OrderedDict()
         self.settlements = 0
         """How often some checkpoint came to be persisted."""
+        self._newly_settled: dict[Checkpoint, None] = {}
         state.create(DDL)
         for save_dir, name, step, epoch, *times in state.rows("SELECT * FROM checkpoint ORDER BY began_at"):
             self._times[Checkpoint(bytes(save_dir), bytes(name), step, epoch)] = CheckpointTimes(*times)
@@ -84,6 +85,7 @@ class Catalogue:
         self._moments = {c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times}
         for node in table:
             self._look_at(node)
+        self._newly_settled = {c: None for c, times in self._times.items() if times.persisted_at and self.is_settled(c)}
         state.before_commit(self._flush_rows)
 
     def of(self, node: Node) -> Checkpoint | None:
@@ -106,6 +108,11 @@ class Catalogue:
     def is_settled(self, checkpoint: Checkpoint) -> bool:
         """Whether nothing of it is being written or waits to be persisted."""
         return not self._unsettled_files[checkpoint]
+
+    def take_settled(self) -> list[Checkpoint]:
+        """Those that came to be persisted since the last call; at first also what earlier workers may not have told."""
+        taken, self._newly_settled = list(self._newly_settled), {}
+        return taken
 
     # -- what happens
 
@@ -189,7 +196,9 @@ class Catalogue:
             self._moments[checkpoint].persisted = time.monotonic()
             if op.version is not None:
                 times.verified_at = now if self._verifies and op.version.tier_id and times.verified_at >= 0 else -1.0
-            self.settlements += self.is_settled(checkpoint)
+            if self.is_settled(checkpoint):
+                self.settlements += 1
+                self._newly_settled[checkpoint] = None
 
     def forgotten(self, node: Node) -> None:
         """A file lost its name before it was ever logged."""

@@ -35,20 +35,27 @@ BACKING_WAIT_S = 30.0
 T = TypeVar("T")
 
 
-def check_all(settings: Settings) -> Settings:
+def normal(settings: Settings) -> Settings:
+    """The settings with absolute paths."""
+    mountpoint = registry.normalised(os.fspath(settings.mountpoint))
+    settings = settings.changed(backing=Path(os.path.abspath(settings.backing)), mountpoint=Path(mountpoint))
+    return settings if settings.spill is None else settings.changed(spill=Path(os.path.abspath(settings.spill)))
+
+
+def check_all(settings: Settings, *, is_mounted: bool = False) -> Settings:
     """All checks; the settings with absolute paths and what this user is not allowed left out.
+
+    `is_mounted`: by a living supervisor, which is to give the mount to another one.
 
     Raises:
         MachineError: the machine or a directory does not offer what a mount needs.
         RefusedError: in use.
     """
-    mountpoint = registry.normalised(os.fspath(settings.mountpoint))
-    settings = settings.changed(backing=Path(os.path.abspath(settings.backing)), mountpoint=Path(mountpoint))
-    if settings.spill is not None:
-        settings = settings.changed(spill=Path(os.path.abspath(settings.spill)))
+    settings = normal(settings)
+    mountpoint = os.fspath(settings.mountpoint)
     check_fuse()
     budget_bytes(settings.ram, read_memory())
-    if has_inherited_session():
+    if is_mounted or has_inherited_session():
         return _allowed(settings)  # the mount is there, and a look at it would wait for the worker that is still to be started
     check_free(mountpoint, settings.runtime_dir or runtime.runtime_dir())
     apart(BACKING_WAIT_S, f"backing directory {settings.backing} does not answer", lambda: check_backing(settings.backing))

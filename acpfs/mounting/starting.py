@@ -15,15 +15,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from acpfs.config import Settings
+from acpfs.config import CHANGEABLE, Settings
 from acpfs.control import runtime
 from acpfs.control.registry import slug
 from acpfs.control.socket_messages import error_from
 from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
+from acpfs.supervisor import handover
 from acpfs.supervisor.child import Limits
 
 CHILD_ENDS_WAIT_S = 10.0
@@ -33,22 +35,45 @@ READY: dict[str, Any] = {"result": {}}
 SUPERVISOR = (sys.executable, "-m", "acpfs.supervisor.supervisor")
 
 
-def prepare(settings: Settings) -> Settings:
+RENEWED = (*CHANGEABLE, "drain_timeout_s", "log_file", "metrics_port", "metrics_address", "metrics_file")
+"""Settings that hold from a take-over on; all others are the mount's own until it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What the supervisor is told."""
+
+    settings: Settings
+    taken_over: bool
+    """A living supervisor has the mount, and is asked for it."""
+
+    def as_json(self) -> bytes:
+        told = self.settings.as_json(given_only=True)
+        if self.taken_over:
+            told["take_over"] = {name: told[name] for name in RENEWED if name in told}
+        return json.dumps(told).encode()
+
+
+def prepare(settings: Settings, *, take_over: bool = False) -> Prepared:
     """Checks, absolute paths, runtime directory: everything that can fail before a daemon is started.
+
+    `take_over`: a mount that is there already is asked for, where its supervisor answers.
 
     Raises:
         AcpfsError: with one line that says what is wrong.
     """
-    from acpfs.mounting.checks import check_all  # while the supervisor loads
+    from acpfs.mounting.checks import check_all, normal  # while the supervisor loads
 
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
     files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
-    settings = check_all(settings).changed(runtime_dir=directory, **files)
+    settings = normal(settings).changed(runtime_dir=directory, **files)
+    taken_over = take_over and handover.answers(handover.door_of(settings.as_json()))
+    settings = check_all(settings, is_mounted=taken_over)
     try:
         runtime.prepare(directory)
     except OSError as error:
         raise MachineError(f"the runtime directory {directory} cannot be made: {error.strerror}") from error
-    return settings
+    return Prepared(settings, taken_over)
 
 
 def default_log_file(settings: Settings) -> Path:
@@ -61,7 +86,7 @@ def default_log_file(settings: Settings) -> Path:
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "acpfs" / name
 
 
-def start(checked: Callable[[], Settings]) -> None:
+def start(checked: Callable[[], Prepared]) -> None:
     """Start a detached supervisor; returns when the mount is ready. `checked` gives the settings (`prepare`), while the processes load.
 
     Raises:
@@ -92,19 +117,20 @@ def start(checked: Callable[[], Settings]) -> None:
     _judge(child, line, settings.log_file)
 
 
-def _handed_over(child: subprocess.Popen[bytes], checked: Callable[[], Settings]) -> Settings:
+def _handed_over(child: subprocess.Popen[bytes], checked: Callable[[], Prepared]) -> Settings:
     """The settings, which the supervisor has now. Without them it ends, and all that it started."""
     assert child.stdin is not None
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
         try:
-            settings = checked()
+            prepared = checked()
         except BaseException:
             pipe.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(CHILD_ENDS_WAIT_S)
             raise
+        settings = prepared.settings
         settings = settings.changed(log_file=settings.log_file or default_log_file(settings))
-        pipe.write(_as_json(settings))
+        pipe.write(replace(prepared, settings=settings).as_json())
     return settings
 
 
@@ -119,10 +145,6 @@ def _outcome(answers: io.FileIO, pid: int) -> bytes:
         line = answers.readline()
         if not line or "step" not in json.loads(line):
             return line
-
-
-def _as_json(settings: Settings) -> bytes:
-    return json.dumps(settings.as_json(given_only=True)).encode()
 
 
 def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -> None:
@@ -140,10 +162,10 @@ def _judge(child: subprocess.Popen[bytes], line: bytes, log_file: Path | None) -
     raise error
 
 
-def run_foreground(settings: Settings) -> NoReturn:
-    """Become the supervisor, in this process. `settings` come from `prepare`."""
+def run_foreground(prepared: Prepared) -> NoReturn:
+    """Become the supervisor, in this process."""
     fd = os.memfd_create("acpfs-settings")
-    os.write(fd, _as_json(settings))
+    os.write(fd, prepared.as_json())
     os.lseek(fd, 0, os.SEEK_SET)
     os.dup2(fd, 0)
     os.close(fd)

@@ -288,3 +288,12 @@ def _write(runtime: Path, record: BypassedMount) -> None:
     with os.fdopen(fd, "w") as stream:
         json.dump(asdict(record), stream)
     temporary.rename(file)
+
+
+def clear_away(runtime: Path, mountpoint: str, *, mounted: bool) -> None:
+    """Take down a mount that never came to be, as far as it goes, and what was laid beneath it."""
+    with contextlib.suppress(OSError):
+        if mounted:
+            unmount(Path(mountpoint), detach=True)
+    with contextlib.suppress(OSError):
+        lift(runtime, mountpoint)

@@ -24,9 +24,11 @@ import time
 import traceback
 from typing import Any
 
+from acpfs.errors import ExitCode
 from acpfs.ram import descriptor_limits
-from acpfs.supervisor import channel, privileges, stuck_processes
+from acpfs.supervisor import channel, handover, privileges, stuck_processes
 from acpfs.supervisor.child import Attention, Child, Limits, Template
+from acpfs.supervisor.handover import PREDECESSOR, Door
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
@@ -67,6 +69,11 @@ class Supervisor:
         self._fed_at = 0.0
         self._exit_code = 0
         self._ended = self._stopping = False
+        self._take_over: dict[str, Any] | None = None
+        """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
+        self._door = Door(self._watch, self._forget, self._asked, self._outlived)
+        self._door.left_alone = self._go_on
+        self._rests = False
 
     # -- life
 
@@ -84,8 +91,8 @@ class Supervisor:
             if "session" in self._kept or self._workers:
                 self._workers, self._reason, self._died_at = max(1, self._workers), "the supervisor was started again", time.monotonic()
         self._template = self._template or self._spawn_template()
-        if not adopted:
-            self._start_worker()
+        if not adopted and (self._take_over is None or self._workers):
+            self._start_worker()  # else when the template has loaded: the mount is served meanwhile
         while not self._ended:
             try:
                 patience_s = self._patience_s()
@@ -99,6 +106,9 @@ class Supervisor:
                 traceback.print_exc()  # a bug here must not cost the session, which would die with this process
                 time.sleep(BUG_WAIT_S)
         self._service.forget()
+        self._door.remove(self._settings)
+        if self._rests:
+            self._rest()
         return self._exit_code
 
     def load(self) -> None:
@@ -108,6 +118,7 @@ class Supervisor:
 
     def told(self, settings: dict[str, Any]) -> bool:
         """With these; False without any: nothing is to be mounted after all."""
+        self._take_over = settings.pop("take_over", None)
         self._settings = settings
         if not settings and self._template is not None:
             self._template.kill()  # by itself it ends when it has loaded
@@ -123,6 +134,7 @@ class Supervisor:
         self._keep(message["keep"], fds)
         self._watch(end, lambda: self._hear(child))
         self._know_pid(child, message["adopt"])
+        self._let_predecessor_go()
 
     def _heed_signals(self) -> None:
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -137,8 +149,8 @@ class Supervisor:
         for number in numbers:
             if number in _SIGNALS:
                 self._stopping = self._stopping or number != signal.SIGHUP
-                if self._child is not None and self._child.pid:
-                    self._kill(self._child, number)
+                if self._child is not None and self._child.pid:  # before it serves it must not unmount: whoever had the mount goes on
+                    self._kill(self._child, signal.SIGKILL if self._stopping and PREDECESSOR in self._kept else number)
                 elif self._stopping:
                     self._finish(0)
 
@@ -169,10 +181,14 @@ class Supervisor:
                 self._tell_worker({"reload_failed": "the new code cannot be loaded; see the log"})
             elif template is self._template:
                 self._template = None  # `_look_after` starts another, as often as it takes
+                if self._take_over is not None and not self._workers:
+                    self._fail("the code of this version cannot be loaded; see the log")
                 if self._child is not None and not self._child.pid:
                     self._worker_gone(self._child)  # it took the order to start one with it
         elif "pid" in message and self._child is not None and template is self._template:
             self._know_pid(self._child, message["pid"])
+        elif "loaded" in message and template is self._template and self._take_over is not None and not self._workers:
+            self._ask_for_mount()
         elif "loaded" in message and template is self._next_template and self._child is not None:
             self._child.leaving = True
             self._tell_worker({"leave": True})
@@ -282,6 +298,7 @@ class Supervisor:
         if self._old_template is not None:
             self._forget_template(self._old_template)  # a worker of the new code serves
             self._old_template = None
+        self._let_predecessor_go()
         self._answer({"result": {}})
 
     def _worker_gone(self, child: Child) -> None:
@@ -293,6 +310,8 @@ class Supervisor:
             self._forget(end)
         self._child = None
         now = time.monotonic()
+        if child.exit_code is None and self._door.is_asked and self._give(child, now):
+            return
         if child.exit_code is not None or self._stopping:
             self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
         elif self._workers == 0:
@@ -328,6 +347,9 @@ class Supervisor:
     def _replace(self, child: Child, now: float) -> None:
         self._died_at = self._died_at or child.stuck_at or now
         self._reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
+        if PREDECESSOR in self._kept:
+            self._fail((child.error or {}).get("message", "the worker of this version died before it served; see the log"))
+            return
         if child.leaving and self._next_template is not None:
             self._old_template, self._template, self._next_template = self._template, self._next_template, None
             self._start_worker()
@@ -338,11 +360,89 @@ class Supervisor:
             self._reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
             self._start_worker()
             return
-        delay_s = self._restarts.delay_s(now - child.serving_at if child.serving_at else 0.0)
+        delay_s = 0.0 if child.leaving else self._restarts.delay_s(now - child.serving_at if child.serving_at else 0.0)
         if delay_s is None:
             self._give_up(child)
         else:
             self._start_at = now + delay_s
+
+    # -- from one supervisor to another
+
+    def _asked(self, message: channel.Message) -> str:
+        """Have the worker make room for the other supervisor's; or why not."""
+        if "session" not in self._kept:
+            return "a libfuse mount cannot be taken over: unmount and mount again"
+        if message["backing"] != self._settings["backing"]:
+            return f"the mount has another backing directory: {self._settings['backing']}"
+        if self._child is None or not self._child.serving_at or self._stopping or self._next_template or self._old_template:
+            return "its worker is being replaced just now, or ends"
+        self._child.leaving = True
+        self._tell_worker({"leave": True})
+        return ""
+
+    def _give(self, child: Child, now: float) -> bool:
+        """What the next supervisor needs, now that nobody serves."""
+        names, self._died_at = [[name, len(fds)] for name, fds in self._kept.items()], child.stuck_at or now
+        state = {"facts": self._facts, "settings": self._settings, "workers": self._workers, "died_at": self._died_at}
+        return self._door.give(names, [fd for fds in self._kept.values() for fd in fds], state)
+
+    def _go_on(self) -> None:
+        """Whoever was given the mount has ended before it served."""
+        self._reason = "a take-over failed: the other supervisor ended before its worker served"
+        self._start_worker()
+
+    def _outlived(self) -> None:
+        """Another supervisor has the mount: nothing of it is this one's any more."""
+        for fd in (fd for fds in self._kept.values() for fd in fds):
+            os.close(fd)
+        self._kept.clear()
+        self._door.close()
+        if self._template is not None:
+            self._forget_template(self._template)
+        self._rests = not self._detached and not self._service.present
+        self._finish(0)
+
+    def _rest(self) -> None:
+        """In the foreground: who runs a container would start it again, and that would take the mount back."""
+        sys.stderr.write("acpfs: another process has taken the mount over; this one only waits to be ended\n")
+        while not self._stopping:
+            for key, _events in self._selector.select():
+                key.data()
+
+    def _ask_for_mount(self) -> None:
+        self._write_answer({"step": "waiting for the supervisor that has the mount"})
+        end = handover.ask(self._settings)
+        if end is not None:
+            self._watch(end, lambda: self._hear_predecessor(end))
+        else:
+            self._fail("its supervisor has ended meanwhile: mount again")
+
+    def _hear_predecessor(self, end: socket.socket) -> None:
+        message, fds = channel.receive(end)
+        if message is not None and "kept" in message:
+            self._settings, self._reason = message["settings"] | (self._take_over or {}), "taken over by another supervisor"
+            self._facts, self._workers, self._died_at = message["facts"], message["workers"], message["died_at"]
+            self._keep(message["kept"], fds)
+            self._kept[PREDECESSOR] = [os.dup(end.fileno())]
+            self._start_worker()
+            return
+        self._forget(end)
+        if message is not None:
+            self._fail(message.get("refused", "its supervisor does not give it"), ExitCode.REFUSED)
+        elif not self._workers:
+            self._fail("its supervisor ended before it gave it: mount again")
+        elif PREDECESSOR in self._kept:  # there is nobody to go back to: this one does what it can
+            os.close(self._kept.pop(PREDECESSOR)[0])
+
+    def _let_predecessor_go(self) -> None:
+        """First this one can be asked, then the other one ends: at each moment there is one that answers."""
+        if PREDECESSOR in self._kept:
+            self._door.open(self._settings)
+            handover.tell_serving(self._kept.pop(PREDECESSOR))
+            self._take_over = None
+
+    def _fail(self, why: str, code: ExitCode = ExitCode.FAILED) -> None:
+        self._finish(FAILED, {"exit_code": int(code), "message": f"the mount cannot be taken over: {why}"})
 
     # -- time
 
@@ -363,7 +463,9 @@ class Supervisor:
     def _look_after(self) -> None:
         now = time.monotonic()
         self._bury()
-        if self._template is None:
+        if self._workers and self._child is not None and self._child.serving_at and "session" in self._kept:
+            self._door.open(self._settings)
+        if self._template is None and not self._ended:
             self._template = self._spawn_template()
         if self._start_at and now >= self._start_at and not self._ended:
             self._start_worker()
@@ -431,18 +533,13 @@ class Supervisor:
         """The mount that never came to be: its worker was killed before it could do so."""
         from pathlib import Path
 
-        from acpfs.ram.mounts import unmount
         from acpfs.supervisor import fallthrough
 
-        with contextlib.suppress(OSError):
-            if self._kept.get("session"):
-                unmount(Path(self._settings["mountpoint"]), detach=True)
-        with contextlib.suppress(OSError):
-            fallthrough.lift(Path(self._settings["runtime_dir"]), self._settings["mountpoint"])
+        fallthrough.clear_away(Path(self._settings["runtime_dir"]), self._settings["mountpoint"], mounted="session" in self._kept)
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
-        if self._kept.get(stuck_processes.STUCK):
+        if self._kept.get(stuck_processes.STUCK) and PREDECESSOR not in self._kept:
             for fd in (fd for fds in self._kept.values() for fd in fds):
                 with contextlib.suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)  # what has not ended has copies of the descriptors: the next mount is not to wait for it

@@ -12,7 +12,6 @@ import secrets
 import select
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ Answer = tuple[int, tuple[str, str]]
 
 
 def _start(directory: Path, job: str, number: int, place: Place, nodes: int, peers: dict[int, str], policy: Policy) -> Answer:
-    words = [policy.coordinator_python or sys.executable, "-m", "acpfs.training.coordinator", str(directory)]
+    words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory)]
     words += ["--job", job, "--number", str(number), "--node", place.node, "--tls", "on" if policy.tls else "off"]
     words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
     words += ["--settle-down", "0"] if nodes == 1 else ["--listen", "0.0.0.0:0", "--advertise", place.host]

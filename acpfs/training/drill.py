@@ -136,5 +136,5 @@ def judge(directory: Path, before: set[str], kills: tuple[Kill, ...], tracker: s
     wrong = f"{lost} steps are lost" if lost > 1 else ""
     if tracker and not wrong:
         named = (directory / tracker).read_text(encoding="utf-8").strip() if (directory / tracker).exists() else "nothing"
-        wrong = "" if named == name else f"{tracker} names {named}"
+        wrong = "" if named in (name, str(manifest.step)) else f"{tracker} names {named}"
     return Verdict(wrong, manifest.step, lost, took_s, name)

@@ -10,6 +10,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 KEPT = 2
@@ -60,6 +61,14 @@ class Stateful:
         self._subject.load_state_dict(copy.deepcopy(value))
 
 
+@dataclass(frozen=True)
+class Taken:
+    """What all parts were at one moment. `follows`: whether the step's end was still to come, which `after_update` brings."""
+
+    values: Mapping[str, Any]
+    follows: bool
+
+
 class HostState:
     """Of one rank. Main thread only."""
 
@@ -67,11 +76,19 @@ class HostState:
         """`after_update`: from the update to the end of its step; called after a state was given back."""
         self._parts = dict(parts)
         self._after_update = after_update
-        self._kept: dict[int, dict[str, Any]] = {}
+        self._kept: dict[int, Taken] = {}
 
     def take(self, step: int) -> None:
         """Gradients of update `step` are complete."""
-        self._kept[step] = {name: part.take() for name, part in self._parts.items()}
+        self.adopt(step, Taken(self.now(), follows=True))
+
+    def begin(self, step: int) -> None:
+        """Everything is as it is at the end of `step`."""
+        self.adopt(step, Taken(self.now(), follows=False))
+
+    def adopt(self, step: int, taken: Taken) -> None:
+        """What was taken elsewhere."""
+        self._kept[step] = taken
         for old in sorted(self._kept)[:-KEPT]:
             del self._kept[old]
 
@@ -79,16 +96,26 @@ class HostState:
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(self._kept))
 
+    def taken(self, step: int) -> Taken:
+        """What is kept of one of the last two."""
+        return self._kept[step]
+
     def bring(self, step: int) -> None:
         """Everything as it is at the end of `step`. May be repeated.
 
         Raises:
             KeyError: it is not one of the last two.
         """
-        kept = self._kept[step]
+        taken = self._kept[step]
+        self.give(taken.values)
+        if taken.follows:
+            self._after_update()
+
+    def give(self, values: Mapping[str, Any]) -> None:
+        """Each part what it has of it there."""
         for name, part in self._parts.items():
-            part.give(kept[name])
-        self._after_update()
+            if name in values:
+                part.give(values[name])
 
     def now(self) -> dict[str, Any]:
         """State of all parts, for a checkpoint."""

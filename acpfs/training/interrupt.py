@@ -13,9 +13,11 @@ meets when it is back is `Interrupted`. No torch here.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import CodeType
 
 from acpfs.logger import get_logger
 from acpfs.training.stacks import all_stacks
@@ -32,6 +34,19 @@ class Interrupted(BaseException):
 def _set_asynchronous(thread: int, exception: type[BaseException] | None) -> None:
     """What the thread raises next; None takes back what it has not raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(exception) if exception else None)
+
+
+def importing(thread: int, below: CodeType) -> bool:
+    """Whether this thread is in an import that began inside of the function with this code.
+
+    One that is broken off leaves modules that are half there, and every further try fails: `Interrupted` has to wait for its end.
+    """
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  # there is no other way to see another thread's
+    while frame is not None and frame.f_code is not below:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Interrupter:

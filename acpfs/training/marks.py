@@ -74,6 +74,14 @@ class Marks:
         assert now.phase is Phase.UPDATING, "an update ends that did not begin"
         self._now = Mark(now.ready, now.ready, Phase.COMPUTING)
 
+    def give_up(self) -> None:
+        """An update that was torn will not go on: whoever reads the marks has noted it."""
+        self._now = Mark(self._now.done, self._now.done, Phase.COMPUTING)
+
+    def resume(self, step: int) -> None:
+        """The state is that of `step`, and the loop goes on there; updates may begin again."""
+        self._now, self._held = Mark(step, step, Phase.COMPUTING), False
+
     # -- any thread
 
     def hold(self) -> None:

@@ -30,6 +30,7 @@ from acpfs.training.marks import Marks
 from acpfs.training.messages import (
     Active,
     Beat,
+    Done,
     FromMember,
     Goodbye,
     Header,
@@ -39,6 +40,7 @@ from acpfs.training.messages import (
     Protected,
     Publish,
     Refused,
+    Resume,
     Save,
     Sent,
     Settle,
@@ -66,7 +68,7 @@ SILENT_BEATS = 2
 """The active coordinator answers each beat. When so many have no answer it is as good as gone, and this rank votes for another."""
 FAREWELL_S = 5.0
 """For all coordinators together, to take what was said last."""
-Command = Stop | Settle | Save | Publish | Leave
+Command = Stop | Settle | Save | Publish | Leave | Resume | Done
 
 
 class GenerationOverError(Exception):
@@ -113,6 +115,8 @@ class Member:
         self.cut_off_since: float | None = None
         """Since when no coordinator is connected."""
         self.long_operation = False
+        self.parked = False
+        """Where ranks are replaced: outside of the loop."""
         self.clues: Callable[[], Mapping[str, int]] = dict
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
         self.on_stuck: Callable[[], None] = lambda: None
@@ -249,7 +253,8 @@ class Member:
         waiting.register(self._wake_reads, select.POLLIN)
         # before a STOP all that can happen has a descriptor, but for beats: this thread takes no time of the one that trains
         until_s = min(self._beat_at - time.monotonic(), self._policy.beat_s / 2)  # longer looks as if the process had stood still
-        turn_s = TURN_S if self._order is not None else max(0.0, until_s)
+        trains = self._order is None or isinstance(self._order.command, Resume)
+        turn_s = max(0.0, until_s) if trains else TURN_S
         waiting.poll(math.ceil(turn_s * 1000))
         try:
             os.read(self._wake_reads, 4096)
@@ -324,15 +329,15 @@ class Member:
                 self._answered.set()
         elif isinstance(message, ShowStacks):
             self._send(link, Stacks(all_stacks()))
-        elif isinstance(message, Stop | Settle | Save | Publish | Leave):
+        elif isinstance(message, Command):
             self._command(generation, message)
         elif not isinstance(message, Active):
             raise MalformedError(f"{type(message).__name__} is no word of a coordinator")
 
     def _command(self, generation: int, command: Command) -> None:
-        if isinstance(command, Stop) and generation > self._generation:
+        if isinstance(command, Stop | Resume) and generation > self._generation:
             self._generation = generation
-        elif not isinstance(command, Leave) and (generation != self._generation or isinstance(command, Stop)):
+        elif isinstance(command, Stop) or (generation != self._generation and not isinstance(command, Leave | Done)):
             return  # of a generation that is over, or said again
         if isinstance(command, Leave):
             self._leave_at = time.monotonic() + LEAVE_S
@@ -387,7 +392,7 @@ class Member:
             return
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation))
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self.parked))
 
     def _clues(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""

@@ -153,7 +153,7 @@ class Park:
 
     def _publish(self, command: Publish) -> None:
         self.at("publishing")
-        path = publish(self._directory, command, self._policy.tracker, self._policy.files_s)
+        path = publish(self._directory, command, self._policy.tracker, self._policy.files_s, self._policy.tracker_text)
         self._published = command.manifest.step
         self.at("published")
         self._member.tell(Published(str(path)))

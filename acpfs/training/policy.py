@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,6 +25,8 @@ class Policy:
     """What a gasp is called: the name that the script's own loader looks for."""
     tracker: str = "latest"
     """File beside it that names the newest checkpoint; empty: none is written."""
+    tracker_text: str = "{name}"
+    """What that file says: `{name}`, or `{step}` alone for a loader that makes the name of it."""
     durability: str = "ram"
     """When a rank may end: `ram`, as soon as the gasp is published; `persisted`, when it is on stable storage, or `durable_s` are over."""
     durable_s: float = 600.0
@@ -71,10 +74,17 @@ class Policy:
             raise ConfigError(f"durability = {self.durability!r}: ram or persisted")
         if "/" in self.tracker:
             raise ConfigError(f"tracker = {self.tracker!r}: a file name, without a directory")
+        if self.tracker_text not in ("{name}", "{step}"):
+            raise ConfigError(f"tracker_text = {self.tracker_text!r}: {{name}} or {{step}}")
         try:
             checkpoint_name(self.name, 0)
         except ValueError as error:
             raise ConfigError(f"name = {self.name!r}: {error}") from error
+
+    @property
+    def interpreter(self) -> str:
+        """What coordinators run in."""
+        return self.coordinator_python or sys.executable
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, **given: object) -> Policy:

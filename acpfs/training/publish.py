@@ -18,10 +18,11 @@ log = get_logger(__name__)
 LOOK_AGAIN_S = 0.05
 
 
-def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) -> Path:
+def publish(save_directory: Path, order: Publish, tracker: str, files_s: float, text: str = "{name}") -> Path:
     """Do it; the checkpoint's path.
 
     `tracker`: a file that names the newest checkpoint, or nothing. `files_s`: so long files of other nodes may take.
+    `text`: what the tracker says, with `{name}` or `{step}`.
 
     Raises:
         GaspError: the files are not those that were reported.
@@ -37,7 +38,7 @@ def publish(save_directory: Path, order: Publish, tracker: str, files_s: float) 
             _give_name(written, final, order, nodes)
     if tracker:
         temporary = save_directory / f".{tracker}.gasp-{order.manifest.generation}.tmp"
-        mounted.write_tracker(save_directory / tracker, order.name + "\n", nodes, temporary)
+        mounted.write_tracker(save_directory / tracker, text.format(name=order.name, step=order.manifest.step) + "\n", nodes, temporary)
     return final
 
 

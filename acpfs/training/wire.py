@@ -52,6 +52,14 @@ def frame(sent: Sent) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+def notice_silence(connection: socket.socket | trio.socket.SocketType) -> None:
+    """Have the kernel end a connection whose other side is gone without a word, after ten seconds."""
+    for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 3), (socket.TCP_USER_TIMEOUT, 10_000)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
 class Frames:
     """Bytes in, messages out."""
 

@@ -48,6 +48,7 @@ from acpfs.ram.shortage import available_bytes
 from acpfs.ram.state import STATE_VERSION, DamagedError, StateDatabase, lost
 from acpfs.ram.tier import Tier
 from acpfs.worker import mirroring
+from acpfs.worker.history import History
 from acpfs.worker.learned import LearnedSizes
 from acpfs.worker.link import Link
 from acpfs.worker.scrubbing import Scrubbing
@@ -92,6 +93,7 @@ class Parts:
     prefault: Prefault
     cluster: Cluster
     scrubbing: Scrubbing
+    history: History
     started_at: float = field(default_factory=time.time)
     anchor: Anchor = field(init=False)
 
@@ -110,6 +112,7 @@ class Parts:
         self.scrubbing.close()
         if nothing_left:
             LearnedSizes(self.settings, self.runtime).keep(self.fs.expectations)
+            self.history.keep(self.settings, self.runtime)
         self.calls.close()
         self.copies.close()
         self.cluster.close()
@@ -143,7 +146,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         undo.callback(state.close)
         tier = Tier(place.directory, place.budget_bytes, large_pages=place.huge == HUGE_CHOICES[0], when_safe=state.after_commit)
         undo.callback(tier.close)
-        spill = SpillPlace(settings, identity, state)
+        spill, history = SpillPlace(settings, identity, state), History(state)
         place.warnings += [] if link.session else spill.prepare()
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
@@ -173,8 +176,7 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
-            LearnedSizes(settings, runtime).recall(fs.expectations)
-            calls.commits.submit("leftovers", _clear_leftovers, directory, place)
+            _begin(settings, runtime, fs, history, partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place))
         undo.pop_all()
     return Parts(
         settings,
@@ -195,7 +197,15 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         prefault,
         cluster,
         _scrubbing(settings, scrub, fs, operations),
+        history,
     )
+
+
+def _begin(settings: Settings, runtime: Path, fs: FileSystem, history: History, clear_leftovers: Callable[[], object]) -> None:
+    """For the first worker of a mount: what the last one has learnt."""
+    LearnedSizes(settings, runtime).recall(fs.expectations)
+    history.recall(settings, runtime)
+    clear_leftovers()
 
 
 def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:

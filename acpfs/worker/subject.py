@@ -312,6 +312,10 @@ class WorkerSubject:
         await self._view.learn(path)
         return self._view.reports(path)
 
+    def reports_of(self, path: bytes) -> list[CheckpointReport]:
+        """As `checkpoints`, of what is known without asking; in a thread."""
+        return self._view.reports(path)
+
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
         return self._view.moments(report)
 

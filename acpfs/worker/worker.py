@@ -48,6 +48,7 @@ from acpfs.transport.timeouts import RequestTimeouts
 from acpfs.types import Ino, Seq
 from acpfs.worker import logs, serving
 from acpfs.worker.assembly import Parts, keep
+from acpfs.worker.history_watch import HistoryWatch
 from acpfs.worker.link import Link
 from acpfs.worker.metrics_tasks import MetricsTasks
 from acpfs.worker.notify import Busy, ServiceManager, beat
@@ -122,6 +123,7 @@ class Worker:
         self.bypassed = (found.since, found.reason) if found is not None and found.since and found.uncovered else None
         """Since when, and why, new opens are native."""
         self._preloads = Preloads(parts.fs, parts.manifest)
+        self._history = HistoryWatch(parts, self._subject.status, self._subject.reports_of, time.time)
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
 
@@ -163,6 +165,7 @@ class Worker:
                 await self._start_tasks(nursery, server)
                 await self._serve()
                 await self._drain_rest()
+                await trio.to_thread.run_sync(self._history.look)
                 await self._parts.cluster.leave(nothing_left=not self._left)
                 self._ended.set()
                 await server.last_answers(LAST_ANSWERS_WAIT_S)
@@ -276,6 +279,7 @@ class Worker:
         nursery.start_soon(self._preloads.run, self._settings.preload)
         nursery.start_soon(self._watch_backing)
         nursery.start_soon(self._parts.scrubbing.run)
+        nursery.start_soon(self._history.run)
         nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
 
     async def _load_manifest(self) -> None:

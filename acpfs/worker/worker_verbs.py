@@ -48,6 +48,7 @@ class WorkerVerbs:
             "nodes": self._nodes,
             "wait_nodes": self._wait_nodes,
             "forget_node": self._forget_node,
+            "history": self._history,
         }
 
     # -- what is in RAM
@@ -153,6 +154,14 @@ class WorkerVerbs:
         """Look at the worker's own state; each fault is an item."""
         faults = await examine(self._parts.fs, _now_and_then(tell))
         await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
+        return {"items": []}
+
+    async def _history(self, _request: ControlRequest, tell: Report) -> Json:
+        """Each entry is an item, oldest first."""
+        with self._parts.fs.lock:
+            entries = self._parts.history.entries()
+        for start in range(0, len(entries), BATCH_ITEMS):
+            await tell({"event": "items", "items": [asdict(entry) for entry in entries[start : start + BATCH_ITEMS]]})
         return {"items": []}
 
     # -- other members

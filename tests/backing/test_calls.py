@@ -49,42 +49,42 @@ def fail(number: int) -> None:
 
 
 def test_results_and_errors_reach_the_caller(pool: CallPool) -> None:
-    assert pool.submit("add", lambda a, b: a + b, 1, 2).result(5) == 3
+    assert pool.submit("add", lambda a, b: a + b, 1, 2).result(60) == 3
     with pytest.raises(OSError, match="refused"):
-        pool.submit("fail", fail, errno.EIO).result(5)
+        pool.submit("fail", fail, errno.EIO).result(60)
     assert pool.statistics().calls == {"add": 1, "fail": 1}
 
 
 def test_threads_grow_only_as_needed_and_up_to_the_limit(pool: CallPool, hang: Hang) -> None:
     for _ in range(10):
-        pool.submit("quick", int).result(5)
+        pool.submit("quick", int).result(60)
     assert pool.statistics().threads == 1
     futures = [pool.submit("hang", hang) for _ in range(5)]
     for _ in range(3):
-        hang.begun.acquire(timeout=5)
+        hang.begun.acquire(timeout=60)
     statistics = pool.statistics()
     assert (statistics.threads, statistics.in_flight, statistics.waiting) == (3, 3, 2)
     hang.over.set()
-    assert [future.result(5) for future in futures] == ["late"] * 5
+    assert [future.result(60) for future in futures] == ["late"] * 5
     assert pool.statistics().waiting == 0
 
 
 def test_patience_ends_before_the_call(pool: CallPool, hang: Hang) -> None:
     call = pool.submit("hang", hang)
-    hang.begun.acquire(timeout=5)
+    hang.begun.acquire(timeout=60)
     with pytest.raises(BackingTimeoutError) as raised:
-        pool.patient(call, 0.02).result(5)
+        pool.patient(call, 0.02).result(60)
     assert raised.value.errno == errno.ETIMEDOUT
     assert not call.done()
     assert pool.statistics().timed_out == 1
     hang.over.set()
-    assert call.result(5) == "late"
+    assert call.result(60) == "late"
 
 
 def test_patient_future_takes_over_results_and_errors(pool: CallPool) -> None:
-    assert pool.patient(pool.submit("ok", lambda: 5), 5).result(5) == 5
+    assert pool.patient(pool.submit("ok", lambda: 5), 5).result(60) == 5
     with pytest.raises(FileNotFoundError):
-        pool.patient(pool.submit("fail", fail, errno.ENOENT), 5).result(5)
+        pool.patient(pool.submit("fail", fail, errno.ENOENT), 5).result(60)
 
 
 def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(pool: CallPool, hang: Hang) -> None:
@@ -93,9 +93,9 @@ def test_a_call_that_waits_for_a_thread_is_not_made_after_patience_ended(pool: C
     made: list[int] = []
     call = pool.submit("late", made.append, 1)
     with pytest.raises(BackingTimeoutError):
-        pool.patient(call, 0.02).result(5)
+        pool.patient(call, 0.02).result(60)
     hang.over.set()
-    pool.submit("after", int).result(5)
+    pool.submit("after", int).result(60)
     assert call.cancelled()
     assert not made
 
@@ -109,7 +109,7 @@ def test_patience_begins_anew_as_long_as_the_call_moves(pool: CallPool, hang: Ha
 
     call = pool.submit("hang", hang)
     with pytest.raises(BackingTimeoutError):
-        pool.patient(call, 0.01, moved=moved).result(5)
+        pool.patient(call, 0.01, moved=moved).result(60)
     assert len(looks) == 6
     assert pool.statistics().timed_out == 1
 
@@ -139,7 +139,7 @@ def test_many_patient_calls_at_once(pool: CallPool, hang: Hang) -> None:
     assert len(done) == 200
     quick = pool.submit("quick", int)
     for _ in range(6000):
-        pool.patient(quick, 1000).result(5)
+        pool.patient(quick, 1000).result(60)
     assert len(calls_module._TIMERS._heap) < 5000  # those that are over are swept out
 
 
@@ -147,7 +147,7 @@ def test_a_full_queue_fails_at_once(pool: CallPool, hang: Hang, monkeypatch: pyt
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
     for _ in range(3):
         pool.submit("hang", hang)
-        hang.begun.acquire(timeout=5)
+        hang.begun.acquire(timeout=60)
     for _ in range(4):
         pool.submit("wait", int)
     with pytest.raises(BackingTimeoutError):
@@ -168,7 +168,7 @@ def test_who_has_lost_patience_takes_no_place_in_the_queue(pool: CallPool, hang:
     monkeypatch.setattr(calls_module, "WAITING_CALLS_MAX", 4)
     for _ in range(3):
         pool.submit("hang", hang)
-        hang.begun.acquire(timeout=5)
+        hang.begun.acquire(timeout=60)
     tired = [pool.submit("wait", int) for _ in range(4)]
     assert all(call.cancel() for call in tired)
     assert all(call.cancel() for call in tired), "a second time is as good"
@@ -176,13 +176,13 @@ def test_who_has_lost_patience_takes_no_place_in_the_queue(pool: CallPool, hang:
     assert pool.statistics().waiting == 0
     more = pool.submit("more", int)
     hang.over.set()
-    assert more.result(5) == 0
+    assert more.result(60) == 0
 
 
 def test_closing_does_not_wait_for_hung_threads(hang: Hang) -> None:
     pool = CallPool("closing", 2)
     pool.submit("hang", hang)
-    hang.begun.acquire(timeout=5)
+    hang.begun.acquire(timeout=60)
     pool.close()  # nobody ends the call
     with pytest.raises(BackingTimeoutError):
         pool.submit("after", int).result(0)
@@ -195,7 +195,7 @@ def test_who_has_older_knowledge_does_not_wait_anew_beside_a_call_that_is_late(h
     monkeypatch.setattr(calls_module._TIMERS, "start", lambda delay_s, _timer: delays.append(delay_s))
     pool = CallPool("test", 3, Health(lambda: clock[0]))
     call = pool.submit("lstat", hang)
-    hang.begun.acquire(timeout=5)
+    hang.begun.acquire(timeout=60)
     for clock[0] in (0.5, 2.0, STUCK_AFTER_S + 1.0):  # in time, late, known to hang
         pool.patient(call, 1.0, when_stuck=0.0)
         pool.patient(call, 1.0)  # who knows nothing waits

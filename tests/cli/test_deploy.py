@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 
 from acpfs.cli.deploy import command
 from acpfs.cli.deployment.templates import scalar, toml
-from acpfs.config import FIELDS, Settings, load_settings
+from acpfs.cli.mount import command as mount
+from acpfs.config import Settings, load_settings
 
 VERSIONS = ("1.25", "1.30", "1.34")
 WORDS = ["/shared/ckpt", "/mnt/acpfs/ckpt", "--image", "registry.example:5000/acpfs:1", "--ram", "64G"]
@@ -89,7 +90,7 @@ def test_settings_go_through_unchanged_and_the_times_follow_them(tmp_path: Path)
 
 
 def test_every_option_of_the_command_lines_is_one_of_acpfs_mount() -> None:
-    options = {f"--{name}" for name in ("config", "foreground")} | {f"--{name.replace('_', '-').removesuffix('-s')}" for name in FIELDS}
+    options = {word for option in mount.params for word in option.opts}
     container = daemon(printed())["containers"][0]
     used = re.findall(r"(--[a-z-]+)", " ".join(container["command"]))
     assert used
@@ -121,7 +122,7 @@ def test_what_shells_run_is_a_program() -> None:
     for document in [*printed(), *printed("--inside")]:
         if document["kind"] in ("DaemonSet", "Job"):
             for text in shells(document):
-                subprocess.run(["sh", "-n", "-c", text], check=True, timeout=20)
+                subprocess.run(["sh", "-n", "-c", text], check=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -174,3 +175,13 @@ def test_the_containerfile_copies_what_there_is() -> None:
     copied = [word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.MULTILINE) for word in line.split()]
     assert copied
     assert all((root / word).exists() for word in copied)
+
+
+def test_a_roll_out_puts_the_new_pod_beside_the_old_one_and_asks_whether_it_serves_itself() -> None:
+    documents = printed("--nodes-at-once", "7")
+    assert of_kind(documents, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 7}
+    container = daemon(documents)["containers"][0]
+    assert "--take-over" in container["command"][2]
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["exec"]["command"] == ["acpfs-ctl", "/mnt/acpfs/ckpt", "ready", "--here"]
+    assert "livenessProbe" not in container

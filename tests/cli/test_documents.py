@@ -66,7 +66,7 @@ def test_what_can_be_changed_in_use_is_named_where_users_look() -> None:
     assert re.findall(r"`(\w+)`", VERBS["set"].does) == [name.removesuffix("_s") for name in CHANGEABLE]
 
 
-OPTIONAL = {"pyfuse3", "torch", "matplotlib", "accelerate", "transformers", "lightning"}
+OPTIONAL = {"pyfuse3", "torch", "matplotlib", "textual", "accelerate", "transformers", "lightning", "megatron"}
 """Extras: `plot` is imported where a picture is asked for, and one line where it is not there; `torch` in ranks only (acpfs.training).
 
 The others are what a script has that imports their adapter (acpfs.training.frameworks); they are no extras.

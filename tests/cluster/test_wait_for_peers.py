@@ -18,7 +18,7 @@ from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount, wait_gone
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("libfuse", "native"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("libfuse", "native"), pytest.mark.timeout(300)]
 SHARD = b"shard" * 1000
 PENDING = 3
 """Operations: a file, a directory, and a file in that."""

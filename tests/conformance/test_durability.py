@@ -15,7 +15,7 @@ from tests.rig.mounts import CommandError, MakeMount, is_mounted
 from tests.rig.processes import Child
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 NORMAL_S = 30.0
 """Far more than any of these calls takes on a busy machine, far less than the time limit on the backing directory."""
 

@@ -14,7 +14,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.syscalls import RENAME_EXCHANGE, rename2
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 

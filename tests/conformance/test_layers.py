@@ -18,7 +18,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.syscalls import error_of
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

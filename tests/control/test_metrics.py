@@ -73,7 +73,7 @@ def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
         port = probe.getsockname()[1]
     stop = metrics.start_http(port, "127.0.0.1")
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             assert b"acpfs_ram_used_bytes" in answer.read()
     finally:
         stop()
@@ -87,7 +87,7 @@ def test_http_serves_at_the_address_that_was_named_alone(metrics: Metrics, asked
         port = probe.getsockname()[1]
     stop = metrics.start_http(port, asked)
     try:
-        with urllib.request.urlopen(f"http://{asked}:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{asked}:{port}/metrics", timeout=60) as answer:
             assert b"acpfs_ram_used_bytes" in answer.read()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((other, port), timeout=5)

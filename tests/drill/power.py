@@ -74,7 +74,7 @@ class PowerStand(Stand):
         self.mount.detach()
         self.storage.abort()
         for mounted in mounts_below(self.mount.runtime_dir):
-            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=60)
         shutil.rmtree(self.mount.runtime_dir, ignore_errors=True)
         return read_log(self._log())
 

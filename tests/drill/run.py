@@ -198,7 +198,7 @@ def clean_up(base: Path) -> None:
             break
         select.select([], [], [], 0.05)
     for mounted in mounts_below(base):
-        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=60)
     shutil.rmtree(base, ignore_errors=True)
 
 

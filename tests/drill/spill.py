@@ -136,7 +136,7 @@ class MirrorStand(SpillStand):
             self.kill_application()
         self.mount.detach()
         for mounted in mounts_below(self.mount.runtime_dir):
-            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+            subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=60)
         shutil.rmtree(self.mount.runtime_dir, ignore_errors=True)
         self._rebooted = True
 

@@ -409,7 +409,7 @@ def _words(pid: int) -> list[bytes]:
         return []
 
 
-def _wait_stopped(pid: int, timeout_s: float = 20.0) -> None:
+def _wait_stopped(pid: int, timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while any(state not in "tTZX" for state in _states(pid)):
         if time.monotonic() > deadline:
@@ -430,7 +430,7 @@ def _wait_dead(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid)
         try:
-            if not readable(fd, 20):
+            if not readable(fd, 60):
                 raise TimeoutError(f"process {pid} does not die")
         finally:
             os.close(fd)

@@ -16,7 +16,7 @@ import pytest
 from tests.drill import points
 from tests.drill.stand import Stand
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 BEFORE_COMMIT = next(n for n in range(len(points.POINTS)) if points.label(n).endswith("before state: commit"))
 
 
@@ -41,7 +41,7 @@ def test_a_write_that_its_daemon_did_not_live_to_note_leaves_no_difference(tmp_p
         writer.start()
         stand.wait_fired()
         stand.kill_all()
-        writer.join(20)
+        writer.join(60)
         with contextlib.suppress(OSError):
             os.close(fd)
         stand.mount.detach()

@@ -16,7 +16,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount, is_mounted, wait_gone
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
 QUICK: dict[str, object] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
 

@@ -30,7 +30,7 @@ def is_free(lock: Any) -> bool:
     got: list[bool] = []
 
     def take() -> None:
-        got.append(lock.acquire(timeout=10))
+        got.append(lock.acquire(timeout=60))
         if got[0]:
             lock.release()
 
@@ -88,7 +88,7 @@ def test_what_is_truncated_meanwhile_stays_truncated(tmp_path: Path, monkeypatch
 
         def waits(fd: int, mode: int, offset: int, length: int) -> None:
             began.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             fallocate(fd, mode, offset, length)
 
         monkeypatch.setattr(contents, "fallocate", waits)

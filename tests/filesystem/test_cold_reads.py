@@ -92,7 +92,7 @@ def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Pa
             left: list[int] = []
 
             def hangs(path: LowerPath) -> int:
-                goes_on.wait(20)
+                goes_on.wait(60)
                 left.append(open_read(path))
                 return left[0]
 
@@ -270,7 +270,7 @@ class Hang:
             if self._left <= 0:
                 self._threads.add(threading.get_ident())
                 self.hangs.set()
-                self.goes_on.wait(20)
+                self.goes_on.wait(60)
             self._left -= MIB
         return self._read[name](fd, *arguments)
 

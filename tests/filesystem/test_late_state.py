@@ -53,7 +53,7 @@ async def under_way(w: World, name: bytes) -> AsyncIterator[list[int]]:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(write)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while w.state.changes == before or w.state.recording is not Recording.LATE:  # noqa: ASYNC110 - seen by looking only
                 await trio.sleep(0.01)
         yield made
@@ -71,7 +71,7 @@ def test_a_call_waits_until_its_change_is_recorded(tmp_path: Path) -> None:
             assert await w.read(before) == b"x" * 1000, "what changes nothing is answered"
             assert await w.names()
             empty(w.state)
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while not made:
                     with w.fs.lock:
                         w.fs.look_after_waiting()  # as every second
@@ -118,7 +118,7 @@ def test_nothing_is_carried_out_that_a_next_worker_would_not_know_of(tmp_path: P
         fill(w.state)
         await use_up(w)
         w.engine.hold(False)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not any(entry.tries for entry in w.engine.statistics().queue):  # noqa: ASYNC110 - seen by looking only
                 await trio.sleep(0.01)
         assert not (w.backing / "second").exists()

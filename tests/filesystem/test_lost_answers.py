@@ -51,7 +51,7 @@ class LostAnswer:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - a change of the log is no event
             await trio.sleep(0.001)
 

@@ -288,7 +288,7 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(tmp_path: Path, monkeypa
         def seed_later(token: str, snapshot: sqlite3.Connection) -> sqlite3.Connection:
             go_on = next(which)
             journal = seed(token, snapshot)
-            assert go_on.wait(20)
+            assert go_on.wait(60)
             return journal
 
         def begin_anew() -> threading.Thread:
@@ -304,7 +304,7 @@ def test_a_journal_counts_only_when_it_is_seeded_itself(tmp_path: Path, monkeypa
             old = begin_anew()
             new = begin_anew()
             seeding["old"].set()
-            old.join(20)
+            old.join(60)
             assert not old.is_alive()
             assert not mirror._seeded
             assert mirror.statistics().state == "seeding"

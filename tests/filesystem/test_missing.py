@@ -73,7 +73,7 @@ async def leave_two(w: World) -> list[Ino]:
 async def drained_but_for_the_lost(w: World) -> None:
     await w.drained()
     assert [op.name for op in w.log.parked()] == [b"lost"]
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         found = await w.do(w.fs.lookup(ROOT, b"also-kept"))
         await settled(w.engine.persisted(w.log.last_seq, found.ino))
     assert (w.backing / "kept").read_bytes() == b"kept bytes"
@@ -106,7 +106,7 @@ def test_what_was_not_persisted_can_be_written_anew(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="Input/output error"):  # what close tells is what became of the version before (S24)
             await w.do(w.fs.flush(handle))
         await w.do(w.fs.release(handle))
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while len(w.log):
                 w.engine.wake()
                 await trio.sleep(0.002)

@@ -34,7 +34,7 @@ class SlowMove:
         if self._carried_out:
             self._rename(source, target)
         self.moved.set()
-        self._answer.wait(20)
+        self._answer.wait(60)
         if not self._carried_out:
             self._rename(source, target)
 
@@ -66,8 +66,8 @@ async def ask_while_moving(
         answers[number] = await questions[number]()
 
     w.engine.hold(False)
-    with trio.fail_after(20):
-        await trio.to_thread.run_sync(moving.moved.wait, 20)
+    with trio.fail_after(60):
+        await trio.to_thread.run_sync(moving.moved.wait, 60)
         async with trio.open_nursery() as nursery:
             for number in range(len(questions)):
                 nursery.start_soon(ask, number)

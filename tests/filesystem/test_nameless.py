@@ -27,7 +27,7 @@ class Keeper:
         self.forgotten = threading.Event()
 
     def keep(self, ino: Ino, fds: list[int]) -> None:
-        assert self.lets.wait(20)
+        assert self.lets.wait(60)
         self.kept[ino] = fds
         if not fds:
             self.forgotten.set()
@@ -60,7 +60,7 @@ def test_what_was_not_removed_after_all_is_read_as_it_is(tmp_path: Path) -> None
             keeper.lets.set()
             assert await w.names() == [b"f"]
             assert await read_new(w, ino) == NEW
-            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 60)
             assert keeper.kept == {ino: []}
             await w.do(w.fs.unlink(ROOT, b"f"))
             await w.drained()
@@ -83,7 +83,7 @@ def test_a_supervisor_that_does_not_answer_holds_up_no_removal(tmp_path: Path) -
             assert await w.do(w.fs.read(handle, 0, 100)) == OLD
             await w.do(w.fs.release(handle))
             keeper.lets.set()
-            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 60)
             assert keeper.kept == {ino: []}
 
     trio.run(scenario)
@@ -98,7 +98,7 @@ def test_what_the_last_worker_did_not_live_to_remove_is_read_as_it_is(tmp_path: 
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
             ino, handle = await cold_and_open(w)
             w.fs.keep_deleted({ino: os.open(w.backing / "f", os.O_RDONLY)}, keeper.keep)
-            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 20)
+            assert await trio.to_thread.run_sync(keeper.forgotten.wait, 60)
             assert await read_new(w, ino) == NEW
             await w.do(w.fs.release(handle))
 

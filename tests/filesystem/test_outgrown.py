@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 async def until(w: World, condition: Callable[[], bool]) -> None:
     """Look after writers until something has happened; threads announce nothing here."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():
             tick(w)
             await trio.sleep(0.002)
@@ -260,14 +260,14 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
         def slowly(content: Content, size: int) -> None:
             copies.append(size)
             begun.set()
-            goes_on.wait(20)
+            goes_on.wait(60)
             complete(content, size)
 
         monkeypatch.setattr(w.fs._outgrown, "_complete", slowly)
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))
-            assert await trio.to_thread.run_sync(begun.wait, 20)
+            assert await trio.to_thread.run_sync(begun.wait, 60)
             again = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
             await w.do(w.fs.flush(again.handle))
             release = w.fs.release(again.handle)

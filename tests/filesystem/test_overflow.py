@@ -109,8 +109,8 @@ def test_deleting_what_overflowed_leaves_nothing(tmp_path: Path) -> None:
         await w.do(w.fs.unlink(ROOT, b"big"))
         w.fs.forget([(ino, 10)])
         await w.drained()
-        w.calls.requests.submit("after the removal", lambda: None).result(10)
-        w.calls.streams.submit("after the removal", lambda: None).result(10)
+        w.calls.requests.submit("after the removal", lambda: None).result(60)
+        w.calls.streams.submit("after the removal", lambda: None).result(60)
         assert w.fs.statistics().nodes == 1
 
     run(tmp_path, scenario, budget_bytes=BUDGET)
@@ -287,7 +287,7 @@ def test_bytes_that_are_missing_park_the_file_and_retry_stores_what_is_left(tmp_
         os.truncate(staging_file(w), 5 * MIB)
         await w.drained()
         assert [op.name for op in w.log.parked()] == [b"big"]
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await settled(w.engine.persisted(w.log.last_seq, following))
         assert (w.backing / "next").exists()
         assert not (w.backing / "big").exists()

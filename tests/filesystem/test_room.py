@@ -66,7 +66,7 @@ class Call:
     async def done(self) -> int | OSError:
         while self.result is None:
             assert self.future is not None
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 await trio.to_thread.run_sync(self.future.exception, abandon_on_cancel=True)
             self.go_on()
         return self.result
@@ -225,7 +225,7 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
 
         def slowly(name: str) -> int:
             begun.set()
-            goes_on.wait(20)
+            goes_on.wait(60)
             return create(name)
 
         def noticed(name: str) -> None:
@@ -235,7 +235,7 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
         monkeypatch.setattr(w.lower, "create_staging", slowly)
         monkeypatch.setattr(w.lower, "remove_staging", noticed)
         call = Call(w, await writer(w, b"killed", 1), block(3) * 5)
-        assert await trio.to_thread.run_sync(begun.wait, 20)
+        assert await trio.to_thread.run_sync(begun.wait, 60)
         call.future = Future()
         call.kill()
         assert isinstance(call.result, InterruptedError)
@@ -255,14 +255,14 @@ def test_bytes_that_a_hung_copy_still_reads_count(tmp_path: Path, monkeypatch: p
 
         def slowly(fd: int, data: bytes | memoryview, offset: int) -> int:
             begun.set()
-            goes_on.wait(20)
+            goes_on.wait(60)
             return write_all(fd, data, offset)
 
         monkeypatch.setattr(overflow, "_write_all", slowly)
         opened = await writer(w, b"killed", 1)
         await w.do(w.fs.write(opened.handle, 0, block(3) * 2))
         call = Call(w, opened, block(3) * 3, 2 * MIB)
-        assert await trio.to_thread.run_sync(begun.wait, 20)
+        assert await trio.to_thread.run_sync(begun.wait, 60)
         call.future = Future()
         call.kill()
         await w.do(w.fs.unlink(ROOT, b"killed"))
@@ -279,7 +279,7 @@ async def until_unused(w: World) -> None:
     """Somebody else's room, when the last byte is free."""
     with w.fs.lock:
         room = w.tier.reserve(BUDGET)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await settled(room)
     assert w.tier.used_bytes == 0
     with w.fs.lock:

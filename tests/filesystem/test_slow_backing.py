@@ -48,7 +48,7 @@ def hanging(w: World, *calls: str) -> Iterator[Callable[[], None]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110 - threads have no trio event to set
             await trio.sleep(0.005)
 

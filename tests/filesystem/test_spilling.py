@@ -40,7 +40,7 @@ def spilling(made: World) -> Spilling:
 
 async def until(made: World, wanted: Callable[[], bool]) -> None:
     """Looks under the lock until something is so; there is nobody to ring for it."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while True:
             with made.fs.lock:
                 if wanted():
@@ -147,7 +147,7 @@ def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(tmp_path: P
         def hangs(name: str) -> int:
             fd = open_copy(name)
             begun.set()
-            goes_on.wait(20)
+            goes_on.wait(60)
             copy.append(fd)
             return fd
 
@@ -165,7 +165,7 @@ def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(tmp_path: P
         monkeypatch.setattr(spill_module, "write_all", writes)
         call = made.fs.open(spilled_versions(made)[0].ino, os.O_WRONLY, CALLER)
         waiting = made.fs.steps.step(call, None)
-        assert await trio.to_thread.run_sync(begun.wait, 20)
+        assert await trio.to_thread.run_sync(begun.wait, 60)
         assert not waiting.done()
         gone: Future[Any] = Future()
         gone.cancel()
@@ -173,7 +173,7 @@ def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(tmp_path: P
             made.fs.steps.step(call, gone)
         assert (made.tier.statistics().files, made.tier.reserved_bytes) == (before, 0)
         goes_on.set()
-        assert await trio.to_thread.run_sync(ended.wait, 20)
+        assert await trio.to_thread.run_sync(ended.wait, 60)
         assert written == []
 
     run(tmp_path, script)

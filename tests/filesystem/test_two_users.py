@@ -29,13 +29,13 @@ class Slow:
 
         def slowly(*arguments: object) -> object:
             self.begun.set()
-            self.goes_on.wait(20)
+            self.goes_on.wait(60)
             return real(*arguments)
 
         monkeypatch.setattr(where, name, slowly)
 
     async def has_begun(self) -> None:
-        assert await trio.to_thread.run_sync(self.begun.wait, 20)
+        assert await trio.to_thread.run_sync(self.begun.wait, 60)
 
 
 # -- others change it on the backing directory

@@ -119,7 +119,7 @@ class FaultFs:
                 if pipe is not None:
                     pipe.close()
         if is_mounted(self.path):
-            subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=20)
+            subprocess.run(["umount", "-l", str(self.path)], check=False, timeout=60)
 
     # -- orders
 

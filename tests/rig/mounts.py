@@ -253,7 +253,7 @@ class AcpfsMount:
         """Return when all (or what lies at `paths`, below the mount point) that was written until now is persisted."""
         self.ask("flush", paths=list(paths), timeout_s=timeout_s)
 
-    def wait_drained(self, timeout_s: float = 30.0) -> None:
+    def wait_drained(self, timeout_s: float = 60.0) -> None:
         """Wait for the end of what is queued; unlike `flush` this fixes the content of no open file."""
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
@@ -289,11 +289,11 @@ def take_down(path: Path, runtime_dir: Path, pids: Iterable[int] = ()) -> None:
         _kill_processes(runtime_dir, pids)
         _detach(path)
     for mounted in mounts_below(runtime_dir):
-        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+        subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=60)
     shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
-def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 20.0) -> None:
+def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 60.0) -> None:
     """A worker whose supervisor dies starts another one, so until nobody is left."""
     deadline = time.monotonic() + timeout_s
     while (living := _living(runtime_dir, pids)) and time.monotonic() < deadline:
@@ -319,7 +319,7 @@ def _living(runtime_dir: Path, pids: Iterable[int]) -> list[int]:
 
 def _detach(path: Path) -> None:
     while is_mounted(path):
-        subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=60)
 
 
 # -- the kernel's view
@@ -361,7 +361,7 @@ def _alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_gone(pid: int, timeout_s: float = 20.0) -> None:
+def wait_gone(pid: int, timeout_s: float = 60.0) -> None:
     """Wait for the end of a process that is not our child."""
     try:
         fd = os.pidfd_open(pid)

@@ -33,7 +33,7 @@ class Armed:
             take_down(self.path, self.runtime_dir)
         else:
             for mounted in mounts_below(self.path):
-                subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=20)
+                subprocess.run(["umount", "-l", str(mounted)], check=False, timeout=60)
 
 
 @dataclass

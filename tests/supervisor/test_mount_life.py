@@ -267,7 +267,7 @@ def test_sigterm_takes_the_mount_from_its_users(make_mount: MakeMount, transport
 def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
     content, pid = (slow.path / "big").read_bytes(), slow.pid
-    subprocess.run(["umount", str(slow.path)], check=True, timeout=20)
+    subprocess.run(["umount", str(slow.path)], check=True, timeout=60)
     slow.wait_ended(pid)
     assert (slow.backing / "big").read_bytes() == content
     assert slow.leaks() == []

@@ -23,7 +23,7 @@ pytestmark = [
 MIB = 1 << 20
 HEARTBEAT_S = 0.25
 """After a reboot a record is watched for four of these."""
-WATCHDOG_S = 120.0
+WATCHDOG_S = 300.0
 FILES, FILE_BYTES = 12, 6 * MIB
 """More than twice the RAM tier of 32 MiB."""
 
@@ -134,7 +134,7 @@ def reboot(mount: AcpfsMount) -> None:
     """All processes gone, and all that lay in memory: RAM tier, runtime directory, node id."""
     mount.kill()
     for below in mounts_below(mount.runtime_dir):
-        subprocess.run(["umount", str(below)], check=True, timeout=20)
+        subprocess.run(["umount", str(below)], check=True, timeout=60)
     shutil.rmtree(mount.runtime_dir)
 
 

@@ -111,6 +111,7 @@ def test_nobody_is_replaced_when_others_are_through() -> None:
     assert isinstance(told(launchers.exited("0", 1, 1 << 8, 1.0))["0"][0], StopRanks)
 
 
+@clause("T72")
 def test_nodes_get_ranks_by_their_number() -> None:
     launchers = Launchers()
     assert launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0) == []
@@ -118,6 +119,7 @@ def test_nodes_get_ranks_by_their_number() -> None:
     assert posts == {"5": [Start("5-0", 0, 0, 2, 0, 4, "10.0.0.5", 1005)], "7": [Start("5-0", 0, 1, 2, 1, 4, "10.0.0.5", 1005)]}
 
 
+@clause("T72")
 def test_enough_nodes_wait_for_more_for_a_while() -> None:
     launchers = Launchers()
     for name in ("0", "1"):
@@ -128,12 +130,14 @@ def test_enough_nodes_wait_for_more_for_a_while() -> None:
     assert late == {"2": [Over(NODE_LOST, "the job runs already, without this node")]}
 
 
+@clause("T72")
 def test_too_few_nodes_end_the_job() -> None:
     launchers = Launchers()
     launchers.registered(launcher("0", nodes_min=2, nodes_max=2), 0.0)
     assert told(launchers.tick(NODES_S))["0"] == [Over(NODE_LOST, "only 1 nodes came in 600 s")]
 
 
+@clause("T72")
 def test_a_lost_node_is_a_fault_and_another_may_come() -> None:
     launchers = two(restarts_max=1)
     launchers.away("1", 1.0)
@@ -145,6 +149,20 @@ def test_a_lost_node_is_a_fault_and_another_may_come() -> None:
     assert {name: start.first_rank for name, (start,) in posts.items()} == {"0": 0, "2": 2}  # type: ignore[union-attr]
 
 
+@clause("T72")
+def test_a_launcher_that_begins_in_an_away_one_s_place_need_not_wait() -> None:
+    launchers = Launchers()
+    for name in ("0", "1"):
+        launchers.registered(launcher(name, node_rank=int(name), nodes_min=2, nodes_max=2, restarts_max=1), 0.0)
+    stranger = launcher("2", node_rank=1, nodes_min=2, nodes_max=2, restarts_max=1)
+    assert told(launchers.registered(stranger, 1.0)) == {"2": [Over(NODE_LOST, "the job runs already, without this node")]}
+    launchers.away("1", 2.0)
+    assert told(launchers.registered(stranger, 3.0)) == {"0": [StopRanks("node host-1 is lost")]}
+    posts = told(launchers.idle("0", 7, 4.0))
+    assert {name: start.first_rank for name, (start,) in posts.items()} == {"0": 0, "2": 2}  # type: ignore[union-attr]
+
+
+@clause("T72")
 def test_a_lost_node_ends_a_job_without_restarts() -> None:
     launchers = two()
     launchers.away("1", 1.0)
@@ -152,6 +170,7 @@ def test_a_lost_node_ends_a_job_without_restarts() -> None:
     assert told(launchers.idle("0", 7, 20.0))["0"] == [Over(NODE_LOST, "node host-1 is lost")]
 
 
+@clause("T73")
 def test_a_launcher_that_comes_again_in_time_goes_on() -> None:
     launchers = two()
     start = Start("a", 0, 1, 2, 2, 4, "10.0.0.0", 1000)
@@ -165,6 +184,7 @@ def test_a_launcher_that_comes_again_in_time_goes_on() -> None:
     assert told(posts)["1"] == [Over(0, "all ranks have ended")]
 
 
+@clause("T73")
 def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
     launchers, posts = Launchers(), []
     killed: dict[int, int] = {3: int(signal.SIGKILL)}
@@ -176,6 +196,7 @@ def test_a_coordinator_that_knows_nothing_learns_it_from_launchers() -> None:
     assert (launchers.state, launchers.attempt) == (State.RUNNING, 2)
 
 
+@clause("T73")
 def test_a_stop_that_was_under_way_goes_on() -> None:
     launchers, posts = Launchers(), []
     for name, stopping in (("0", True), ("1", False)):
@@ -183,3 +204,37 @@ def test_a_stop_that_was_under_way_goes_on() -> None:
         posts = launchers.registered(launcher(name, nodes_min=2, nodes_max=2, start=start, stopping=stopping), 0.0)
     assert isinstance(told(posts)["1"][0], StopRanks)
     assert launchers.state is State.STOPPING
+
+
+@clause("T73")
+def test_a_start_that_was_lost_is_said_again() -> None:
+    launchers = Launchers()
+    launchers.registered(launcher("0", nodes_min=2, nodes_max=2), 0.0)
+    first = told(launchers.registered(launcher("1", nodes_min=2, nodes_max=2), 0.0))["1"]
+    launchers.away("1", 1.0)
+    assert told(launchers.registered(launcher("1", nodes_min=2, nodes_max=2), 2.0))["1"] == first
+    assert launchers.tick(100.0) == []
+
+
+@clause("T73")
+def test_nothing_is_decided_before_all_have_come_again() -> None:
+    launchers = Launchers()
+    start = Start("a", 0, 0, 2, 0, 4, "10.0.0.0", 1000)
+    both = {0: 3 << 8, 1: 0}
+    given = launcher("0", nodes_min=2, nodes_max=2, restarts_max=1, start=start, ended=both)
+    assert launchers.registered(given, 0.0) == []
+    assert launchers.wake_at == AWAY_S
+    other = launcher("1", nodes_min=2, nodes_max=2, restarts_max=1, start=Start("a", 0, 1, 2, 2, 4, "10.0.0.0", 1000))
+    posts = told(launchers.registered(other, 1.0))
+    assert isinstance(posts["1"][0], StopRanks)
+    assert set(told(launchers.idle("1", 7, 2.0))) == {"0", "1"}
+    assert (launchers.state, launchers.attempt) == (State.RUNNING, 1)
+
+
+@clause("T73")
+def test_a_node_that_does_not_come_again_is_lost() -> None:
+    launchers = Launchers()
+    start = Start("a", 0, 0, 2, 0, 4, "10.0.0.0", 1000)
+    launchers.registered(launcher("0", nodes_min=2, nodes_max=2, start=start), 0.0)
+    assert told(launchers.tick(AWAY_S)) == {"0": [StopRanks("a node did not come again")]}
+    assert told(launchers.idle("0", 7, 20.0)) == {"0": [Over(NODE_LOST, "a node did not come again")]}

@@ -76,6 +76,12 @@ def test_what_had_the_name_is_kept(tmp_path: Path, order: Publish) -> None:
     assert found.generation == 3
 
 
+@pytest.mark.clause("T61")
+def test_a_tracker_may_say_the_number_alone(tmp_path: Path, order: Publish) -> None:
+    publish(tmp_path, order, "latest", 1.0, "{step}")
+    assert (tmp_path / "latest").read_text() == "7\n"
+
+
 @pytest.mark.clause("T64")
 def test_an_earlier_gasp_that_comes_from_another_node_keeps_the_name(
     tmp_path: Path, order: Publish, monkeypatch: pytest.MonkeyPatch

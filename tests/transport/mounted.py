@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-WATCHDOG_S = 60.0
+WATCHDOG_S = 300.0
 
 
 class NativeMount:

@@ -39,7 +39,7 @@ def test_layouts_are_those_of_the_kernel_header(tmp_path: Path) -> None:
     lines = "".join(f'printf("{n} %zu\\n", sizeof(struct {n}));\n' for n in names)
     (tmp_path / "sizes.c").write_text(f"#include <stdio.h>\n#include <linux/fuse.h>\nint main(void) {{ {lines} return 0; }}\n")
     subprocess.run(["cc", "-o", str(tmp_path / "sizes"), str(tmp_path / "sizes.c")], check=True, timeout=60)
-    told = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True, timeout=10).stdout.split()
+    told = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True, timeout=60).stdout.split()
     assert {n: LAYOUTS[n].size for n in names} == dict(zip(told[::2], map(int, told[1::2]), strict=True))
 
 

@@ -58,5 +58,5 @@ def test_a_change_of_the_limit_is_felt_by_those_who_wait(release: str) -> None:
         bucket.close()
     else:
         bucket.set_rate(0 if release == "lift" else 1 << 50)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()

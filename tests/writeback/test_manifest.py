@@ -237,7 +237,7 @@ def test_loading_holds_the_lock_for_a_page_at_a_time_and_two_do_not_load_at_once
 
     def slow_read(names: tuple[bytes, ...]) -> bytes:
         reading.release()
-        assert held.wait(20)
+        assert held.wait(60)
         return read_own(names)
 
     monkeypatch.setattr(lower, "read_own", slow_read)
@@ -245,7 +245,7 @@ def test_loading_holds_the_lock_for_a_page_at_a_time_and_two_do_not_load_at_once
     loads = [threading.Thread(target=lambda: loaded.append(again.load())) for _ in range(2)]
     for load in loads:
         load.start()
-    assert reading.acquire(timeout=20)
+    assert reading.acquire(timeout=60)
     assert not reading.acquire(timeout=0.2), "the second one reads it, too"
     held.set()
     for load in loads:

@@ -245,7 +245,7 @@ def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(tmp_pat
 
     def fault(label: str, _path: LowerPath) -> None:
         if label == "mkdir":
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     world.lower.fault = fault
 

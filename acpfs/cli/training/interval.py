@@ -65,7 +65,7 @@ def _job(mountpoint: str | None, given: dict[str, float | None]) -> Job:
         return Job(
             save_s=save_s,
             restart_s=given["restart_s"] or 0.0,
-            fault_s=_fault_s(given),
+            fault_s=fault_s(given),
             covered=given["covered"] or 0.0,
             node_share=given["node_share"] or 0.0,
             drain_s=drain_s or 0.0,
@@ -74,7 +74,7 @@ def _job(mountpoint: str | None, given: dict[str, float | None]) -> Job:
         raise click.UsageError(str(error)) from None
 
 
-def _fault_s(given: dict[str, float | None]) -> float:
+def fault_s(given: dict[str, float | None]) -> float:
     prior_s = given["fault_s"]
     if given["node_mtbf"] is not None:
         if given["nodes"] is None or prior_s is not None:

@@ -100,7 +100,15 @@ class Launchers:
         if self.state is State.ENDED:
             return [Post(launcher.name, self._over)]
         if launcher.start is None and self.state is not State.GATHERING and launcher.name not in self._nodes:
-            return [Post(launcher.name, Over(NODE_LOST, "the job runs already, without this node"))]
+            self._forget_whom_it_replaces(launcher, now)
+            if self.state is not State.STOPPING or self._planned:
+                self._post([launcher.name], Over(NODE_LOST, "the job runs already, without this node"))
+                return self._done(now)
+        known = self._nodes.get(launcher.name)
+        if launcher.start is None and known is not None and known.start is not None:  # START was lost on its way
+            known.away_since = None
+            self._post([launcher.name], known.start)
+            return self._done(now)
         if launcher.name not in self._order:
             self._order.append(launcher.name)
         idle = launcher.start is None or all(rank in launcher.ended for rank in _ranks(launcher))
@@ -110,14 +118,21 @@ class Launchers:
         self._planned = self._planned or launcher.planned
         if self.state is State.GATHERING:
             self._begin_if_there(now)
-        if launcher.start is not None:
-            for rank, status in launcher.ended.items():
-                self._ended(node, rank, status, now)
-            if (launcher.stopping or launcher.planned) and self.state in (State.RUNNING, State.GATHERING):
-                self._stop("it was being stopped", now)
-        if self.state is State.STOPPING and launcher.start is not None and not launcher.stopping:
-            self._post([launcher.name], StopRanks(self._why))
+        else:
+            self._learn(node, now)
         return self._done(now)
+
+    def _forget_whom_it_replaces(self, launcher: Launcher, now: float) -> None:
+        """A launcher that begins where one is away shows that this one does not come again."""
+        for name, node in list(self._nodes.items()):
+            if node.away_since is not None and launcher.node_rank == node.launcher.node_rank:
+                self._lost(name, now)
+                return
+
+    def _lost(self, name: str, now: float) -> None:
+        node = self._nodes[name]
+        self._forget(name)
+        self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
 
     def exited(self, name: str, rank: int, status: int, now: float) -> list[Post]:
         """A rank's process was waited for."""
@@ -153,8 +168,7 @@ class Launchers:
             return self._done(now)
         for name, node in list(self._nodes.items()):
             if node.away_since is not None and now >= node.away_since + AWAY_S:
-                self._forget(name)
-                self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
+                self._lost(name, now)
         if self.state is State.GATHERING:
             self._begin_if_there(now)
         self._give_up_if_late(now)
@@ -167,9 +181,8 @@ class Launchers:
         if not nodes:
             return
         old = [node.start for node in nodes if node.start is not None]
-        if old:  # a coordinator that was started anew: they run
-            if len(old) >= old[0].groups:
-                self._go(State.RUNNING)
+        if old:  # this is a coordinator that was started anew
+            self._go_on_if_all_came(old[0].groups, now)
             return
         first = nodes[0].launcher
         if len(nodes) < first.nodes_max:
@@ -181,6 +194,30 @@ class Launchers:
                 return
         self._go(State.RUNNING)
         self._start()
+
+    def _go_on_if_all_came(self, groups: int, now: float) -> None:
+        """Where ranks run already. Nothing is decided before all nodes have told how theirs are, or are lost."""
+        assert self._since is not None
+        came = [node for node in self._nodes.values() if node.start is not None]
+        if len(came) < groups and now < self._since + AWAY_S:
+            return
+        self._go(State.RUNNING)
+        for node in came:
+            self._learn(node, now)
+        if len(came) < groups:
+            self._fault(NODE_LOST << 8, "a node did not come again", now)
+
+    def _learn(self, node: _Node, now: float) -> None:
+        """What a launcher told when it came again."""
+        launcher = node.launcher
+        if launcher.start is None:
+            return
+        for rank, status in launcher.ended.items():
+            self._ended(node, rank, status, now)
+        if (launcher.stopping or launcher.planned) and self.state is State.RUNNING:
+            self._stop("it was being stopped", now)
+        if self.state is State.STOPPING and not launcher.stopping:
+            self._post([launcher.name], StopRanks(self._why))
 
     def _give_up_if_late(self, now: float) -> None:
         if self.state is State.GATHERING and self._since is not None and now >= self._since + NODES_S:
@@ -279,7 +316,7 @@ class Launchers:
     def _done(self, now: float) -> list[Post]:
         times = [node.away_since + AWAY_S for node in self._nodes.values() if node.away_since is not None]
         if self.state is State.GATHERING and self._since is not None:
-            times.append(self._since + NODES_S)
+            times.append(self._since + (AWAY_S if any(node.start for node in self._nodes.values()) else NODES_S))
             if self._enough_since is not None:
                 times.append(self._enough_since + LAST_CALL_S)
         self.wake_at = min(times, default=math.inf) if self.state is not State.ENDED else math.inf

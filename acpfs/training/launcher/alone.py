@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import trio
 
@@ -18,6 +19,10 @@ class Alone:
         self._name = ""
         self._said: deque[ToLauncher] = deque()
         self._news = trio.Event()
+
+    def begin(self, introduce: Callable[[str], Launcher]) -> None:
+        """Register; nobody is on another node."""
+        self.tell(introduce("127.0.0.1"))
 
     def tell(self, message: FromLauncher) -> None:
         """Ask what is to be done now."""

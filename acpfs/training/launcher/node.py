@@ -11,19 +11,19 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 import trio
 
 from acpfs.logger import get_logger
-from acpfs.training.coordinator.launchers import exit_status, told
+from acpfs.training.coordinator.launchers import NODE_LOST, exit_status, told
 from acpfs.training.launcher import ranks
 from acpfs.training.launcher.environment import Seat, variables
 from acpfs.training.launcher.options import Options
 from acpfs.training.launcher.rank_logs import RankLog, RankLogs, Shown
 from acpfs.training.launcher.ranks import RankProcess
-from acpfs.training.messages import Exited, FromLauncher, Idle, Launcher, Over, Planned, Replace, Start, StopRanks, ToLauncher
+from acpfs.training.messages import Exited, ExitStatus, FromLauncher, Idle, Launcher, Over, Planned, Replace, Start, StopRanks, ToLauncher
 
 log = get_logger(__name__)
 SHOW_EVERY_S = 0.1
@@ -33,6 +33,9 @@ NOT_STARTED = 127
 
 class Conductor(Protocol):
     """Whoever decides."""
+
+    def begin(self, introduce: Callable[[str], Launcher]) -> None:
+        """`introduce`: what this launcher registers with, given how other nodes reach it."""
 
     def tell(self, message: FromLauncher) -> None:
         """Never waits."""
@@ -89,7 +92,7 @@ class Node:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._take_signals, signals)
                 self._nursery.start_soon(self._show)
-                self._conductor.tell(self.introduction("127.0.0.1"))
+                self._conductor.begin(self.introduction)
                 while self._over is None:
                     await self._obey(await self._conductor.next())
                 self._nursery.cancel_scope.cancel()
@@ -185,6 +188,8 @@ class Node:
         self._stop("the job is over")
         if self._running or self._beginning:
             await self._nobody_runs.wait()
+        if over.status == NODE_LOST and ExitStatus.SAVED << 8 in self._ended.values():
+            over = Over(int(ExitStatus.SAVED), over.text)  # what the ranks here have saved is there, whoever is gone
         self._over = over
 
     # -- what happens here

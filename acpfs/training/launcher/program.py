@@ -12,10 +12,11 @@ import trio
 from acpfs.logger import FIELDS
 from acpfs.training.launcher import caches, ranks
 from acpfs.training.launcher.alone import Alone
-from acpfs.training.launcher.node import Executed, Node
+from acpfs.training.launcher.node import Beginner, Conductor, Executed, Node
 from acpfs.training.launcher.options import Options, parsed
 from acpfs.training.launcher.rank_logs import RankLogs
 from acpfs.training.launcher.spares import Forked
+from acpfs.training.launcher.together import Together
 
 
 def run(arguments: list[str]) -> int:
@@ -40,12 +41,16 @@ def run(arguments: list[str]) -> int:
 
 
 async def _life(options: Options, logs: RankLogs, added: dict[str, str]) -> int:
-    if not options.imports:
-        return await Node(options, Alone(), Executed(options), logs, added).run()
-    forked = Forked(options, added)
+    conductor: Conductor = Alone()
+    beginner: Beginner = Executed(options)
     async with trio.open_nursery() as nursery:
-        await nursery.start(forked.run)
-        status = await Node(options, Alone(), forked, logs, added).run()
+        if options.endpoint:
+            conductor = together = Together(options)
+            nursery.start_soon(together.run)
+        if options.imports:
+            beginner = forked = Forked(options, added)
+            await nursery.start(forked.run)
+        status = await Node(options, conductor, beginner, logs, added).run()
         nursery.cancel_scope.cancel()
     return status
 

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,6 @@ def begin(command: Sequence[str], added: Mapping[str, str], log: RankLog) -> int
         OSError: there is no such program.
     """
     out, err = opened(log)
-    launcher = os.getpid()
-
-    def dies_with_launcher() -> None:  # the launcher has one thread: nothing can be locked here
-        _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-        if os.getppid() != launcher:
-            os._exit(128 + signal.SIGTERM)
-
     try:
         started = subprocess.Popen(
             command,
@@ -69,12 +62,23 @@ def begin(command: Sequence[str], added: Mapping[str, str], log: RankLog) -> int
             stdout=out,
             stderr=err,
             start_new_session=True,
-            preexec_fn=dies_with_launcher,  # noqa: PLW1509  # the same
+            preexec_fn=dying_with(os.getpid(), signal.SIGTERM),  # noqa: PLW1509  # the launcher has one thread: nothing can be locked
         )
     finally:
         close(out, err)
     started.returncode = 0  # `reaped` waits for it
     return started.pid
+
+
+def dying_with(launcher: int, number: signal.Signals) -> Callable[[], None]:
+    """What a child does between fork and execution, so that it gets this signal when the launcher dies."""
+
+    def dies_with_launcher() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != launcher:
+            os._exit(128 + number)
+
+    return dies_with_launcher
 
 
 def opened(log: RankLog) -> tuple[int | None, int | None]:

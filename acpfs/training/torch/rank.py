@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training import messages
+from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
 from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
@@ -18,10 +19,21 @@ from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
-from acpfs.training.torch.layout import everywhere, layout_of
+from acpfs.training.torch.layout import Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
 from acpfs.training.torch.store import Ask, LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
+
+
+class Held(Protocol):
+    """What a rank has where a framework shards by itself: in place of model and optimizers, as far as shards and files go."""
+
+    layout: Layout
+    buffers: dict[str, Any]
+
+    def digest(self, shard: Shard) -> str: ...
+
+    def writer(self, host: HostState, rank: int) -> Writer: ...
 
 
 class TorchRank:
@@ -42,10 +54,12 @@ class TorchRank:
         update: Callable[[], None] | None = None,
         use: Callable[[tuple[float, ...]], None] | None = None,
         own: Callable[[], Mapping[str, Any]] | None = None,
+        held: Held | None = None,
     ) -> None:
         """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
 
         `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then moved by hand.
+        `held`: what a framework knows of its own shards; the optimizers are those that do the local update.
         `use`: what does with the values of the loop's own gate what precedes the update, where there is such a gate.
 
         Raises:
@@ -55,13 +69,14 @@ class TorchRank:
             refuse_several_with_scaler(optimizers, scaler)
         self.groups = Groups()
         self.number, self.world = dist.get_rank(), dist.get_world_size()
-        self.layout = layout_of(model, optimizers) if own is None else everywhere()
+        self.layout = held.layout if held is not None else layout_of(model, optimizers) if own is None else everywhere()
         if use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
             shard = min(self.layout.holders, key=lambda name: len(self.layout.holders[name]))
             raise ConfigError(f"nobody else holds {shard}: a gasp needs copies (HSDP, ReplicatedZero, DDP); docs/TRAINING.md says how")
-        self._state: LocalState | OwnState = LocalState(model, optimizers, self.layout) if own is None else OwnState(own)
+        self._state: LocalState | OwnState | Held
+        self._state = held or (LocalState(model, optimizers, self.layout) if own is None else OwnState(own))
         self._host = host_state(
             optimizers,
             self._state.buffers,
@@ -87,7 +102,9 @@ class TorchRank:
             return SingleWriter(save, self.layout)
         if isinstance(self._state, OwnState):
             raise ConfigError("acpfs knows nothing of a state of your own: give save= too")
-        return DistributedWriter(self._state, self._host, self.number)
+        if isinstance(self._state, LocalState):
+            return DistributedWriter(self._state, self._host, self.number)
+        return self._state.writer(self._host, self.number)
 
     def _made_gate(self, use: Callable[[tuple[float, ...]], None] | None) -> Gate:
         if use is not None:
@@ -120,9 +137,10 @@ class TorchRank:
     def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
         """Write what the cover gives this rank, in a group of the savers; everything is then at the end of that step."""
         assert self.ask is not None
+        self._writer.prepare(order.step)
         self.groups.regroup(LinkStore(self.ask), order.savers.index(self.number), len(order.savers))
         self._host.bring(order.step)
-        return self._writer.write(directory, order.step, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
+        return self._writer.write(directory, order, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:

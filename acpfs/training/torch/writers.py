@@ -13,7 +13,7 @@ from torch.distributed import checkpoint
 from acpfs.errors import ConfigError
 from acpfs.training.host_state import HostState
 from acpfs.training.manifest import files_in, saved_file
-from acpfs.training.messages import SavedFile, Shard
+from acpfs.training.messages import Save, SavedFile, Shard
 from acpfs.training.torch.layout import Layout
 from acpfs.training.torch.local_state import LocalState
 
@@ -24,7 +24,10 @@ HOST_STATE = "host_state"
 class Writer(Protocol):
     """Called by every saver, in the group of savers."""
 
-    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def prepare(self, step: int) -> None:
+        """The job's groups are left next, if they were not before; nobody can be spoken to in them, but they still say who is who."""
+
+    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
         """Write what this rank stands for; what it wrote, closed."""
 
 
@@ -35,14 +38,24 @@ class DistributedWriter:
         """`rank`: this rank's number in the job."""
         self._state, self._host, self._rank = state, host, rank
 
-    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
-        (directory / HOST_STATE).mkdir(parents=True, exist_ok=True)
+    def prepare(self, step: int) -> None:
+        """Nothing depends on them."""
+
+    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+        directory.mkdir(parents=True, exist_ok=True)
         checkpoint.save(self._state.checkpoint(shards), checkpoint_id=directory)
-        own = directory / HOST_STATE / f"rank-{self._rank}.pt"
-        torch.save({"step": step, **loadable(self._host.now())}, own)
+        own = write_host_state(directory, order.step, self._host, self._rank)
         member = dist.get_rank()
         written = sorted(directory.glob(f"__{member}_*")) + ([directory / ".metadata"] if member == 0 else [])
         return tuple(saved_file(directory, path) for path in (*written, own))
+
+
+def write_host_state(directory: Path, step: int, host: HostState, rank: int) -> Path:
+    """This rank's file of it."""
+    path = directory / HOST_STATE / f"rank-{rank}.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"step": step, **loadable(host.now())}, path)
+    return path
 
 
 def loadable(value: Any) -> Any:
@@ -69,9 +82,12 @@ class SingleWriter:
             )
         self._save = save
 
-    def write(self, directory: Path, step: int, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
+    def prepare(self, step: int) -> None:
+        """Nothing depends on them."""
+
+    def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
         if not shards:
             return ()
         directory.mkdir(parents=True, exist_ok=True)
-        self._save(step, directory)
+        self._save(order.step, directory)
         return tuple(saved_file(directory, directory / name) for name in sorted(files_in(directory)))

@@ -20,7 +20,7 @@ from tests.training.ranks.forked import Ranks, join_group
 pytestmark = pytest.mark.long
 PAGE = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
 DIRECTORY, WORLD = "/mnt/acp/run1", 2
-BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if DIRECTORY in block]
+BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if DIRECTORY in block and "@resilient" not in block]
 
 
 class Trained:

@@ -1,0 +1,76 @@
+"""The page of `acpfs-ctl history --html`: one file, with plots drawn in it, that needs nothing else to be looked at."""
+
+from __future__ import annotations
+
+import html as escaping
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from acpfs.cli import show
+
+WIDTH, HEIGHT, MARGIN = 900, 180, 50
+STYLE = (
+    "body{font:14px sans-serif;margin:2em}td,th{text-align:left;padding:2px 12px 2px 0}"
+    ".n{text-align:right}circle{fill:#36c}.trouble{color:#b00}"
+)
+CALM = ("checkpoint", "mount")
+Entry = dict[str, Any]
+
+
+def html(mountpoint: str, entries: Sequence[Entry]) -> str:
+    """The whole page."""
+    saves = [entry for entry in entries if entry["kind"] == "checkpoint"]
+    plots = "".join(
+        f"<h2>{title}</h2>{_plot([(entry['at'], entry[key]) for entry in saves if entry[key] is not None], unit)}"
+        for title, key, unit in (
+            ("Save", "save_s", show.duration),
+            ("Until persisted", "persist_s", show.duration),
+            ("Size", "bytes", show.size),
+        )
+    )
+    rows = "".join(_row(entry) for entry in reversed(entries))
+    headings = "".join(f"<th>{name}</th>" for name in ("when", "what", "", "files", "size", "saved in", "persisted in"))
+    title = f"acpfs on {_safe(mountpoint)}"
+    return (
+        f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{len(saves)} checkpoints, {sum(entry['kind'] not in CALM for entry in entries)} other events.</p>{plots}"
+        f"<h2>Everything, newest first</h2><table><tr>{headings}</tr>{rows}</table></body></html>\n"
+    )
+
+
+def _plot(points: Sequence[tuple[float, float]], unit: Any) -> str:
+    """Points over time; the vertical axis begins at 0."""
+    if not points:
+        return "<p>No checkpoint yet.</p>"
+    first, last = min(at for at, _value in points), max(at for at, _value in points)
+    span, most = max(1.0, last - first), max(value for _at, value in points) or 1
+    dots = ""
+    for at, value in points:
+        x, y = MARGIN + (WIDTH - MARGIN) * (at - first) / span, HEIGHT - (HEIGHT - 20) * value / most
+        dots += f"<circle r='3' cx='{x:.1f}' cy='{y:.1f}'><title>{_when(at)}: {unit(value)}</title></circle>"
+    axis = f"<path d='M{MARGIN} 10V{HEIGHT}H{WIDTH}' fill='none' stroke='#888'/>"
+    below = HEIGHT + 18
+    labels = (
+        f"<text x='0' y='24'>{unit(most)}</text><text x='0' y='{HEIGHT}'>0</text>"
+        f"<text x='{MARGIN}' y='{below}'>{_when(first)}</text><text x='{WIDTH}' y='{below}' text-anchor='end'>{_when(last)}</text>"
+    )
+    return f"<svg width='{WIDTH + 20}' height='{HEIGHT + 24}' font-size='11'>{axis}{labels}{dots}</svg>"
+
+
+def _row(entry: Entry) -> str:
+    if entry["kind"] != "checkpoint":
+        css = "" if entry["kind"] in CALM else " class='trouble'"
+        return f"<tr{css}><td>{_when(entry['at'])}</td><td>{_safe(entry['kind'])}</td><td colspan='5'>{_safe(entry['text'])}</td></tr>"
+    times = "".join(f"<td class='n'>{'?' if entry[key] is None else show.duration(entry[key])}</td>" for key in ("save_s", "persist_s"))
+    figures = f"<td class='n'>{entry['files']}</td><td class='n'>{show.size(entry['bytes'] or 0)}</td>"
+    state = "verified" if entry["verified"] else "persisted"
+    return f"<tr><td>{_when(entry['at'])}</td><td>{state}</td><td>{_safe(entry['path'])}</td>{figures}{times}</tr>"
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _safe(text: str) -> str:
+    return escaping.escape(show.printable(text))

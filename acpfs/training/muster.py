@@ -1,0 +1,146 @@
+"""How a rank whose place may be taken finds its coordinators: through files in the job's directory, since there is no process group yet.
+
+The first rank of each of the first three nodes starts one; on one node rank 0 starts two, so that the death of one is no fault. A process
+that comes later starts none: it calls those that it finds. `ACPFS_COORDINATORS` (`0=HOST:PORT,1=HOST:PORT`) names them where a launcher
+has started them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from acpfs.errors import ConfigError, RefusedError
+from acpfs.logger import get_logger
+from acpfs.training.boot import JOBS, LOOK_AGAIN_S, Boot, first_line, own_host
+from acpfs.training.credentials import NAME as CREDENTIALS
+from acpfs.training.credentials import Credentials, connect
+from acpfs.training.mounted import node_name
+from acpfs.training.policy import Policy
+from acpfs.training.wire import LinkClosedError, SocketLink
+
+log = get_logger(__name__)
+LATE_S = 2.0
+"""So long a process that comes later waits for coordinators that do not answer, where another one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a launcher says of this process, in torchrun's words."""
+
+    job: str
+    rank: int
+    world: int
+    local_rank: int
+    group: int
+    """Number of the node."""
+    nodes: int
+    generation: int
+    """0: the first process that is this rank."""
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Numbers of the coordinators that this process starts."""
+        if self.generation or self.local_rank:
+            return ()
+        return (0, 1) if self.nodes == 1 else (self.group,) if self.group < 3 else ()
+
+    @property
+    def coordinators(self) -> int:
+        """How many there are when all are there."""
+        return 2 if self.nodes == 1 else min(3, self.nodes)
+
+
+def place_from(environment: Mapping[str, str]) -> Place:
+    """Where this process stands.
+
+    Raises:
+        ConfigError: no launcher has said so.
+    """
+    try:
+        rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    except (KeyError, ValueError) as error:
+        raise ConfigError("resilient needs RANK and WORLD_SIZE, as acpfs-run and torchrun set them") from error
+    local_world = int(environment.get("LOCAL_WORLD_SIZE", world))
+    told = [environment.get(name, "0") for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+    job = environment.get("ACPFS_JOB") or "-".join(told)
+    return Place(
+        *(job.replace("/", "_"), rank, world, int(environment.get("LOCAL_RANK", rank)), int(environment.get("GROUP_RANK", "0"))),
+        nodes=-(-world // local_world),
+        generation=int(environment.get("ACPFS_GENERATION", "0")),
+    )
+
+
+def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[str, str] | None = None) -> Boot:
+    """Coordinators, started or found, and connections to them.
+
+    Raises:
+        RefusedError: none answers.
+    """
+    environment = os.environ if environment is None else environment
+    job_directory, node = directory / JOBS / place.job, node_name(directory)
+    named = environment.get("ACPFS_COORDINATORS", "")
+    if not named:
+        for number in place.starts:
+            _start(directory, place, number, node, policy)
+    addresses = {int(number): address for number, _, address in (one.partition("=") for one in named.split(",") if one)}
+    return Boot(place.job, node, _links(job_directory, place, addresses, policy))
+
+
+def _start(directory: Path, place: Place, number: int, node: str, policy: Policy) -> None:
+    job_directory = directory / JOBS / place.job
+    if number == 0:
+        for name in job_directory.glob("coordinator-*"):  # of another job of this name, that has ended
+            name.unlink(missing_ok=True)
+    words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory), "--replace"]
+    words += ["--job", place.job, "--number", str(number), "--node", node, "--tls", "on" if policy.tls else "off"]
+    words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s), "--settle-down", "0", "--witness", "off"]
+    words += ["--listen", "0.0.0.0:0", "--advertise", own_host(dict(os.environ))] if place.nodes > 1 else []
+    words += (
+        ["--first"] if number == 0 else [word for address in [_address(job_directory, 0, policy)] for word in ("--peer", f"0={address}")]
+    )
+    first_line(words, policy.protected_s)
+
+
+def _address(job_directory: Path, number: int, policy: Policy) -> str:
+    """Of a coordinator that is being started elsewhere."""
+    deadline = time.monotonic() + policy.protected_s
+    while time.monotonic() < deadline:
+        if address := _told(job_directory, number):
+            return address
+        time.sleep(LOOK_AGAIN_S)
+    raise RefusedError(f"coordinator {number} of {job_directory} does not appear")
+
+
+def _told(job_directory: Path, number: int) -> str:
+    try:
+        return str(json.loads((job_directory / f"coordinator-{number}").read_bytes())["address"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _links(job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy) -> dict[int, SocketLink]:
+    """To all of them; a process that comes later takes those that answer."""
+    began, links = time.monotonic(), dict[int, SocketLink]()
+    found = Credentials(job_directory / CREDENTIALS) if policy.tls else None
+    wanted = len(named) or place.coordinators
+    patience = policy.protected_s
+    while len(links) < wanted and time.monotonic() - began < patience:
+        for number in named or range(place.coordinators):
+            address = named.get(number) or _told(job_directory, number)
+            if number in links or not address or (found is not None and not (found.directory / "certificate.pem").exists()):
+                continue
+            try:
+                links[number] = connect(address, found)
+            except LinkClosedError as error:
+                log.info("a coordinator does not answer", number=number, error=str(error))
+        patience = LATE_S if links and place.generation else policy.protected_s
+        if len(links) < wanted:
+            time.sleep(LOOK_AGAIN_S / 5)
+    if not links:
+        raise RefusedError(f"no coordinator of {job_directory} answers")
+    return links

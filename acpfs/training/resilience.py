@@ -1,0 +1,222 @@
+"""`resilient`: runs a training function again after a fault, in the processes that are left, and in those that took a dead one's place.
+
+The main thread is in the function, or parked here; the member's thread gets it out at STOP, as for a gasp. `Interrupted` may come at any
+point between that and the moment in which STOP is handled: it means that a newer command is there, and everything here may be repeated.
+No torch at import.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from acpfs.errors import ConfigError, RefusedError
+from acpfs.logger import get_logger
+from acpfs.training.coordinator.exiting import started_at
+from acpfs.training.interrupt import Interrupted, Interrupter, importing
+from acpfs.training.marks import Marks
+from acpfs.training.member import Member, Order
+from acpfs.training.messages import Done, ExitStatus, Finished, Gate, Hello, Leave, Resume, Running, Stop, Stopped, Trouble, TroubleKind
+from acpfs.training.muster import muster, place_from
+from acpfs.training.park import CutOffError, told
+from acpfs.training.policy import Policy
+from acpfs.training.stacks import all_stacks
+
+if TYPE_CHECKING:
+    from acpfs.training.torch.device import Device
+    from acpfs.training.torch.run import Run
+
+log = get_logger(__name__)
+Result = TypeVar("Result")
+
+
+def resilient(
+    directory: str | os.PathLike[str], *, on_fault: str = "replace", policy: Policy | None = None, **settings: object
+) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Decorator of a function `train(run, …)` that makes its process groups and its model itself.
+
+    It runs in all ranks, and again in all of them whenever one has died or failed: `run.restore` then gives it the state of the last step
+    that was done.
+
+    Args:
+        directory: where checkpoints are, in an acpfs mount; the job's own files are in `.acpfs-job` there.
+        on_fault: `replace`; there is nothing else yet.
+        policy: all settings; without it, those of the environment.
+        settings: single settings, by name.
+
+    Raises:
+        ConfigError: a setting that makes no sense.
+    """
+    if on_fault != "replace":
+        raise ConfigError(f"on_fault = {on_fault!r}: replace; for a checkpoint instead use acpfs.training.protect")
+
+    def decorate(train: Callable[..., Result]) -> Callable[..., Result]:
+        @functools.wraps(train)
+        def run(*args: Any, **kwargs: Any) -> Result:
+            found = policy or Policy.from_environment(None, **settings)
+            value: Result = Voyage(Path(directory), found, lambda run: train(run, *args, **kwargs)).run()
+            return value
+
+        return run
+
+    return decorate
+
+
+class Voyage:
+    """Of one process, from its first generation to its last."""
+
+    def __init__(self, directory: Path, policy: Policy, train: Callable[[Run], Any], device: Device | None = None) -> None:
+        """`device`: where the rank's tensors are; without it, the host's memory."""
+        from acpfs.training.torch.device import Processor
+        from acpfs.training.torch.run import Run
+
+        self._directory, self._policy, self._train = directory, policy, train
+        self._device = device or Processor()
+        self._place = place = place_from(os.environ)
+        self._marks = Marks()
+        main = threading.get_ident()
+        self._interrupter = Interrupter(
+            *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
+            *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
+        )
+        self._run = Run(directory, place.job, place.rank, place.world, self._marks, policy)
+        self._member: Member
+        self._handled = 0
+        self._damaged = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        """What the loop raised last, for the case that nobody commands any more."""
+
+    def run(self) -> Any:
+        """What the function gives, when it has ended in all ranks.
+
+        Raises:
+            RefusedError: there is no coordinator.
+        """
+        from acpfs.training.torch.rendezvous import rendezvous_by
+
+        place = self._place
+        self._directory.mkdir(parents=True, exist_ok=True)
+        booted = muster(self._directory, place, self._policy)
+        hello = Hello(place.rank, place.world, booted.node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {}, self._policy.name)
+        self._member = member = Member(booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy)
+        member.parked = True
+        member.on_stuck = self._stuck
+        self._run.ask = member.ask
+        try:
+            member.start(booted.links, self._policy.protected_s)
+            with rendezvous_by(self._run.rendezvous):
+                return self._serve()
+        finally:
+            member.end()
+
+    def _stuck(self) -> None:
+        """Nothing brings the main thread out of C: this process is its own replacement."""
+        where = all_stacks()
+        log.error("the main thread is stuck: another process has to take its place", stacks=where)
+        sys.stderr.write(f"acpfs: the main thread is stuck: another process has to take this rank's place\n{where}\n")
+        sys.stderr.flush()
+        os._exit(ExitStatus.TAKEN_FOR_LOST)
+
+    # -- what the coordinator says
+
+    def _serve(self) -> Any:
+        while True:
+            try:
+                order = self._next()
+                if isinstance(order.command, Stop):
+                    self._stop()
+                    self._handled = order.number
+                elif isinstance(order.command, Resume):
+                    self._handled = order.number
+                    self._enter(order)
+                elif isinstance(order.command, Done):
+                    self._interrupter.disarm()
+                    return self._value
+                elif isinstance(order.command, Leave):
+                    self._leave(order.command)
+            except Interrupted:
+                continue
+            except CutOffError as cut_off:
+                self._interrupter.disarm()
+                log.error("nobody says how it goes on", error=str(cut_off))
+                raise self._error or RefusedError(str(cut_off)) from None
+
+    def _next(self) -> Order:
+        commanded_at = time.monotonic()
+        while True:
+            order = self._member.order(self._handled, 1.0)
+            if order is not None:
+                return order
+            if self._member.commanded:
+                commanded_at = time.monotonic()
+            elif time.monotonic() - commanded_at > self._policy.command_s:
+                raise CutOffError(f"no coordinator for {self._policy.command_s:g} s")
+
+    def _stop(self) -> None:
+        self._interrupter.disarm()
+        self._member.parked = True
+        mark = self._marks.now
+        self._device.stop()
+        self._run.stop(damaged=self._damaged)
+        self._device.restart()
+        self._damaged = False
+        self._member.tell(Stopped(mark.done, mark.ready, mark.phase))
+
+    def _leave(self, leave: Leave) -> None:
+        self._interrupter.disarm()
+        if self._error is not None:
+            traceback.print_exception(self._error)
+        log.warning("this rank ends", status=leave.status, text=leave.text)
+        self._member.end()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(leave.status)  # threads of groups that are broken would wait for each other
+
+    # -- the loop
+
+    def _enter(self, order: Order) -> None:
+        """Run the function in this generation."""
+        self._run.enter(order.generation)
+        said: list[bool] = []
+
+        def updated() -> None:
+            if not said:
+                said.append(True)
+                self._member.tell(Running())
+
+        self._run.on_update = updated
+        self._member.parked = False
+        try:
+            self._value = self._train(self._run)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                raise
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever it is, another process or another try may do
+            self._failed(error)
+            return
+        self._member.tell(Finished())
+
+    def _failed(self, error: BaseException) -> None:
+        """The loop was left by an exception: the fault's cause, or what the abort of its collectives raised."""
+        from acpfs.training.torch.rank import trouble_kind
+
+        self._damaged = self._damaged or self._device.lost_memory(error)
+        traceback.clear_frames(error.__traceback__)  # they hold the model that was
+        if isinstance(error, Interrupted):
+            return
+        self._error = error
+        kind = TroubleKind.MEMORY if self._damaged else trouble_kind(error)
+        if self._member.order(self._handled, 0.0) is None:
+            if kind is TroubleKind.ERROR:
+                traceback.print_exception(error)
+            self._member.tell(Trouble(kind, told(error)))

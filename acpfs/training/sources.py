@@ -1,0 +1,93 @@
+"""From where each rank takes its state when all have met again: this process, a replica, the mount, whichever is newest. Pure.
+
+Every rank has told all others what it has, and each decides the same from the same reports. Where survivors meet is `decision`'s answer;
+this module adds who is in want of what, and who gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from acpfs.training.decision import Cover, Layout, Meeting, NoCover, cover, meeting
+from acpfs.training.messages import Gate, Shard, Stopped
+
+NAME = "step-{step}"
+
+
+class Origin(Enum):
+    """Of the state with which a generation begins."""
+
+    MEMORY = "memory"
+    MOUNT = "mount"
+    BEGINNING = "beginning"
+    """As the loop has just built it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Having:
+    """What a rank has."""
+
+    holders: Mapping[Shard, tuple[int, ...]]
+    """Of the model that it has just built."""
+    stopped: Stopped | None = None
+    """Where its process was when it was stopped; None: it is new, or has nothing left."""
+    host: tuple[int, ...] = ()
+    """Steps whose end it can bring its host state to."""
+    kept: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Rank → steps of its host state that this one keeps for it."""
+    mount: int | None = None
+    """Step of the newest checkpoint that it sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What all ranks do."""
+
+    origin: Origin
+    step: int
+    coming: frozenset[int] = frozenset()
+    """They do update `step` alone first."""
+    givers: Mapping[Shard, int] = field(default_factory=dict)
+    wanting: Mapping[Shard, tuple[int, ...]] = field(default_factory=dict)
+    """Who has to be given a shard."""
+    hosts: Mapping[int, int | None] = field(default_factory=dict)
+    """Rank → who has its host state; None: nobody."""
+
+
+def sources(having: Mapping[int, Having]) -> Sources:
+    """The decision."""
+    holders = {shard: ranks for one in having.values() for shard, ranks in one.holders.items()}
+    layout = Layout(len(having), Gate.EXPLICIT, NAME, 0, holders, dict.fromkeys(having, ""))
+    stopped = {rank: one.stopped for rank, one in having.items() if one.stopped is not None}
+    found = meeting(layout, stopped)
+    seen = [one.mount for one in having.values()]
+    saved = min((step for step in seen if step is not None), default=None) if None not in seen else None
+    if isinstance(found, NoCover):
+        return Sources(Origin.BEGINNING, 0) if saved is None else Sources(Origin.MOUNT, saved)
+    if saved is not None and saved > found.step:
+        return Sources(Origin.MOUNT, saved)
+    whole = found.there | found.coming
+    givers = cover(layout, whole, found.torn)
+    assert not isinstance(givers, NoCover), "survivors meet where they have a cover"
+    return Sources(
+        Origin.MEMORY,
+        found.step,
+        found.coming,
+        givers,
+        _wanting(layout, found, givers),
+        {rank: _host(rank, found.step, having) for rank in having},
+    )
+
+
+def _wanting(layout: Layout, found: Meeting, givers: Cover) -> Mapping[Shard, tuple[int, ...]]:
+    whole = found.there | found.coming
+    wanting = {shard: tuple(rank for rank in layout.holders[shard] if rank not in whole or (rank, shard) in found.torn) for shard in givers}
+    return {shard: ranks for shard, ranks in wanting.items() if ranks}
+
+
+def _host(rank: int, step: int, having: Mapping[int, Having]) -> int | None:
+    if step in having[rank].host:
+        return rank
+    return next((other for other, one in sorted(having.items()) if step in one.kept.get(rank, ())), None)

@@ -1,0 +1,296 @@
+"""What `train(run)` holds: the generation's store, and the state from whoever has it. Of one process, across generations.
+
+A process keeps its last state until the next one is whole, so at any moment of a rebuilding it has one complete copy, or had none before.
+Main thread only, but for `abort`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from acpfs.errors import ConfigError
+from acpfs.logger import get_logger
+from acpfs.training.host_state import HostState, Taken
+from acpfs.training.marks import Marks
+from acpfs.training.messages import Phase, Stopped
+from acpfs.training.policy import Policy
+from acpfs.training.sources import Having, Origin, Sources, sources
+from acpfs.training.torch import snapshot
+from acpfs.training.torch.buddy import Buddy, packed, unpacked
+from acpfs.training.torch.gate import ExplicitGate
+from acpfs.training.torch.hooks import UpdateHooks
+from acpfs.training.torch.host_parts import host_state
+from acpfs.training.torch.layout import Layout, layout_of, named_parameters
+from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.sockets import GroupSockets
+from acpfs.training.torch.store import Ask, LinkStore
+from acpfs.training.torch.transfer import fill, local, pieces, receive, receive_bytes, send, send_bytes
+
+log = get_logger(__name__)
+_LEFT: list[Any] = []
+"""Groups that were left: the end of such an object would wait for collectives that may never end."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the loop of one generation works on."""
+
+    model: Any
+    optimizers: Sequence[Any]
+    layout: Layout
+    local: LocalState
+    host: HostState
+    hooks: UpdateHooks
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return named_parameters(self.model)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Parameters that it has, and others are the holders of."""
+        own = {name for names in self.layout.parameters.values() for name in names}
+        return tuple(sorted(self.parameters.keys() - own))
+
+
+class Run:
+    """One per process."""
+
+    def __init__(self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy) -> None:
+        self.directory, self.rank, self.world = directory, rank, world
+        self.generation = 0
+        self._job, self._marks, self._policy = job, marks, policy
+        self._sockets = GroupSockets()
+        self._entry = ExitStack()
+        """Whatever is opened in it counts as a group's connection."""
+        self._buddy = Buddy(rank, world)
+        self._state: State | None = None
+        """What this process has; None: nothing, or nothing whole."""
+        self._stopped: Stopped | None = None
+        """Where it was when it was stopped."""
+        self._store: Any = None
+        """Kept: what torch has of a store written in Python ends with the Python object."""
+        self.ask: Ask | None = None
+        self.on_update: Callable[[], None] = lambda: None
+        """Called behind each update."""
+        self.at: Callable[[str], object] = str
+        """Called at points by name, for drills."""
+
+    # -- what a loop uses
+
+    @property
+    def store(self) -> Any:
+        """Where this generation's ranks meet; nobody's death ends it but the coordinator's."""
+        return self._store
+
+    def restore(
+        self,
+        *,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any = None,
+        scaler: Any = None,
+        state: Mapping[str, Any] | None = None,
+        after_update: Callable[[], None] | None = None,
+    ) -> int:
+        """Give model, optimizers and all the rest their state; the step that they are at then. Called by all ranks behind building them.
+
+        Arguments are those of `protect`.
+
+        Raises:
+            ConfigError: something that cannot be told from the model and the optimizers.
+        """
+        optimizers = _several(optimizer)
+        layout = layout_of(model, optimizers)
+        held = LocalState(model, optimizers, layout)
+        host = host_state(
+            *(optimizers, held.buffers, self._policy.buffers_bytes_max),
+            schedulers=_several(scheduler),
+            scaler=scaler,
+            further=state,
+            after_update=after_update,
+        )
+        group = dist.new_group(backend="gloo")
+        hooks = UpdateHooks(optimizers, self._marks, ExplicitGate(group), self._ready(host))
+        fresh = State(model, optimizers, layout, held, host, hooks)
+        found = self._found_out(fresh)
+        self.at("restoring")
+        if found.origin is Origin.MEMORY:
+            self._take(found, fresh)
+        else:
+            self._state = None  # it is of no use any more
+            self._load(found, fresh)
+        self._spread(found, fresh)
+        host.begin(found.step)
+        first = packed(host.taken(found.step))
+        self._buddy.meet(group, first)
+        self._buddy.begin(found.step, first)
+        self._marks.resume(found.step)
+        self._state, self._stopped = fresh, None
+        hooks.at = self._at
+        hooks.install()
+        self._entry.close()
+        log.info("restored", step=found.step, origin=found.origin.value, generation=self.generation)
+        return found.step
+
+    def snapshot(self) -> Path:
+        """Write a checkpoint of the step that was done last; a collective of all ranks. For the case that all copies are lost."""
+        state = self._state
+        if state is None:
+            raise ConfigError("snapshot comes after restore")
+        step = self._marks.now.done
+        return snapshot.save(
+            *(self.directory, self._job, self.rank, self.generation, step, state.layout, state.local, state.host),
+            *(self._policy, _gathered),
+        )
+
+    # -- what its life needs
+
+    def enter(self, generation: int) -> None:
+        """A generation begins."""
+        assert self.ask is not None
+        self.generation, self._store = generation, LinkStore(self.ask)
+        self._sockets = GroupSockets()
+        self._entry = ExitStack()
+        self._entry.enter_context(self._sockets.noting())
+
+    def stop(self, *, damaged: bool) -> None:
+        """The main thread is out of the loop. `damaged`: nothing in its memory is what it was."""
+        self._entry.close()
+        now = self._marks.now
+        if self._state is not None:
+            self._state.hooks.remove()
+            if self._stopped is None:
+                self._stopped = Stopped(now.done, now.ready, now.phase)
+            if damaged:
+                self._stopped = replace(self._stopped, damaged=tuple(self._state.layout.holders))
+        if now.phase is Phase.UPDATING:
+            self._marks.give_up()
+        leave_groups()
+
+    def abort(self) -> int:
+        """End all collectives; from any thread."""
+        return self._sockets.shut_down()
+
+    def rendezvous(self, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
+        """For `init_process_group` without a store."""
+        yield self.store, self.rank, self.world
+
+    def _ready(self, host: HostState) -> Callable[[int], None]:
+        def ready(step: int) -> None:
+            host.take(step)
+            self._buddy.exchange(step, packed(host.taken(step)))
+
+        return ready
+
+    def _at(self, point: str) -> None:
+        if point == "updated":
+            self.on_update()
+        self.at(point)
+
+    # -- from where
+
+    def _found_out(self, fresh: State) -> Sources:
+        newest = snapshot.newest(self.directory, self._policy.tracker) if self._policy.tracker else None
+        mine = Having(
+            fresh.layout.holders,
+            None if self._state is None else self._stopped,
+            () if self._state is None else self._state.host.steps,
+            {self._buddy.of: tuple(self._buddy.kept)},
+            None if newest is None else newest[0],
+        )
+        return sources(dict(enumerate(_gathered(mine))))
+
+    def _take(self, found: Sources, fresh: State) -> None:
+        """From memory: this process's, or another rank's."""
+        if self.rank in found.coming:
+            assert self._state is not None
+            self._state.hooks.finish_alone()
+            self._stopped = Stopped(found.step, found.step, Phase.COMPUTING)
+        for shard in fresh.layout.holders:
+            if self.rank not in found.wanting.get(shard, ()):
+                assert self._state is not None
+                fill(fresh.parameters, fresh.optimizers, pieces(self._state.local.shard(shard)))
+        for shard, wanting in sorted(found.wanting.items()):
+            giver = found.givers[shard]
+            if self.rank == giver:
+                assert self._state is not None
+                for rank in wanting:
+                    send(pieces(self._state.local.shard(shard)), rank)
+            elif self.rank in wanting:
+                fill(fresh.parameters, fresh.optimizers, receive(giver))
+        self._host_of(found, fresh)
+
+    def _host_of(self, found: Sources, fresh: State) -> None:
+        """Random numbers and the like: one's own, the buddy's copy, or, where both are gone, another rank's with random numbers anew."""
+        present = min(rank for rank, source in found.hosts.items() if source == rank)
+        for rank, source in sorted(found.hosts.items()):
+            giver = present if source is None else source
+            if rank == giver == self.rank:
+                assert self._state is not None
+                fresh.host.adopt(found.step, self._state.host.taken(found.step))
+            elif giver == self.rank:
+                assert self._state is not None
+                send_bytes(packed(self._state.host.taken(found.step)) if source is None else self._buddy.kept[found.step], rank)
+            elif rank == self.rank:
+                fresh.host.adopt(found.step, unpacked(receive_bytes(giver)))
+        fresh.host.bring(found.step)
+        if found.hosts[self.rank] is None:
+            log.warning("random numbers of this rank are lost with its buddy: they begin anew", step=found.step)
+            torch.manual_seed(hash((found.step, self.rank)))
+
+    def _load(self, found: Sources, fresh: State) -> None:
+        """From the mount, or as it was built."""
+        newest = snapshot.newest(self.directory, self._policy.tracker)
+        if found.origin is not Origin.MOUNT or newest is None:
+            return
+        owned = {name for names in fresh.layout.parameters.values() for name in names}
+        host = snapshot.load(newest[1], self.rank, fresh.parameters, owned, fresh.optimizers, fresh.local.buffers)
+        if host is not None:
+            fresh.host.adopt(found.step, Taken(host, follows=False))
+            fresh.host.bring(found.step)
+
+    def _spread(self, found: Sources, fresh: State) -> None:
+        """Parameters that this rank has, and another one updates (ZeRO): the fault may have kept them from being sent round."""
+        wishes = _gathered(fresh.foreign)
+        if found.origin is not Origin.MEMORY or not any(wishes):
+            return
+        owners = _gathered(
+            {name: rank for shard, rank in found.givers.items() for name in fresh.layout.parameters.get(shard, ()) if rank == self.rank}
+        )
+        owner = {name: rank for one in owners for name, rank in one.items()}
+        parameters = fresh.parameters
+        for rank, names in enumerate(wishes):
+            for name in names:
+                if owner[name] == self.rank:
+                    dist.send(local(parameters[name]).contiguous(), rank)
+                elif rank == self.rank:
+                    dist.recv(local(parameters[name]), owner[name])
+
+
+def leave_groups() -> None:
+    """Out of all process groups, whatever state they are in."""
+    if "torch.distributed" not in sys.modules or not dist.is_available():
+        return
+    if not dist.is_initialized():  # the making of one was broken off: torch goes on counting, and names would differ between ranks
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    _LEFT.extend(dist.distributed_c10d._world.pg_map)  # noqa: SLF001  # torch offers no list of groups
+    dist.destroy_process_group()
+
+
+def _gathered(value: Any) -> list[Any]:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def _several(value: Any) -> Sequence[Any]:
+    return () if value is None else value if isinstance(value, list | tuple) else (value,)

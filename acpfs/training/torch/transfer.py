@@ -1,0 +1,124 @@
+"""One shard's tensors: out of a rank that has them, over a process group, into a model that was just built. Main thread only."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from acpfs.training.torch.hooks import local_optimizer
+
+Contents = Mapping[str, Mapping[str, "Piece"]]
+"""Parameter's name → the parameter itself under "", and its optimizer state."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor as this rank has it, or anything else."""
+
+    value: Any
+    distributed: bool = False
+    """Whether it is this rank's part of a DTensor."""
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What is sent before a tensor's bytes."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    distributed: bool
+
+
+def pieces(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Piece]]:
+    """Of what `LocalState.shard` gives; nothing is copied."""
+    return {name: {key: _piece(value) for key, value in one.items()} for name, one in values.items()}
+
+
+def _piece(value: Any) -> Piece:
+    if isinstance(value, DTensor):
+        return Piece(value.to_local().detach(), distributed=True)
+    return Piece(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def local(parameter: Any) -> Any:
+    """The tensor that this rank has of a parameter."""
+    found = parameter.detach()
+    return found.to_local() if isinstance(found, DTensor) else found
+
+
+def fill(parameters: Mapping[str, Any], optimizers: Sequence[Any], contents: Contents) -> None:
+    """Into a model and its optimizers: parameters are copied, optimizer state is taken as it is."""
+    owner = {id(parameter): optimizer for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
+    with torch.no_grad():
+        for name, values in contents.items():
+            parameter = parameters[name]
+            local(parameter).copy_(values[""].value)
+            state = {key: _like(parameter, piece) for key, piece in values.items() if key}
+            if state:
+                local_optimizer(owner[id(parameter)]).state[parameter] = state
+
+
+def _like(parameter: Any, piece: Piece) -> Any:
+    if not piece.distributed:
+        return piece.value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(piece.value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
+def send(contents: Contents, to: int) -> None:
+    """To one rank of the default group."""
+    outline = {
+        name: {
+            key: _Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed)
+            if isinstance(piece.value, torch.Tensor)
+            else piece
+            for key, piece in values.items()
+        }
+        for name, values in contents.items()
+    }
+    send_bytes(pickle.dumps(outline), to)
+    for flat in _flat(piece.value for values in contents.values() for piece in values.values()):
+        dist.send(flat, to)
+
+
+def receive(source: int) -> dict[str, dict[str, Piece]]:
+    """What `send` sent."""
+    outline = pickle.loads(receive_bytes(source))  # noqa: S301  # over the job's own process groups
+    found: dict[str, dict[str, Piece]] = {}
+    for name, values in outline.items():
+        found[name] = {}
+        for key, one in values.items():
+            piece = Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed) if isinstance(one, _Outline) else one
+            for flat in _flat([piece.value]):
+                dist.recv(flat, source)
+            found[name][key] = piece
+    return found
+
+
+def _flat(values: Iterable[Any]) -> Iterable[Any]:
+    """Bytes of the tensors among them; of a contiguous one, its own memory."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.numel():
+            yield value.contiguous().reshape(-1).view(torch.uint8)
+
+
+def send_bytes(data: bytes, to: int) -> None:
+    dist.send(torch.tensor([len(data)], dtype=torch.int64), to)
+    if data:
+        dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to)
+
+
+def receive_bytes(source: int) -> bytes:
+    """What `send_bytes` sent."""
+    length = torch.zeros(1, dtype=torch.int64)
+    dist.recv(length, source)
+    data = torch.empty(int(length.item()), dtype=torch.uint8)
+    if data.numel():
+        dist.recv(data, source)
+    return bytes(data.numpy().tobytes())

@@ -1,0 +1,132 @@
+"""Looks every few seconds at what has changed, and notes it in the history: what `status` says, and checkpoints that were persisted.
+
+By looking, because then no call of an application pays for it; what came and went between two looks is not noted. The looks are made in a
+thread: which files a checkpoint has is known only by going through its directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import trio
+
+from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
+from acpfs.worker.assembly import Parts
+
+LOOK_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class SeenStatus:
+    """What the last look saw of what can change."""
+
+    health: str = "ok"
+    parked: int = 0
+    interrupted: int = 0
+    withheld: int = 0
+    missing: tuple[str, ...] = ()
+    conflicts: int = 0
+    bypassed: str | None = None
+
+    @classmethod
+    def of(cls, status: Status) -> SeenStatus:
+        cluster = status.cluster
+        return cls(
+            status.backing_health.state,
+            status.parked,
+            status.interrupted,
+            0 if cluster is None else cluster.withheld,
+            () if cluster is None else tuple(cluster.missing),
+            status.conflicts_total,
+            status.bypass_reason or "" if status.bypassed_since is not None else None,
+        )
+
+
+def begun(status: Status) -> tuple[str, str]:
+    """Kind and text of a worker's first entry."""
+    worker = status.worker
+    if worker.number == 1:
+        return "mount", f"acpfs {worker.version} serves: {status.transport}, {status.ram.budget_bytes} bytes of RAM"
+    return (
+        "takeover",
+        f"worker {worker.number} (acpfs {worker.version}) serves; the last one: {worker.last_end}; pause {worker.pause_s:.1f} s",
+    )
+
+
+def changes(before: SeenStatus, now: SeenStatus, error: str) -> list[tuple[str, str]]:
+    """(kind, text) of what became different. `error`: the storage's last."""
+    found = []
+    if now.health != before.health:
+        found.append(("storage", f"{before.health} → {now.health}" + (f": {error}" if error and now.health != "ok" else "")))
+    for kind, was, has, text in (
+        ("refused", before.parked, now.parked, "operations that the storage refused for good"),
+        ("interrupted", before.interrupted, now.interrupted, "files whose writer was lost"),
+        ("withheld", before.withheld, now.withheld, "pointers that are withheld because of other members"),
+        ("conflict", before.conflicts, now.conflicts, "native changes of the backing directory that were met"),
+    ):
+        if has != was:
+            found.append((kind, f"{has} {text} (before: {was})"))
+    found += [("member", f"{node} is missing") for node in now.missing if node not in before.missing]
+    found += [("member", f"{node} is not missing any more") for node in before.missing if node not in now.missing]
+    if now.bypassed is not None and before.bypassed is None:
+        found.append(("bypass", f"new opens are native: {now.bypassed}"))
+    return found
+
+
+def saved(report: CheckpointReport, now: float) -> HistoryEntry:
+    """What the history keeps of a checkpoint."""
+    return HistoryEntry(
+        at=report.persisted_at or now,
+        kind="checkpoint",
+        text=report.state,
+        path=report.path,
+        step=report.step,
+        files=report.files,
+        bytes=report.bytes,
+        began_at=report.began_at,
+        save_s=report.save_s,
+        persist_s=report.persist_s,
+        verified=report.verified_at is not None,
+    )
+
+
+class HistoryWatch:
+    """One per worker."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        status: Callable[[], Status],
+        reports: Callable[[bytes], list[CheckpointReport]],
+        now: Callable[[], float],
+    ) -> None:
+        """`reports`: of the checkpoints at a path, see `CheckpointView`."""
+        self._parts, self._status, self._reports, self._now = parts, status, reports, now
+        self._seen: SeenStatus | None = None
+
+    async def run(self) -> None:
+        """For as long as the worker lives."""
+        while True:
+            await trio.to_thread.run_sync(self.look)
+            await trio.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> None:
+        """Note what has changed since the last look; in a thread."""
+        status, now, fs = self._status(), self._now(), self._parts.fs
+        seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
+        noted = [] if self._seen is not None else [begun(status)]
+        noted += changes(self._seen or SeenStatus(), seen, error)
+        with fs.lock:
+            settled = fs.catalogue.take_settled()
+        entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]
+        for checkpoint in settled:
+            path = os.fsdecode(checkpoint.path)
+            entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
+        self._seen = seen
+        if entries:
+            with fs.lock:
+                for entry in entries:
+                    self._parts.history.note(entry)
+                self._parts.state.commit()

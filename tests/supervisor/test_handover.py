@@ -1,0 +1,283 @@
+"""One supervisor gives its mount to another, of another installation: open files go on, and the old one goes on where the new one fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.control import registry
+from acpfs.errors import ExitCode
+from acpfs.supervisor.handover import door_of, knock
+from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, wait_gone
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
+]
+WATCHDOG_S = 120.0
+TURNS = int(os.environ.get("ACPFS_TAKE_OVERS", "3"))
+OTHER_VERSION = "0.0.1.other"
+PIECE = b"p" * 4096
+
+
+@pytest.fixture(scope="module")
+def other_installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package once more, in another directory and with another version."""
+    root = tmp_path_factory.mktemp("other")
+    shutil.copytree(REPOSITORY / "acpfs", root / "acpfs")
+    (root / "acpfs/__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n')
+    return root
+
+
+@pytest.fixture
+def mount(tmp_path: Path, transport: str, other_installation: Path) -> Iterator[AcpfsMount]:
+    """Made by the other version."""
+    (tmp_path / "backing").mkdir()
+    environment = {"PYTHONPATH": str(other_installation)}
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as made:
+        yield made
+
+
+def take_over(mount: AcpfsMount, installation: Path = REPOSITORY, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """`acpfs mount --take-over` of that installation."""
+    mount._environment["PYTHONPATH"] = str(installation)
+    done = mount.run("acpfs", "mount", str(mount.backing), str(mount.path), "--take-over", *words, timeout_s=60, check=check)
+    if done.returncode == 0:
+        mount._pids.add(mount.pid)
+    return done
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what nobody announces."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def record_of(mount: AcpfsMount) -> registry.MountRecord:
+    return registry.find(registry.normalised(str(mount.path)), registry.records([mount.runtime_dir]))
+
+
+@pytest.mark.clause("S300")
+@pytest.mark.transports("native-passthrough")
+def test_open_files_go_on_with_the_other_version(mount: AcpfsMount) -> None:
+    go_on_with(mount, [REPOSITORY])
+
+
+@pytest.mark.long
+@pytest.mark.clause("S300")
+@pytest.mark.transports("native-direct", "native-passthrough")
+def test_open_files_go_on_there_and_back(mount: AcpfsMount, other_installation: Path) -> None:
+    go_on_with(mount, [REPOSITORY, other_installation] * TURNS)
+
+
+def go_on_with(mount: AcpfsMount, installations: list[Path]) -> None:
+    """A writer never stops, and what it has written is there."""
+    stop, written = threading.Event(), [0]
+    with open(mount.path / "log", "wb", buffering=0) as file, open(mount.path / "gone", "w+b", buffering=0) as gone:
+        gone.write(b"nameless")
+        os.unlink(mount.path / "gone")
+
+        def write() -> None:
+            while not stop.is_set():
+                written[0] += file.write(PIECE)
+                stop.wait(0.001)
+
+        writer = threading.Thread(target=write, name="writer", daemon=True)
+        writer.start()
+        try:
+            for installation in installations:
+                supervisor, worker, before = mount.supervisor, mount.pid, written[0]
+                take_over(mount, installation)
+                until(lambda: mount.supervisor != supervisor)  # noqa: B023 - asked before the next turn
+                wait_gone(supervisor)
+                wait_gone(worker)
+                status = mount.status()
+                assert status["worker"]["last_end"] == "taken over by another supervisor"
+                assert (record_of(mount).version == OTHER_VERSION) == (installation != REPOSITORY)
+                until(lambda: written[0] > before)  # noqa: B023 - the same
+                print(f"pause {status['worker']['pause_s']:.3f} s")
+        finally:
+            stop.set()
+            writer.join(60)
+        assert not writer.is_alive()
+        assert os.pread(gone.fileno(), 100, 0) == b"nameless"
+    mount.flush()
+    assert (mount.backing / "log").stat().st_size == written[0]
+    assert set((mount.backing / "log").read_bytes()) == {ord("p")}
+    assert mount.ask("doctor") == {"items": []}
+    mount.umount()
+    assert mount.leaks() == []
+    assert list((mount.runtime_dir / "sockets").iterdir()) == []
+
+
+@pytest.mark.long
+@pytest.mark.clause("S300")
+@pytest.mark.transports("native")
+def test_it_can_be_asked_again_at_any_time(mount: AcpfsMount) -> None:
+    """The socket of the one that serves is always there, whoever ends when."""
+    for _ in range(4):
+        supervisor = mount.supervisor
+        take_over(mount)
+        wait_gone(supervisor)
+        end = knock(door_of({"runtime_dir": str(mount.runtime_dir), "mountpoint": str(mount.path)}))
+        assert end is not None
+        end.close()
+
+
+@pytest.mark.long
+@pytest.mark.clause("S300")
+@pytest.mark.transports("native")
+def test_without_a_mount_it_mounts(tmp_path: Path, transport: str) -> None:
+    (tmp_path / "backing").mkdir()
+    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, take_over=True)
+    with mount:
+        (mount.path / "f").write_bytes(b"x")
+        mount.kill()
+        mount.start()
+        assert (mount.path / "f").read_bytes() == b"x"
+
+
+STEP = 'self.link.step("restoring what is known of files")'
+FAILS = "raise ZeroDivisionError"
+BROKEN = {
+    "cannot be loaded": ("worker/daemon.py", "GC_THRESHOLDS = ", FAILS),
+    "cannot take the state": ("worker/worker.py", STEP, FAILS),
+    "is killed": ("worker/worker.py", STEP, "os.kill(self.link.supervisor_pid, 9); os.kill(os.getpid(), 9)"),
+}
+"""What becomes of the other version → (module, the line before which, what is done)."""
+
+
+def spoilt(root: Path, module: str, line: str, done: str) -> Path:
+    """This installation with something wrong."""
+    shutil.copytree(REPOSITORY / "acpfs", root / "acpfs")
+    place = root / "acpfs" / module
+    text = place.read_text()
+    assert text.count(line) == 1
+    place.write_text(text.replace(line, f"{done}; {line}"))
+    return root
+
+
+@pytest.mark.clause("S300", "S301")
+@pytest.mark.transports("native")
+@pytest.mark.parametrize("how", [how if how == "cannot take the state" else pytest.param(how, marks=pytest.mark.long) for how in BROKEN])
+def test_a_version_that_does_not_come_to_serve_leaves_the_mount_to_the_old_one(mount: AcpfsMount, tmp_path: Path, how: str) -> None:
+    supervisor = mount.supervisor
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        file.write(b"one ")
+        with pytest.raises(CommandError) as caught:
+            take_over(mount, spoilt(tmp_path / "spoilt", *BROKEN[how]))
+        assert "Traceback" not in caught.value.stderr
+        file.write(b"two ")
+        assert mount.supervisor == supervisor
+        file.write(b"three")
+    mount.flush()
+    assert (mount.backing / "f").read_bytes() == b"one two three"
+    assert record_of(mount).version == OTHER_VERSION
+    take_over(mount, REPOSITORY, "--streams", "3", "--drain-timeout", "77", "--fsync", "durable")  # it can be asked again
+    settings = mount.ask("config")
+    assert (settings["streams"], settings["drain_timeout_s"], settings["fsync"]) == (3, 77.0, "ordered")
+    wait_gone(supervisor)
+    assert (mount.path / "f").read_bytes() == b"one two three"
+
+
+@pytest.mark.long
+@pytest.mark.clause("S301", "S82")
+@pytest.mark.transports("native")
+def test_a_supervisor_that_dies_before_its_worker_serves_is_replaced_by_that(mount: AcpfsMount, tmp_path: Path) -> None:
+    module, line, _done = BROKEN["is killed"]
+    supervisor = mount.supervisor
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        file.write(b"one ")
+        with pytest.raises(CommandError):
+            take_over(mount, spoilt(tmp_path / "spoilt", module, line, "os.kill(self.link.supervisor_pid, 9)"))
+        wait_gone(supervisor)
+        file.write(b"two")
+    mount.wait_status(lambda status: status["worker"]["number"] == 2)
+    mount.flush()
+    assert (mount.backing / "f").read_bytes() == b"one two"
+    assert record_of(mount).version != OTHER_VERSION
+
+
+@pytest.mark.long
+@pytest.mark.clause("S301")
+@pytest.mark.transports("native")
+def test_a_mount_of_another_backing_directory_is_not_given(mount: AcpfsMount, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    words = ["mount", str(tmp_path / "other"), str(mount.path), "--take-over"]
+    done = mount.run("acpfs", *words, check=False)
+    assert (done.returncode, "another backing directory" in done.stderr) == (ExitCode.REFUSED, True)
+    (mount.path / "f").write_bytes(b"x")
+
+
+@pytest.mark.long
+@pytest.mark.clause("S301")
+@pytest.mark.transports("libfuse")
+def test_a_libfuse_mount_is_not_given(mount: AcpfsMount) -> None:
+    done = take_over(mount, check=False)
+    assert (done.returncode, "libfuse" in done.stderr) == (ExitCode.REFUSED, True)
+    (mount.path / "f").write_bytes(b"x")
+
+
+@pytest.mark.long
+@pytest.mark.clause("S302")
+@pytest.mark.transports("native")
+def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount) -> None:
+    """Who runs a container would start it again, and that would take the mount back. Its end is not the mount's."""
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    old = foreground(mount)
+    until(lambda: mount.supervisor == old.pid)
+    new = foreground(mount)
+    try:
+        until(lambda: mount.supervisor == new.pid)
+        assert old.poll() is None
+        assert run_ready(mount, "--here") == ExitCode.OK
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            old.send_signal(signal.SIGTERM)
+            assert old.wait(60) == 0
+            file.write(b"two")
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+        new.send_signal(signal.SIGTERM)
+        assert new.wait(60) == 0
+        assert mount.leaks() == []
+    finally:
+        for process in (old, new):
+            process.kill()
+            process.wait(60)
+
+
+def foreground(mount: AcpfsMount) -> subprocess.Popen[bytes]:
+    program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
+    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M"]
+    environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
+    with open(mount.log, "ab") as log:
+        return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def run_ready(mount: AcpfsMount, *words: str) -> int:
+    return mount.run("acpfs-ctl", str(mount.path), "ready", *words, check=False).returncode
+
+
+@pytest.mark.clause("S302")
+@pytest.mark.transports("native")
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
+def test_a_probe_tells_whose_container_serves(mount: AcpfsMount) -> None:
+    assert run_ready(mount, "--here") == ExitCode.OK
+    program = "import sys; from acpfs.cli.ctl import main; sys.argv[0] = 'acpfs-ctl'; sys.exit(main())"
+    command = ["unshare", "-m", sys.executable, "-c", program, str(mount.path), "ready"]
+    environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
+    done = [subprocess.run([*command, *words], env=environment, check=False, timeout=60, capture_output=True) for words in ([], ["--here"])]
+    assert [one.returncode for one in done] == [ExitCode.OK, ExitCode.FAILED]

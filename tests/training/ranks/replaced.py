@@ -1,0 +1,204 @@
+"""Ranks that are replaced: forked from this process, and forked again when they end otherwise than in order. Real gloo, real SIGKILL."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from acpfs.training import resilient
+from acpfs.training.torch.device import DeviceMemoryError
+from tests.training.gasp_job import DEADLINE_S
+from tests.training.ranks.forked import Ranks, join_group
+from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, whole
+
+WORLD, STEPS = 4, 8
+
+
+def steady(made: Callable[[], Job]) -> Callable[[], Job]:
+    """DDP lays its buckets out anew behind a model's first step, so one that was built again sums in another order: this one does not."""
+
+    def build() -> Job:
+        plain = DistributedDataParallel.__init__
+        DistributedDataParallel.__init__ = functools.partialmethod(plain, find_unused_parameters=True)
+        try:
+            return made()
+        finally:
+            DistributedDataParallel.__init__ = plain
+
+    return build
+
+
+KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"])}
+FORKS_MAX = 40
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a job. `faults`: (rank, which process of that rank, point, update) → what the rank does there."""
+
+    kind: str
+    faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(default_factory=dict)
+    snapshot_at: int = 0
+    steps: int = STEPS
+
+
+def die(_: Job | None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(_: Job | None) -> None:
+    raise ValueError("a bug that shows once")
+
+
+def lose_memory(job: Job | None) -> None:
+    """As a device does: what was there may be anything, and it says so."""
+    assert job is not None
+    for parameter in job.model.parameters():
+        state = getattr(job.optimizer, "optim", job.optimizer).state.get(parameter, {})
+        for value in (parameter.detach(), *state.values()):
+            (value.to_local() if isinstance(value, DTensor) else value).fill_(float("nan"))
+    raise DeviceMemoryError("simulated: UCE ERROR")
+
+
+def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
+    """As a script is."""
+    dist.init_process_group("gloo")
+    rank, number, made = dist.get_rank(), 0, list[Job]()
+
+    def at(point: str) -> None:
+        act = plan.faults.get((rank, process, point, number))
+        if act is not None and not (directory / f"done-{rank}-{process}-{point}").exists():
+            (directory / f"done-{rank}-{process}-{point}").touch()
+            act(made[0] if made else None)
+
+    run.at = at
+    at("built")
+    job = KINDS[plan.kind]()
+    made.append(job)
+    step = run.restore(model=job.model, optimizer=job.optimizer, scheduler=job.scheduler)
+    (directory / f"restored-{rank}-{run.generation}").write_text(str(step))
+    for number in range(step + 1, plan.steps + 1):
+        job.step(number, at)
+        if number == plan.snapshot_at:
+            run.snapshot()
+    found = whole(job)
+    torch.save({"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()}, directory / f"host-{rank}.pt")
+    if rank == 0:
+        torch.save(found, directory / "found.pt")
+    return int(step)
+
+
+def without_fault(rank: int, kind: str, steps: int, directory: Path) -> None:
+    join_group(rank, WORLD, directory / f"store-{kind}-{steps}")
+    job = KINDS[kind]()
+    for number in range(1, steps + 1):
+        job.step(number)
+    found = whole(job)
+    torch.save({"random": torch.get_rng_state(), "scheduler": job.scheduler.state_dict()}, directory / f"host-{rank}-{kind}-{steps}.pt")
+    if rank == 0:
+        torch.save(found, directory / f"whole-{kind}-{steps}.pt")
+
+
+def end_state(kind: str, directory: Path, steps: int = STEPS) -> Path:
+    """The yardstick; made once."""
+    if not (directory / f"whole-{kind}-{steps}.pt").exists():
+        with Ranks(WORLD, directory, lambda rank: without_fault(rank, kind, steps, directory)) as ranks:
+            assert ranks.statuses() == [0] * WORLD, ranks.said()
+    return directory
+
+
+class Replaced(Ranks):
+    """Each rank's processes, one after the other."""
+
+    def __init__(self, world: int, directory: Path, main: Callable[[int, int], None]) -> None:
+        """`main(rank, process)`: `process` counts a rank's, from 0."""
+        self.processes = dict.fromkeys(range(world), 0)
+        self.forks = 0
+        super().__init__(world, directory, lambda rank: main(rank, self.processes[rank]))
+
+    def _fork(self, rank: int) -> int:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_WORLD_SIZE": str(self.world),
+            "ACPFS_JOB": "job",
+            "ACPFS_GENERATION": str(self.processes[rank]),
+        }
+        self.forks += 1
+        assert self.forks <= FORKS_MAX * self.world, self.said()
+        return super()._fork(rank)
+
+    def tend(self, turn: Callable[[], object] = lambda: None, timeout_s: float = DEADLINE_S) -> dict[int, int]:
+        """Replace who dies until all have ended in order; how many processes each rank had. `turn` is called each 20 ms."""
+        deadline = time.monotonic() + timeout_s
+        while len(self._statuses) < self.world:
+            assert time.monotonic() < deadline, self.said()
+            with self._watched() as waiting:
+                waiting.poll(20)
+            turn()
+            for rank in range(self.world):
+                self._look_after(rank)
+        assert set(self._statuses.values()) == {0}, self.said()
+        return {rank: count + 1 for rank, count in self.processes.items()}
+
+    def _look_after(self, rank: int) -> None:
+        if rank in self._statuses:
+            return
+        pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+        if pid and os.waitstatus_to_exitcode(status) in (0, 76):
+            self._statuses[rank] = status
+        elif pid:
+            self.processes[rank] += 1
+            self.pids[rank] = self._fork(rank)
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[select.poll]:
+        """Readable when somebody has ended."""
+        waiting, opened = select.poll(), []
+        for rank in range(self.world):
+            if rank not in self._statuses:
+                opened.append(os.pidfd_open(self.pids[rank]))
+                waiting.register(opened[-1], select.POLLIN)
+        try:
+            yield waiting
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+
+def run_job(
+    plan: Plan, tmp_path: Path, yardsticks: Path, turn: Callable[[Replaced], object] = lambda ranks: None, timeout_s: float = DEADLINE_S
+) -> dict[int, int]:
+    """A job to its end, whose state must be that of one without a fault; how many processes each rank had."""
+    expected = end_state(plan.kind, yardsticks, plan.steps)
+    directory = tmp_path / "run"
+
+    def main(rank: int, process: int) -> None:
+        resilient(directory)(train)(plan, tmp_path, process)
+
+    ranks = Replaced(WORLD, tmp_path, main)
+    with ranks:
+        counts = ranks.tend(lambda: turn(ranks), timeout_s)
+    assert_same(
+        torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-{plan.kind}-{plan.steps}.pt", weights_only=True)
+    )
+    for rank in range(WORLD):
+        found = torch.load(tmp_path / f"host-{rank}.pt", weights_only=True)
+        assert_same(
+            found, torch.load(expected / f"host-{rank}-{plan.kind}-{plan.steps}.pt", weights_only=True), f"host state of rank {rank}"
+        )
+    return counts

@@ -1,0 +1,125 @@
+"""Ranks die and others take their places; at the end of the job everything is, bit for bit, as without a fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
+from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, run_job
+
+pytestmark = pytest.mark.long
+clause = pytest.mark.clause
+
+
+@clause("T79")
+@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor"])
+@pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
+def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
+    counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
+    """Processes of each rank, without those that followed one that was stuck in a collective (T24)."""
+    stuck = {rank: (directory / f"rank-{rank}.log").read_text().count("the main thread is stuck") for rank in counts}
+    return {rank: count - stuck[rank] for rank, count in counts.items()}
+
+
+@clause("T80")
+@pytest.mark.parametrize("kind", ["zero", "hsdp"])
+def test_a_second_and_a_third_fault_while_it_is_rebuilt(tmp_path: Path, yardsticks: Path, kind: str) -> None:
+    """One process dies before it builds its model, the next one while it is given its state, and a survivor does then."""
+    faults = {(1, 0, "gated", 5): die, (1, 1, "built", 0): die, (0, 0, "forward", 6): die, (1, 2, "restoring", 0): die}
+    counts = run_job(Plan(kind, faults), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 2, 1: 4, 2: 1, 3: 1}
+
+
+@clause("T81")
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+@pytest.mark.parametrize("point", ["backward", "updating"])
+def test_a_rank_whose_memory_is_lost_stays_and_takes_its_state_from_a_copy(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
+    counts = run_job(Plan(kind, {(1, 0, point, 5): lose_memory}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 1, 3: 1}
+
+
+@clause("T81", "T82")
+@pytest.mark.parametrize("second", [die, lose_memory])
+def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
+    tmp_path: Path, yardsticks: Path, second: Callable[[Job | None], object]
+) -> None:
+    run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
+    assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
+    assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
+@clause("T80")
+def test_an_exception_in_one_rank_costs_the_step_under_way(tmp_path: Path, yardsticks: Path) -> None:
+    counts = run_job(Plan("zero", {(2, 0, "reduce", 4): fail}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == dict.fromkeys(range(4), 1)
+
+
+@clause("T78", "T80")
+def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Path) -> None:
+    killed: list[int] = []
+
+    def turn(_: Replaced) -> None:
+        if not killed and (tmp_path / "done-0-0-backward").exists():
+            killed.append(json.loads((tmp_path / "run" / ".acpfs-job" / "job" / "coordinator-0").read_text())["pid"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    counts = run_job(Plan("hsdp", {(0, 0, "backward", 5): die}), tmp_path, yardsticks, turn)
+    assert killed
+    assert stayed(counts, tmp_path)[0] == 2
+
+
+@clause("T34", "T79")
+def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
+    """With its directory, and what it takes for granted."""
+    page = (Path(__file__).parents[3] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "@resilient" in block)
+    steps: list[int] = []
+
+    def build() -> tuple[Any, Any, Any]:
+        job = LAYOUTS["hsdp"]()
+        return job.model, job.optimizer, job.scheduler
+
+    def step_of(number: int, model: Any, optimizer: Any, scheduler: Any) -> None:
+        steps.append(number)
+        Job(model, optimizer, scheduler).step(number)
+        if (number, dist.get_rank()) == (3, 2) and os.environ["ACPFS_GENERATION"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def main(rank: int, process: int) -> None:
+        names = {"dist": dist, "build": build, "step_of": step_of, "STEPS": 5}
+        exec(block.replace("/mnt/acp/run1", str(tmp_path / "run")), names)  # the example itself
+        assert steps[-1] == 5
+        assert process == 0 or steps[0] in (3, 4), steps
+
+    with Replaced(WORLD, tmp_path, main) as ranks:
+        assert isinstance(ranks, Replaced)
+        assert stayed(ranks.tend(), tmp_path)[2] == 2
+
+
+@clause("T79")
+def test_under_acpfs_run(tmp_path: Path, yardsticks: Path) -> None:
+    expected = end_state("hsdp", yardsticks)
+    script = Path(__file__).with_name("replace_script.py")
+    python = os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"]
+    launcher = [python, "-c", "from acpfs.cli.run import main; main()", "--nproc-per-node", str(WORLD), "--on-fault", "replace"]
+    program = ["--no-python", sys.executable, str(script), sys.path[-1], str(tmp_path)]
+    done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=300, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+    assert (tmp_path / "done-1-0-gated").exists()
+    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))

@@ -1,0 +1,171 @@
+"""`acpfs-run` on several nodes: launchers that meet on one host, and, in the long run, in network namespaces."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+clause = pytest.mark.clause
+BOUND_S = 90.0
+RANK = """
+import os, signal, sys, time
+rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))
+def until(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+def note(word, text=None):
+    name = f"{word}-{rank}-{attempt}-{generation}"
+    open(name + ".tmp", "w").write(str(os.getpid()) if text is None else text)
+    os.rename(name + ".tmp", name)
+"""
+Begin = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Starts the launcher of a node."""
+    found: list[subprocess.Popen[str]] = []
+
+    def begin(script: str, options: str, *before: str) -> subprocess.Popen[str]:
+        (tmp_path / "rank.py").write_text(RANK + script, encoding="utf-8")
+        words = [*before, sys.executable, "-m", "acpfs.cli.run", *options.split(), "rank.py"]
+        found.append(subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return found[-1]
+
+    yield begin
+    for process in found:
+        process.kill()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
+
+
+def there(directory: Path, *names: str) -> list[str]:
+    """What is in these files, as soon as they are there."""
+    deadline = time.monotonic() + BOUND_S
+    while not all((directory / name).exists() for name in names):
+        assert time.monotonic() < deadline, sorted(os.listdir(directory))
+        select.select([], [], [], 0.02)
+    return [(directory / name).read_text() for name in names]
+
+
+def statuses(*launchers: subprocess.Popen[str]) -> list[int]:
+    for launcher in launchers:
+        launcher.communicate(timeout=BOUND_S)
+    return [launcher.returncode for launcher in launchers]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def meeting_of(launcher: subprocess.Popen[str]) -> list[int]:
+    """The process in which launchers meet."""
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"coordinator.meeting" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@clause("T72", "T73")
+def test_two_nodes_a_fault_a_restart_and_a_meeting_that_is_killed(tmp_path: Path, begin: Begin) -> None:
+    script = """
+note('began', os.environ['GROUP_RANK'] + os.environ['LOCAL_RANK'] + os.environ['WORLD_SIZE'] + os.environ['ACPFS_JOB'])
+until(f'fail-{attempt}')
+attempt == 0 and rank == 2 and sys.exit(3)
+time.sleep(0 if attempt else 600)
+"""
+    options = f"--nnodes 2 --max-restarts 1 --master-addr 127.0.0.1 --master-port {free_port()} --save-dir {tmp_path}/save"
+    nodes = [begin(script, f"{options} --node-rank {number} --nproc-per-node {2 - number}") for number in (0, 1)]
+    began = there(tmp_path, *(f"began-{rank}-0-0" for rank in range(3)))
+    assert [text[:3] for text in began] == ["003", "013", "103"]
+    assert len({text[3:] for text in began}) == 1
+    (meeting,) = meeting_of(nodes[0])
+    os.kill(meeting, signal.SIGKILL)
+    (tmp_path / "fail-0").touch()
+    there(tmp_path, *(f"began-{rank}-1-0" for rank in range(3)))
+    (tmp_path / "fail-1").touch()
+    assert statuses(*nodes) == [0, 0]
+    assert (tmp_path / "save" / ".acpfs-job" / "run-none" / "tls" / "key.pem").exists()
+
+
+@clause("T72")
+def test_sigterm_to_one_launcher_ends_all(tmp_path: Path, begin: Begin) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75))\nnote('ready')\ntime.sleep(600)"
+    options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --max-restarts 2"
+    nodes = [begin(script, options), begin(script, options)]
+    there(tmp_path, "ready-0-0-0", "ready-1-0-0")
+    nodes[1].send_signal(signal.SIGTERM)
+    assert statuses(*nodes) == [75, 75]
+
+
+@pytest.mark.long
+@clause("T72")
+def test_a_launcher_that_dies_is_a_lost_node_and_another_takes_its_place(tmp_path: Path, begin: Begin) -> None:
+    script = "note('ready')\nuntil('end')"
+    options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --max-restarts 1 --node-rank"
+    nodes = [begin(script, f"{options} {number}") for number in (0, 1)]
+    there(tmp_path, "ready-0-0-0", "ready-1-0-0")
+    nodes[1].kill()
+    nodes[1].communicate()
+    nodes.append(begin(script, f"{options} 1"))
+    there(tmp_path, "ready-0-1-0", "ready-1-1-0")
+    (tmp_path / "end").touch()
+    assert statuses(nodes[0], nodes[2]) == [0, 0]
+
+
+@pytest.mark.long
+@clause("T73")
+def test_where_node_0_is_lost_the_others_end(tmp_path: Path, begin: Begin) -> None:
+    script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if rank == 1 else 1))\nnote('ready')\ntime.sleep(600)"
+    options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --node-rank"
+    nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
+    there(tmp_path, "ready-0-0-0", "ready-1-0-0", "ready-2-0-0")
+    nodes[0].kill()
+    assert statuses(*nodes[1:]) == [75, 69]
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two hosts on one bridge: 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("needs root and ip(8)")
+    names = [f"acpfs-run-{os.getpid()}-{number}" for number in (0, 1)]
+    veths = [f"acr{os.getpid() % 100000}{end}" for end in "ab"]
+    calls = [f"netns add {name}" for name in names]
+    calls += [f"link add {veths[0]} netns {names[0]} type veth peer name {veths[1]} netns {names[1]}"]
+    for number, name in enumerate(names):
+        calls += [f"-n {name} addr add 10.77.0.{number + 1}/24 dev {veths[number]}", f"-n {name} link set {veths[number]} up"]
+        calls += [f"-n {name} link set lo up"]
+    try:
+        for call in calls:
+            done = subprocess.run(["ip", *call.split()], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no network namespaces here: {done.stderr.strip()}")
+        yield [*names, veths[1]]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.long
+@clause("T72")
+def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
+    script = "note('ready', os.environ['MASTER_ADDR'])\nuntil('end' if attempt else 'never')"
+    options = "--nnodes 1:2 --rdzv-endpoint 10.77.0.1:29400 --max-restarts 1 --shutdown-timeout 5"
+    nodes = [begin(script, options, "ip", "netns", "exec", name) for name in namespaces[:2]]
+    assert there(tmp_path, "ready-0-0-0", "ready-1-0-0") == ["10.77.0.1"] * 2
+    subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
+    assert there(tmp_path, "ready-0-1-0") == ["127.0.0.1"]  # alone, after a last call
+    assert not (tmp_path / "ready-1-1-0").exists()
+    (tmp_path / "end").touch()
+    assert statuses(*nodes) == [0, 69]

@@ -1,0 +1,142 @@
+"""What happened to a mount is kept, bounded, over workers and mounts, and is written by nobody's call."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from acpfs.cli import history_page
+from acpfs.control.reports import ConflictReport, HealthReport, HistoryEntry, Status
+from acpfs.ram.state import StateDatabase
+from acpfs.worker import history
+from acpfs.worker.history import History
+from acpfs.worker.history_watch import SeenStatus, begun, changes
+from tests.control.double import DoubleSubject
+from tests.filesystem.world import settings_for
+from tests.rig.mounts import AcpfsMount
+
+pytestmark = pytest.mark.clause("S322")
+
+
+def save(number: int, at: float = 0.0, files: int = 1) -> HistoryEntry:
+    path = f"run/step-{number}"
+    return HistoryEntry(at or 100.0 + number, "checkpoint", "persisted", path, number, files, 5, 90.0 + number, 2.0, 7.0)
+
+
+def status() -> Status:
+    async def make() -> Status:
+        return DoubleSubject().status()
+
+    return trio.run(make)
+
+
+def test_entries_are_kept_over_workers_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "ENTRIES_MAX", 3)
+    state = StateDatabase(tmp_path / "state.sqlite")
+    kept = History(state)
+    for number in range(5):
+        kept.note(save(number))
+    kept.note(save(4, at=200.0, files=2))  # it went on
+    state.commit()
+    state.close()
+    state = StateDatabase(tmp_path / "state.sqlite")
+    found = History(state)
+    assert found.entries() == [save(2), save(3), save(4, at=200.0, files=2)]
+    found.note(save(5))
+    assert [entry.step for entry in found.entries()] == [3, 4, 5]
+    state.close()
+
+
+def test_the_same_again_costs_no_row(tmp_path: Path) -> None:
+    state = StateDatabase(tmp_path / "state.sqlite")
+    kept = History(state)
+    kept.note(save(1))
+    before = state.changes
+    kept.note(save(1))
+    assert state.changes == before
+    state.close()
+
+
+@pytest.mark.parametrize("content", ["{", '{"entries": 5}', '{"entries": [5, {"kind": "x"}]}'], ids=["torn", "no list", "no entries"])
+def test_what_a_mount_has_kept_may_be_damaged(tmp_path: Path, content: str) -> None:
+    settings, state = settings_for(tmp_path), StateDatabase(tmp_path / "state.sqlite")
+    kept = History(state)
+    kept.note(save(1))
+    kept.keep(settings, tmp_path)
+    (file,) = tmp_path.glob("remembered/history/*")
+    again = History(StateDatabase(tmp_path / "second.sqlite"))
+    again.recall(settings, tmp_path)
+    assert again.entries() == [save(1)]
+    file.write_text(content)
+    empty = History(StateDatabase(tmp_path / "third.sqlite"))
+    empty.recall(settings, tmp_path)
+    assert empty.entries() == []
+
+
+def test_each_change_is_told_once() -> None:
+    calm = status()
+    assert begun(calm)[0] == "mount"
+    kind, text = begun(replace(calm, worker=replace(calm.worker, number=2, last_end="died", pause_s=0.25)))
+    assert kind == "takeover"
+    assert "died; pause 0.2 s" in text
+    bad = replace(
+        calm,
+        backing_health=HealthReport("stuck", 0.0, 1, 1, 9.0, 0, "ETIMEDOUT"),
+        parked=2,
+        interrupted=1,
+        conflicts=[ConflictReport("a", "store", None, 0.0)],
+        conflicts_total=1,
+        bypassed_since=1.0,
+        bypass_reason="operator",
+    )
+    told = changes(SeenStatus.of(calm), SeenStatus.of(bad), "ETIMEDOUT")
+    assert [kind for kind, _text in told] == ["storage", "refused", "interrupted", "conflict", "bypass"]
+    assert told[0][1] == "ok → stuck: ETIMEDOUT"
+    assert changes(SeenStatus.of(bad), SeenStatus.of(bad), "ETIMEDOUT") == []
+    assert changes(SeenStatus(missing=("a",)), SeenStatus(missing=("b",)), "") == [
+        ("member", "b is missing"),
+        ("member", "a is not missing any more"),
+    ]
+
+
+def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:
+    trouble = HistoryEntry(101.0, "storage", "ok → stuck: <script>")
+    entries = [
+        json.loads(json.dumps({name: getattr(entry, name) for name in HistoryEntry.__slots__})) for entry in (save(1), save(2), trouble)
+    ]
+    page = history_page.html("/mnt/<b>", entries)
+    assert page.count("<circle") == 3 * 2
+    assert "<script>" not in page
+    assert "/mnt/&lt;b&gt;" in page
+    assert "No checkpoint yet" in history_page.html("/m", [entries[-1]])
+
+
+@pytest.mark.mount
+@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse")
+def test_a_mount_tells_what_earlier_ones_have_saved(tmp_path: Path) -> None:
+    (tmp_path / "backing").mkdir()
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native") as mount:
+        (mount.path / "run").mkdir()
+        (mount.path / "run/step-1").mkdir()
+        (mount.path / "run/step-1/model.pt").write_bytes(b"x" * 1000)
+        mount.umount()
+        mount.start()
+        told = mount.ctl("history")
+        assert [entry["kind"] for entry in told[:2]] == ["mount", "checkpoint"]
+        assert {name: told[1][name] for name in ("path", "step", "files", "bytes")} == {
+            "path": "run/step-1", "step": 1, "files": 1, "bytes": 1000,
+        }  # fmt: skip
+        assert told[1]["persist_s"] >= told[1]["save_s"] >= 0
+        at = str(mount.path)
+        assert "run/step-1" in mount.run("acpfs-ctl", at, "history").stdout
+        rows = list(csv.DictReader(io.StringIO(mount.run("acpfs-ctl", at, "history", "--csv", "--kind", "checkpoint").stdout)))
+        assert [row["path"] for row in rows] == ["run/step-1"]
+        mount.run("acpfs-ctl", at, "history", "--html", str(tmp_path / "page.html"))
+        assert "step-1" in (tmp_path / "page.html").read_text()
