@@ -17,7 +17,7 @@ from pathlib import Path
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
-from acpfs.backing.nodes import NodeRecords, NodeState
+from acpfs.backing.member_records import NodeRecords, NodeState
 
 HARDWARE = Path("/sys/class/dmi/id/product_uuid")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from acpfs.backing.leftovers import Machine
-from acpfs.backing.nodes import NodeRecord, NodeRecords, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import RefusedError
 
 WATCH_HEARTBEATS = 4

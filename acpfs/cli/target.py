@@ -9,8 +9,8 @@ from typing import Any
 
 from acpfs.cli import show
 from acpfs.control import client, registry
-from acpfs.control.protocol import RemoteError, error_message
 from acpfs.control.registry import MountRecord
+from acpfs.control.socket_messages import RemoteError, error_message
 from acpfs.errors import AcpfsError, NotMountedError, RefusedError
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from acpfs.client.persistence import StrPath
 from acpfs.control import client, registry
 from acpfs.control.client import Line
-from acpfs.control.protocol import Json
+from acpfs.control.socket_messages import Json
 from acpfs.errors import AcpfsError
 
 WAIT_FOR_MOUNT_S = 1.0

@@ -12,9 +12,9 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.protocol import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.reports import CheckpointReport
-from acpfs.control.subject import Report, Subject
+from acpfs.control.socket_messages import BadRequestError, ControlRequest, Json, RemoteError
+from acpfs.control.worker_contract import Report, Subject
 from acpfs.errors import ExitCode
 
 LOOK_INTERVAL_S = 0.25

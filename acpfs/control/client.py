@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from acpfs.control.protocol import Json, encode, error_from, socket_address
 from acpfs.control.registry import MountRecord
+from acpfs.control.socket_messages import Json, encode, error_from, socket_address
 from acpfs.errors import AcpfsError, NotMountedError
 
 CONNECT_TIMEOUT_S = 5.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from acpfs.control.protocol import Json
+from acpfs.control.socket_messages import Json
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import trio
 
-from acpfs.control.protocol import (
+from acpfs.control.request_slots import NoPlaceError, RequestSlots
+from acpfs.control.socket_messages import (
     REQUEST_BYTES_MAX,
     BadRequestError,
     ControlRequest,
@@ -27,7 +28,6 @@ from acpfs.control.protocol import (
     error_message,
     socket_address,
 )
-from acpfs.control.request_slots import NoPlaceError, RequestSlots
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import Answer
 from acpfs.errors import AcpfsError, ConfigError, ExitCode

@@ -16,9 +16,9 @@ from functools import partial
 import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
-from acpfs.control.protocol import ControlRequest, Json, RemoteError, path_from_text
 from acpfs.control.reports import QueueEntry, Verdict
-from acpfs.control.subject import Report, Subject
+from acpfs.control.socket_messages import ControlRequest, Json, RemoteError, path_from_text
+from acpfs.control.worker_contract import Report, Subject
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25

@@ -10,7 +10,7 @@ import errno
 import time
 
 from acpfs.config import Settings
-from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.names import NAME_BYTES_MAX
 from acpfs.filesystem.nodes import Node, NodeTable

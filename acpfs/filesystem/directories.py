@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerEntry
-from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
-from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents

@@ -21,7 +21,7 @@ from acpfs.checkpoints import Checkpoints
 from acpfs.config import FsyncMode, Settings, WhenFull, WhenKilled
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.at_once import AtOnce
-from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.backing_space import BackingSpace
 from acpfs.filesystem.catalogue import Catalogue

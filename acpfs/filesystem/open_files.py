@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.attributes import AttributeCalls
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing

@@ -16,7 +16,7 @@ from acpfs.config import Settings, SpillMode
 from acpfs.errors import RefusedError
 from acpfs.mounting.checks import within
 from acpfs.ram.mounts import LOCAL, mount_of
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.writeback.sources.spill import Spill, recorded_place

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from acpfs.config import CHANGEABLE, Settings
 from acpfs.control import runtime
-from acpfs.control.protocol import error_from
 from acpfs.control.registry import slug
+from acpfs.control.socket_messages import error_from
 from acpfs.descriptors import readable
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
 from acpfs.supervisor import handover

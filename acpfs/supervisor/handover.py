@@ -17,8 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from acpfs.control.protocol import socket_address
 from acpfs.control.registry import slug
+from acpfs.control.socket_messages import socket_address
 from acpfs.supervisor import channel
 
 PREDECESSOR = "predecessor"

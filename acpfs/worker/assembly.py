@@ -23,7 +23,7 @@ from acpfs.backing.anchor import Anchor
 from acpfs.backing.calls import CallPool, CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import Identity, claim, node_id
-from acpfs.backing.nodes import NodeRecord, NodeRecords
+from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.backing.ownership import check_own
 from acpfs.backing.probe import ProbeReport, probe
 from acpfs.backing.quirks import Features

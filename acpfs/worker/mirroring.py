@@ -21,7 +21,7 @@ from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.logger import get_logger
 from acpfs.mounting.checks import BACKING_WAIT_S, within
 from acpfs.ram.place import Place
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase, forget
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op

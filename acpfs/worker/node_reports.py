@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.control.reports import ClusterReport, NodeReport, WaitingPointerReport
 from acpfs.worker.assembly import Parts
+from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.members.far_clocks import TOLD_S
-from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
 
 WAITING_TOLD_MAX = 20
 

@@ -19,7 +19,6 @@ from acpfs import __version__
 from acpfs.checksum import of_reads
 from acpfs.config import CHANGEABLE, field_named, validated
 from acpfs.control.metrics import Metrics
-from acpfs.control.protocol import Json
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
@@ -39,6 +38,7 @@ from acpfs.control.reports import (
     Verdict,
     WorkerReport,
 )
+from acpfs.control.socket_messages import Json
 from acpfs.control.verbs import GUARDED
 from acpfs.errors import ConfigError
 from acpfs.filesystem.durations import BOUNDS_S, Durations
@@ -57,7 +57,7 @@ from acpfs.worker.drain_progress import is_below_any, remaining
 from acpfs.worker.link import Link
 from acpfs.worker.node_reports import cluster_counters, cluster_report
 from acpfs.worker.setting_changes import CHANGES, answered
-from acpfs.writeback import records
+from acpfs.writeback import engine_records
 from acpfs.writeback.sources.spill import SpillStatistics
 
 PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's budget: little is left for the next save"
@@ -110,7 +110,7 @@ class Life(Protocol):
 
 
 class WorkerSubject:
-    """Implements `acpfs.control.subject.Subject`."""
+    """Implements `acpfs.control.worker_contract.Subject`."""
 
     def __init__(self, parts: Parts, life: Life) -> None:
         self._parts = parts
@@ -172,7 +172,7 @@ class WorkerSubject:
             durations=durations,
         )
 
-    def _health(self, refused: Sequence[records.QueuedOp]) -> HealthReport:
+    def _health(self, refused: Sequence[engine_records.QueuedOp]) -> HealthReport:
         """Calls that are answered well are no sign of health while the directory refuses operations for good."""
         health = self._parts.calls.health.statistics()
         state, error = health.state, health.last_error
@@ -374,7 +374,7 @@ class WorkerSubject:
         while True:
             future = self._parts.calls.verifies.submit("verify", next, verdicts, None)
             await settled(future)
-            verdict: records.Verification | None = future.result()
+            verdict: engine_records.Verification | None = future.result()
             if verdict is None:
                 for path in paths or [b""]:
                     self._view.verified(path, good, began_at)
@@ -397,7 +397,7 @@ def _digest_and_close(fd: int, size: int) -> str:
         os.close(fd)
 
 
-def _entry(entry: records.QueuedOp, now: float) -> QueueEntry:
+def _entry(entry: engine_records.QueuedOp, now: float) -> QueueEntry:
     return QueueEntry(
         seq=entry.seq,
         name=entry.name,
@@ -414,11 +414,11 @@ def _entry(entry: records.QueuedOp, now: float) -> QueueEntry:
     )
 
 
-def _conflict(conflict: records.Conflict) -> ConflictReport:
+def _conflict(conflict: engine_records.Conflict) -> ConflictReport:
     return ConflictReport(os.fsdecode(conflict.path), conflict.kind, os.fsdecode(conflict.kept_as) or None, conflict.at)
 
 
-def _guarded(held: records.GuardedCheckpoint) -> GuardedReport:
+def _guarded(held: engine_records.GuardedCheckpoint) -> GuardedReport:
     path, kept_as = os.fsdecode(held.path), os.fsdecode(held.kept_as) or None
     return GuardedReport(path, kept_as, held.operations, held.files, held.size_bytes, held.since, held.until, held.why)
 
@@ -479,7 +479,7 @@ def _durations(durations: Durations) -> dict[str, DurationsReport]:
     return {name: DurationsReport(list(BOUNDS_S), list(one.counts), one.sum_s) for name, one in durations.all().items()}
 
 
-def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[str, int]:
+def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) -> dict[str, int]:
     """Everything that is counted, by one flat name each. Under the lock."""
     counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
@@ -498,5 +498,5 @@ def _counters(fs: Any, engine: records.EngineStatistics, parts: Parts) -> dict[s
     return counters
 
 
-def _below(entry: records.QueuedOp, path: bytes) -> bool:
+def _below(entry: engine_records.QueuedOp, path: bytes) -> bool:
     return not path or is_below_any(os.fsencode(entry.name), (path,))

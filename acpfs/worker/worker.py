@@ -54,8 +54,8 @@ from acpfs.worker.metrics_tasks import MetricsTasks
 from acpfs.worker.notify import Busy, ServiceManager, beat
 from acpfs.worker.preloads import Preloads
 from acpfs.worker.subject import WorkerSubject
-from acpfs.worker.verbs import WorkerVerbs
 from acpfs.worker.waiting_reports import WaitingCall
+from acpfs.worker.worker_verbs import WorkerVerbs
 
 if TYPE_CHECKING:
     from acpfs.transport.native.holding import Holding

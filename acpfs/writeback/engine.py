@@ -32,6 +32,7 @@ from acpfs.writeback.commits.flush import Flusher
 from acpfs.writeback.commits.garbage import Garbage
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.commits.recheck import Recheck
+from acpfs.writeback.engine_records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.failures.failures import Failures
 from acpfs.writeback.failures.retry import RetryPolicy
@@ -47,7 +48,6 @@ from acpfs.writeback.manifest.manifest_writer import ManifestWriter
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.order.order import Order
-from acpfs.writeback.records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.report import Totals, queue_entries
 from acpfs.writeback.sources.source import AbandonedError
 from acpfs.writeback.sources.spill import Spill

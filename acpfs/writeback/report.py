@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from acpfs.errors import errno_name
 from acpfs.types import Ino
+from acpfs.writeback.engine_records import QueuedOp
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.verdicts import Why
-from acpfs.writeback.records import QueuedOp
 
 
 @dataclass(slots=True)

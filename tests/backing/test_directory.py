@@ -16,7 +16,7 @@ from acpfs.backing import quirks
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim, node_id
 from acpfs.backing.lower import Lower, lstat_each
-from acpfs.backing.nodes import NodeRecord, NodeRecords
+from acpfs.backing.member_records import NodeRecord, NodeRecords
 from acpfs.backing.probe import probe
 from acpfs.backing.quirks import Features
 from acpfs.backing.syscalls import Opener

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
+from acpfs.backing.member_records import NodeRecord
 from acpfs.backing.name_filter import BITS_MAX, PATHS_MAX, NameFilter
-from acpfs.backing.nodes import NodeRecord
 
 RECORD_BYTES = 2300
 LOOKUPS = 2000

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.nodes import BLOCK_BYTES, NodeRecord, NodeRecords
+from acpfs.backing.member_records import BLOCK_BYTES, NodeRecord, NodeRecords
 
 RECORD = NodeRecord("a", "1", 1, clock=1000.0, watermark=999.0, pending="x" * 100)
 

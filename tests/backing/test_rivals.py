@@ -11,7 +11,7 @@ import pytest
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.identity import claim
 from acpfs.backing.leftovers import Machine
-from acpfs.backing.nodes import NodeRecord, NodeRecords, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.backing.rivals import WATCH_HEARTBEATS, Rival
 from acpfs.errors import RefusedError
 

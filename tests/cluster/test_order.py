@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.backing.nodes import NodeRecord, NodeRecords, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from tests.cluster.observer import Observer
 from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.cluster.training import TRACKER, Job, looks_right

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.backing.member_records import NodeRecord
 from acpfs.backing.name_filter import NameFilter
-from acpfs.backing.nodes import NodeRecord
 from tests.cluster import ranks
 from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount, wait_gone

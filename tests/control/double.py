@@ -9,7 +9,6 @@ from pathlib import Path
 import trio
 
 from acpfs.control.metric_table import HISTOGRAMS
-from acpfs.control.protocol import Json
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import (
     CheckpointFile,
@@ -26,6 +25,7 @@ from acpfs.control.reports import (
     WorkerReport,
 )
 from acpfs.control.server import ControlServer
+from acpfs.control.socket_messages import Json
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
 
 

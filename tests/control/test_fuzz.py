@@ -11,7 +11,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from acpfs.control.protocol import BadRequestError, ControlRequest, decode_request
+from acpfs.control.socket_messages import BadRequestError, ControlRequest, decode_request
 from acpfs.control.verbs import HANDLERS
 from acpfs.errors import AcpfsError
 from tests.control.double import DoubleSubject

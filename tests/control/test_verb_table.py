@@ -9,7 +9,7 @@ import pytest
 from acpfs.cli import verbs
 from acpfs.control.verb_table import VERBS
 from acpfs.control.verbs import HANDLERS
-from acpfs.worker.verbs import WorkerVerbs
+from acpfs.worker.worker_verbs import WorkerVerbs
 
 
 def test_each_verb_has_a_handler() -> None:

@@ -35,7 +35,7 @@ class Step:
 
 _LOWER = ("acpfs.backing.directory", "BackingDirectory")
 _LOG = ("acpfs.writeback.log.log", "OperationLog")
-_SPILLED = ("acpfs.ram.spill", "SpillDirectory")
+_SPILLED = ("acpfs.ram.spill_directory", "SpillDirectory")
 _SPILL = ("acpfs.writeback.sources.spill", "Spill")
 _MIRROR = ("acpfs.writeback.sources.mirror", "Mirror")
 _SALVAGE = ("acpfs.filesystem.salvage", "_Salvage")

@@ -16,7 +16,7 @@ import pytest
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.leftovers import MIRRORS, WITHDRAWN, Machine, clear
 from acpfs.backing.lower import LowerPath
-from acpfs.backing.nodes import NodeRecord, NodeRecords, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
 from acpfs.errors import ExitCode
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, mounts_below, staging_files

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.backing.name_filter import PATHS_MAX, NameFilter
-from acpfs.backing.nodes import NodeRecord, NodeState
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
 from acpfs.types import ROOT, Ino

@@ -16,7 +16,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.records import AttributeChange
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT
 from acpfs.writeback.sources.mirror import journal_name, read_mark
 from tests.filesystem.stuck_journal import StuckJournal

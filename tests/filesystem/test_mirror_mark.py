@@ -14,7 +14,7 @@ import pytest
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.types import ROOT, Ino, TierId
 from acpfs.writeback.log.log import OperationLog

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from acpfs.filesystem.spilling import Spilling
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.sources import spill as spill_module

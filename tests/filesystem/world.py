@@ -26,7 +26,7 @@ from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.ram.kept import Kept
-from acpfs.ram.spill import SpillDirectory
+from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.state_space import StateSpace
 from acpfs.ram.tier import Tier

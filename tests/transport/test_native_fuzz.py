@@ -13,7 +13,7 @@ import pytest
 
 from acpfs.descriptors import readable
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding

@@ -10,10 +10,10 @@ from acpfs.control.reports import Remaining
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from acpfs.worker.drain_progress import COUNTED_OPS_MAX, remaining
+from acpfs.writeback.engine_records import QUEUE_ENTRIES_MAX
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op, OpKind
 from acpfs.writeback.log.stages import Aside
-from acpfs.writeback.records import QUEUE_ENTRIES_MAX
 
 
 @pytest.fixture

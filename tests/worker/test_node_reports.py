@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.worker.node_reports import clock_problem
-from acpfs.writeback.records import ClusterStatistics, PeerReport
+from acpfs.writeback.engine_records import ClusterStatistics, PeerReport
 
 
 def cluster(drift_s: float, *peers: PeerReport) -> ClusterStatistics:

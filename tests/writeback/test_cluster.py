@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.testing
 
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.config import ClusterOrder, Settings
 from acpfs.errors import RefusedError
 from acpfs.ram.state import StateDatabase

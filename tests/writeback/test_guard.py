@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from acpfs.backing.lower import LowerStat
+from acpfs.writeback.engine_records import GuardedCheckpoint
 from acpfs.writeback.guard import guard as guard_module
 from acpfs.writeback.guard.guarded import SPACE_PATIENCE_S
 from acpfs.writeback.log.ops import Op
-from acpfs.writeback.records import GuardedCheckpoint
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import KEPT, MemoryLower, error
 from tests.writeback.world import World

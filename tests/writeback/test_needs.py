@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.backing.nodes import NodeState
+from acpfs.backing.member_records import NodeState
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.log.log import OperationLog

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from acpfs.backing.member_records import NodeRecord
 from acpfs.backing.name_filter import NameFilter
-from acpfs.backing.nodes import NodeRecord
 from acpfs.writeback.members.cluster import HEARD_MAX
 from acpfs.writeback.members.peer_names import Pending
 from tests.writeback.test_cluster import Node, Records

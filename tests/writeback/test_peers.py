@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.ram.node_clock import NodeClock
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.members.peers import PAST_CACHES_S, RECORDS_AFTER, Peer, Terms, Verdict

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.backing.nodes import NodeState
+from acpfs.backing.member_records import NodeState
 from acpfs.config import ClusterOrder
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino

@@ -9,7 +9,7 @@ import click
 from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
-from acpfs.control.protocol import error_message
+from acpfs.control.socket_messages import error_message
 from acpfs.errors import AcpfsError, NotMountedError
 
 WATCH_INTERVAL_S = 1.0

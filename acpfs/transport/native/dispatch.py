@@ -13,8 +13,8 @@ from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
-from acpfs.transport.native.calls import Calls, operations
 from acpfs.transport.native.continuations import Continuations
+from acpfs.transport.native.decoding import Calls, operations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
 from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import Opcode

@@ -17,7 +17,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
-from acpfs.transport.native.calls import name_in, two_names
+from acpfs.transport.native.decoding import name_in, two_names
 from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import Request, plain
 from acpfs.transport.native.wire import LINK_IN, MKDIR_IN, MKNOD_IN, RENAME2_IN

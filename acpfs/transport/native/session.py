@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.transport.invalidations import Invalidations
-from acpfs.transport.native.calls import Calls
+from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding

@@ -17,10 +17,10 @@ from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq
+from acpfs.writeback.engine_records import Conflict
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
-from acpfs.writeback.records import Conflict
 
 EVERYTHING = Seq(1 << 62)
 """Guard for a mount that is bypassed: also what is written through descriptors that are still open."""

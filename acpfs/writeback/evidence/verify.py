@@ -18,8 +18,8 @@ from typing import Protocol
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
+from acpfs.writeback.engine_records import Verification
 from acpfs.writeback.evidence import absence
-from acpfs.writeback.records import Verification
 
 BUFFER_BYTES = 4 << 20
 STALE_LOOKS_MAX = 6

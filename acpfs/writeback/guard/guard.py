@@ -28,6 +28,7 @@ from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.engine_records import GuardedCheckpoint, GuardStatistics
 from acpfs.writeback.guard.former_paths import FormerPaths
 from acpfs.writeback.guard.guarded import Guarded, Key, SpaceWatch
 from acpfs.writeback.guard.survey import Inventory, Question, Survey, look
@@ -36,7 +37,6 @@ from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import Gate
-from acpfs.writeback.records import GuardedCheckpoint, GuardStatistics
 
 POLL_S = 10.0
 """How often the backing directory is looked at when nothing happens here: other nodes may complete the newer checkpoint."""

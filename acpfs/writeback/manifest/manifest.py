@@ -16,9 +16,9 @@ from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.ram.state import StateDatabase
+from acpfs.writeback.engine_records import Verification
 from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.manifest.manifest_parts import ManifestPart, ManifestParts
-from acpfs.writeback.records import Verification
 
 DDL = """
 CREATE TABLE IF NOT EXISTS checksum (path BLOB PRIMARY KEY, digest TEXT NOT NULL, size INTEGER NOT NULL) WITHOUT ROWID;

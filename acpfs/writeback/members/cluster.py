@@ -20,19 +20,19 @@ from typing import Protocol, TypeVar
 import trio
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.config import Settings
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.members.far_clocks import FarClocks
 from acpfs.writeback.members.gate import Gate, Gated
 from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
 from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
 from acpfs.writeback.members.peers import Peer, Terms, Verdict
-from acpfs.writeback.records import ClusterStatistics, PeerReport, WaitingPointer
 
 HEARD_MAX = 16
 """So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
@@ -52,7 +52,7 @@ CREATE TABLE IF NOT EXISTS incarnation (
 
 
 class Records(Protocol):
-    """See `acpfs.backing.nodes.NodeRecords`."""
+    """See `acpfs.backing.member_records.NodeRecords`."""
 
     def publish(self, record: NodeRecord) -> None: ...
     def names(self) -> list[str]: ...

@@ -15,8 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 from typing import NamedTuple
 
 from acpfs.backing.calls import call_later
+from acpfs.backing.member_records import NodeState
 from acpfs.backing.name_filter import NameFilter
-from acpfs.backing.nodes import NodeState
 from acpfs.config import Settings
 from acpfs.writeback.members.peers import Peer, Terms
 

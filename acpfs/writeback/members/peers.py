@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
-from acpfs.backing.nodes import NodeRecord, NodeState
+from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.writeback.members.pace import BETWEEN_WRITES
 
 SAMPLES_MAX = 64

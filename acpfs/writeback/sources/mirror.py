@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from acpfs.backing.leftovers import MIRRORS, WITHDRAWN
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.logger import get_logger
-from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
+from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase, Statement
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, OpKind

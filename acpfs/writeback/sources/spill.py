@@ -29,7 +29,7 @@ from acpfs.checksum import Checksum
 from acpfs.config import SpillMode, share_of
 from acpfs.errors import errno_name
 from acpfs.logger import get_logger
-from acpfs.ram.spill import MIRROR_PREFIX, SpillDirectory
+from acpfs.ram.spill_directory import MIRROR_PREFIX, SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId, VersionId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from acpfs.backing.nodes import NodeRecord
+from acpfs.backing.member_records import NodeRecord
 from acpfs.types import Ino, Seq
 from acpfs.writeback.log.ops import Op
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from acpfs.control.protocol import Json
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
@@ -19,6 +18,7 @@ from acpfs.control.reports import (
     Status,
     Verdict,
 )
+from acpfs.control.socket_messages import Json
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""

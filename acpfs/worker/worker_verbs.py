@@ -1,7 +1,7 @@
 """Verbs of the control socket that ask or change one part of the worker: what stays in RAM, other members, a look at the mount's state.
 
-Those that wait for the drain or tell of it need only `acpfs.control.subject` and are in `acpfs.control.verbs`. Takes the file system's
-lock for each step and never calls the backing directory from trio's thread; waits are cancelled when the client goes away.
+Those that wait for the drain or tell of it need only `acpfs.control.worker_contract` and are in `acpfs.control.verbs`. Takes the
+file system's lock for each step and never calls the backing directory from trio's thread; waits are cancelled when the client goes away.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.protocol import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.reports import StayedFile, Verdict
-from acpfs.control.subject import Report
+from acpfs.control.socket_messages import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
+from acpfs.control.worker_contract import Report
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
 from acpfs.filesystem.nodes import Node
 from acpfs.worker.assembly import Parts
