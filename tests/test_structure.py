@@ -149,6 +149,18 @@ def test_contents_have_one_checksum() -> None:
     assert found - others <= {"spares.py"}, "contents have theirs from acpfs.checksum"
 
 
+def test_only_the_verbs_say_where_bytes_are() -> None:
+    """`tier`, `here` and `rest` of a body are set by its own methods; a node gets its body from `Contents`, or before there is one."""
+    placed: set[str] = set()
+    given: set[str] = set()
+    for path in sorted((PACKAGE / "filesystem").rglob("*.py")):
+        stores = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+        placed |= {path.name for node in stores if node.attr in ("tier", "here", "rest") and ast.unparse(node.value) != "self"}
+        given |= {path.name for node in stores if node.attr == "body"}
+    assert placed == set()
+    assert given == {"contents.py", "nodes.py", "missing.py"}
+
+
 def _is_torch(name: str) -> bool:
     return name.split(".", maxsplit=1)[0] in ("torch", "torch_npu", "transformers", "accelerate", "lightning", "megatron", "mindspore")
 

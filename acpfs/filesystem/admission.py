@@ -125,7 +125,7 @@ class Admission:
 
     def _has_bytes(self, node: Node) -> int:
         """What the file takes already, also beyond its end (`pages_ahead`)."""
-        ahead = self._tier.allocated_bytes(node.content.tier_id) if node.content is not None else 0
+        ahead = self._tier.allocated_bytes(node.body.tier) if not node.body.is_cold else 0
         return max(node.blocks * BLOCK_BYTES, ahead)
 
     def sure_bytes(self, handle: Handle) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.backing.progress import Progress
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -58,13 +58,13 @@ class Changeable:
 
         One that went to the spill directory comes back whole.
         """
-        if node.content is not None and node.content.spilled:
+        if node.body.is_spilled:
             assert self._bring_back is not None, node.ino
             await self._bring_back(node)
         self._warming.check(node)
         if size is None:
             await self._warming.whole(node)
-        while node.content is None:
+        while node.body.is_cold:
             wanted = node.size if size is None else min(size, node.size)
             if not await self._room.reserve(wanted, node, Purpose.BRING_UP):
                 await self._bring_beside(node, wanted)
@@ -78,18 +78,18 @@ class Changeable:
 
     async def _bring_beside(self, node: Node, size: int) -> None:
         """Copy the content to a staging file: RAM has no room for it."""
-        content, st = await self._view.at_place(node, self._copy_beside, size, again=False)
-        if not self._adopt(node, st, size, partial(self._contents.adopt_overflow, node, content)):
-            self._overflow.let_go(content, remove=True)
+        body, st = await self._view.at_place(node, self._copy_beside, size, again=False)
+        if not self._adopt(node, st, size, partial(self._contents.adopt_overflow, node, body)):
+            self._overflow.let_go(body, remove=True)
 
-    async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Content, LowerStat]:
+    async def _copy_beside(self, path: LowerPath, size: int) -> tuple[Body, LowerStat]:
         progress, found = Progress(), []
-        content = await self._overflow.filled(lambda fd: found.append(self._view.whole.copy(path, fd, size, progress)), progress)
-        return content, found[0]
+        body = await self._overflow.filled(lambda fd: found.append(self._view.whole.copy(path, fd, size, progress)), progress)
+        return body, found[0]
 
     def _adopt(self, node: Node, st: LowerStat, size: int, take: Callable[[], None]) -> bool:
         """Take over a content that was read, unless another caller was quicker (and may have written) or the file is another one by now."""
-        if node.content is not None:
+        if not node.body.is_cold:
             return False
         if st.identity() != node.identity:
             self._view.compare(node, st)
@@ -107,11 +107,11 @@ class Changeable:
     async def ensure(self, node: Node, size: int | None = None) -> None:
         """Have the content, or its first `size` bytes, where it can be changed."""
         while True:
-            if node.content is None or node.content.spilled:
+            if node.body.is_cold or node.body.is_spilled:
                 await self.bring_up(node, size)
-            elif node.content.outgrown is not None and not node.in_kernel:
+            elif node.body.is_outgrown and not node.in_kernel:
                 await self._outgrown.whole(node)
-            elif node.content.sealed:
+            elif node.body.sealed:
                 await self.persisted(node)  # larger than RAM, and on its way to the backing directory
             else:
                 return
@@ -120,7 +120,7 @@ class Changeable:
         """Change the file's length, whether the content is in RAM or not."""
         if not node.in_kernel:
             await self._outgrown.whole(node)
-        if size == 0 and node.content is None:
+        if size == 0 and node.body.is_cold:
             self._contents.create(node)
             node.touch()
             return

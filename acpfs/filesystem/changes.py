@@ -118,11 +118,11 @@ class Changes:
         A half (`interrupted`, or with a write that failed) is not fixed by anything but a decision, whatever is done to its names.
         `quiet`: the kernel holds the inode's lock until the call is answered, so that nobody is writing in the passthrough lane.
         """
-        content = node.content
-        if content is None or not content.modified or content.failed or content.interrupted or not node.names:
+        body = node.body
+        if not body.modified or body.failed or body.interrupted or not node.names:
             return None
         for op in self._log.unsealed_of(node.ino):  # its bytes are those that the staging file will have
-            content.frozen()
+            body.frozen()
             self._log.fold(node.ino, self.metadata(node, everything=False))
             self._table.changed(node)
             return op
@@ -133,7 +133,7 @@ class Changes:
         below = self._view.beneath.uncover((parent, name)) if first else None
         victim = below.ino if below is not None else NO_INO
         op = self.record(OpKind.STORE, node, parent, name, version=version, meta=meta, victim=victim)
-        if content.outgrown is not None:
+        if body.is_outgrown:
             op.take(Step.OUTGROWN)
         if first:
             self._unpin_name(parent, name)
@@ -153,7 +153,7 @@ class Changes:
     def withdraw(self, op: Op) -> None:
         """The descriptor that was closed is still open elsewhere and was written to: what was closed was not complete."""
         node = self._table.get(op.ino)
-        if not op.tentative or node is None or node.content is None or op.version is None or self._log.last_of(op.ino) is not op:
+        if not op.tentative or node is None or node.body.is_cold or op.version is None or self._log.last_of(op.ino) is not op:
             self.confirm(op)
             return
         if (op.parent, op.name) not in node.names:  # deleted or replaced since: what did that needs the name to have been there
@@ -273,7 +273,7 @@ class Changes:
         if below is not None:
             self._table.set_child(parent, name, below.ino)
             below.checked_at = 0.0
-            if below.content is None:
+            if below.body.is_cold:
                 self._back_to_last(below)
             self._table.changed(below)
 

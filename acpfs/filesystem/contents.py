@@ -14,21 +14,20 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool, after
-from acpfs.filesystem.content import UNSEEN, Content, ContentStatistics, Writing
+from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics, SpillCopy, Staging, Writing, in_ram, overflowed
 from acpfs.filesystem.copy_aside import CopyAside
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.retention import Retention
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
 from acpfs.filesystem.versions import Versions
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
 from acpfs.ram.waiting import Purpose
-from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
+from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.log.stages import Step
@@ -61,7 +60,6 @@ class Contents:
         room: Room,
         order: LeavingOrder,
         marks: Marks,
-        remainders: Remainders,
     ) -> None:
         """`copies`: threads for large copies inside the RAM tier; `overflow`: where files go that do not fit; `order`: who leaves first."""
         self._tier, self._log = tier, log
@@ -69,7 +67,6 @@ class Contents:
         self._copies, self._overflow = copies, overflow
         self._versions = versions
         self._room = room
-        self.remainders = remainders
         self._aside = CopyAside(tier, versions, room, copies)
         self.kernel = KernelWrites(tier, log, table, copies, self.opened, marks)
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
@@ -86,30 +83,30 @@ class Contents:
     def _take_over(self) -> None:
         """Count who uses which tier file; remove those that nobody uses."""
         for node in self._table:
-            if node.content is not None and node.content.overflow:
+            body = node.body
+            self._versions.use(body.tier)
+            if body.is_overflowed:
                 pending = (op.version.staging_name for op in self._log.pending_of(node.ino) if op.version is not None)
-                node.content.sealed = node.content.overflow in pending
-                self._overflow.inherit(node.content)
-            elif node.content is not None:
+                body.sealed = body.staging in pending
+                self._overflow.inherit(body)
+            elif not body.is_cold:
                 self._take_over_outgrown(node)
-                self._versions.use(node.content.tier_id)
-                if not (node.content.spilled or self._tier.is_lost(node.content.tier_id)):
+                if not (body.is_spilled or self._tier.is_lost(body.tier)):
                     self.kernel.resume(node)
-                node.content.close()
+                body.close()
                 self.retention.settle(node)
-            elif node.remainder is not None:
+            elif body.tier:
                 self.retention.settle(node)
         self._versions.remove_unused()
 
     def _take_over_outgrown(self, node: Node) -> None:
-        outgrown = node.content.outgrown if node.content is not None else None
         for op in self._log.pending_of(node.ino):
-            if outgrown is not None and op.version is not None and op.version.staging_name == outgrown.name:
+            if node.body.is_outgrown and op.version is not None and op.version.staging_name == node.body.staging:
                 op.take(Step.OUTGROWN)
 
     # -- life of a content
 
-    def create(self, node: Node) -> Content:
+    def create(self, node: Node) -> Body:
         """Give a node a new, empty content, modified; open if the node is, to be closed with the node's last handle.
 
         In place of other bytes it is not published before it is complete.
@@ -117,130 +114,132 @@ class Contents:
         tier_id, fd = self._tier.create_open()
         if not node.handles:
             os.close(fd)
-        content = Content(tier_id, modified=True, modified_since=time.monotonic(), fd=fd if node.handles else -1)
-        content.writing = (
-            Writing.WHOLE if node.size or (node.content is not None and node.content.writing is Writing.WHOLE) else Writing.APPENDING
-        )
-        self._versions.use(content.tier_id)
-        self._let_go(node)
-        node.content, node.size, node.blocks = content, 0, 0
-        self._table.changed(node)
-        return content
+        body = in_ram(tier_id, modified=True, fd=fd if node.handles else -1)
+        body.writing = Writing.WHOLE if node.size or node.body.writing is Writing.WHOLE else Writing.APPENDING
+        self._versions.use(tier_id)
+        node.size = node.blocks = 0
+        self._put(node, body)
+        return body
 
-    def adopt(self, node: Node, tier_id: TierId, spilled: VersionId = NO_VERSION) -> None:
+    def adopt(self, node: Node, tier_id: TierId) -> None:
         """Give a node a clean content that was read from the backing directory into `tier_id`, or that a version has."""
         self._versions.use(tier_id)
-        self._let_go(node)
-        node.content = Content(tier_id, spilled=spilled)
+        self._put(node, in_ram(tier_id))
         self.retention.settle(node)
-        self._table.changed(node)
 
     def adopt_version(self, node: Node, version: Version) -> None:
         """Give a node the content of a version that is not persisted yet; it may have the first bytes of a tier file that went on."""
-        if not version.spilled:
-            self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
         self._resized(node, version.size)
-        self.adopt(node, version.tier_id, version.vid if version.spilled else NO_VERSION)
+        if version.spilled:
+            self._put(node, Body(rest=SpillCopy(version.vid)))
+        else:
+            self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
+            self.adopt(node, version.tier_id)
 
     def drop(self, node: Node) -> None:
         """The node's content is not needed any more (evicted, deleted, or outdated)."""
-        self._let_go(node)
-        self._table.changed(node)
+        self._put(node, COLD)
 
     def cut(self, node: Node, size: int) -> None:
-        """Of a content that may leave only the first bytes stay in RAM."""
-        content, node.content = node.content, None
-        if content is not None:
-            content.close()
-        self.remainders.cut(node, node.tier_id if content is None else content.tier_id, size)
+        """Of a content that may leave only the first bytes stay in RAM: the row is committed before the tier file is cut."""
+        node.body.close()
+        node.body.cut(size)
         self._table.changed(node)
+        self._tier.cut(node.body.tier, size)
 
-    def _let_go(self, node: Node) -> None:
-        content, node.content = node.content, None
+    def _put(self, node: Node, body: Body) -> None:
+        """The node's bytes are there from now on, and what it had goes."""
+        before, node.body = node.body, body
+        self._table.changed(node)
         self.retention.forget(node)
-        self.remainders.drop(node)
-        if content is None:
+        if before.is_overflowed:
+            self._overflow.let_go(before, remove=not before.sealed)
             return
-        if content.outgrown is not None:
-            rest = Content(NO_TIER, overflow=content.outgrown.name, fd=content.outgrown.fd)
-            self._overflow.let_go(rest, remove=not self._log.unsealed_of(node.ino))
-        if content.overflow:
-            self._overflow.let_go(content, remove=not content.sealed)
-        else:
-            content.close()
-            self._versions.unuse(content.tier_id)
+        if before.moving_out is not None and before.staging != body.staging:
+            self._overflow.let_go(overflowed(before.staging, before.moving_out.fd), remove=not self._log.unsealed_of(node.ino))
+        before.close()
+        self._versions.unuse(before.tier)
 
-    def opened(self, content: Content) -> int:
+    def opened(self, body: Body) -> int:
         """The content's descriptor, open from now until `closed`."""
-        assert content.tier_id, (content.overflow, content.spilled)
-        if content.fd < 0:
-            content.fd = self._tier.open(content.tier_id)
-        content.closing = False
-        return content.fd
+        assert body.tier, body.rest
+        if body.fd < 0:
+            body.fd = self._tier.open(body.tier)
+        body.closing = False
+        return body.fd
 
-    async def _unlocked(self, content: Content, function: Callable[..., T], *arguments: Any) -> T:
+    async def _unlocked(self, body: Body, function: Callable[..., T], *arguments: Any) -> T:
         """A system call on the content's descriptor, while others hold the lock."""
-        fd = self.opened(content)
-        with content.kept_open():
+        fd = self.opened(body)
+        with body.kept_open():
             return await unlocked(function, fd, *arguments)
 
     def closed(self, node: Node) -> None:
         """The last handle of the node is gone."""
-        content = node.content
-        if content is not None and content.failed and content.modified and content.outgrown is None:
+        body = node.body
+        if body.failed and body.modified and not body.is_outgrown:
             self.interrupt(node)
-        if content is not None and not content.overflow:
-            content.close()
+        if not body.is_overflowed:
+            body.close()
             self.retention.settle(node)
-        elif content is None:
-            self.retention.settle(node)
-        elif not (content.modified or content.sealed):
+        elif not (body.modified or body.sealed):
             self.drop(node)  # brought up to be changed, and then it was not
 
     def interrupt(self, node: Node) -> None:
         """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""
-        assert node.content is not None
-        node.content.interrupted = True
+        assert not node.body.is_cold, node.ino
+        node.body.interrupted = True
         self._table.changed(node)
 
     async def _to_overflow(self, node: Node) -> None:
         """Move a content out of the RAM tier; versions keep their tier file."""
-        content = node.content
-        assert content is not None
-        if content.busy is not None or content.overflow:
+        body = node.body
+        if body.busy is not None or body.is_overflowed:
             return
-        if node.in_kernel and node.kernel_target == content.tier_id:
+        if node.in_kernel and node.kernel_target == body.tier:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the kernel's handles stay on the tier file
         done = shared()
-        content.busy, content.moving = done, True
+        body.busy, body.overflowing = done, True
         try:
-            while content.in_flight:
+            while body.in_flight:
                 await wait(after(LOOK_AGAIN_S))
-            moved = await self._overflow.from_tier(content.tier_id, node.size)
-            if node.content is content:
-                self.adopt_overflow(node, moved.moved_from(content))
+            moved = await self._overflow.from_tier(body.tier, node.size)
+            if node.body is body:
+                self.adopt_overflow(node, moved.moved_from(body))
             else:
                 self._overflow.let_go(moved, remove=True)
         finally:
-            content.busy, content.moving = None, False
+            body.busy, body.overflowing = None, False
             done.set_result(None)
 
     def staging_in_use(self) -> set[str]:
         """Names of staging files that hold the content of files."""
-        return self._overflow.in_use(node.content for node in self._table if node.content is not None)
+        return self._overflow.in_use(node.body for node in self._table if not node.body.is_cold)
 
-    def adopt_overflow(self, node: Node, content: Content) -> None:
+    def adopt_overflow(self, node: Node, body: Body) -> None:
         """The node's bytes are in a staging file from now on."""
-        self._let_go(node)
-        node.content = content
         node.blocks = -(-node.size // BLOCK_BYTES)
-        self._table.changed(node)
+        self._put(node, body)
 
     # -- bytes
 
-    async def read(self, content: Content, offset: int, size: int) -> bytes:
+    async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a tier file; shorter at its end."""
-        return await self._unlocked(content, os.pread, size, offset)
+        return await self._unlocked(body, os.pread, size, offset)
+
+    def read_head(self, body: Body, offset: int, size: int) -> bytes:
+        """What RAM has of a range of a cold file, from its beginning on; without the lock. b"" also where it has just been given up."""
+        size = min(size, body.head_bytes - offset)
+        if size <= 0:
+            return b""
+        try:
+            fd = self._tier.open(body.tier)
+        except FileNotFoundError:
+            return b""
+        try:
+            return os.pread(fd, size, offset)
+        finally:
+            os.close(fd)
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False) -> int:
         """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""
@@ -249,19 +248,18 @@ class Contents:
         except InterruptedError:
             raise  # its caller was killed while it waited, and what it wrote before stays what it is
         except OSError as error:
-            if node.content is not None and node.content.outgrown is None:
+            if not (node.body.is_cold or node.body.is_outgrown):
                 self.fail(node, error.errno or errno.EIO, offset)
             raise
 
     def fail(self, node: Node, number: int, at: int) -> None:
         """Bytes that were written at `at` are not there: the file is not published as long as that is so, by no worker."""
-        assert node.content is not None
-        node.content.failed, node.content.failed_at = number, at
+        node.body.failed, node.body.failed_at = number, at
         self._table.changed(node)
 
-    def _mended(self, node: Node, content: Content) -> None:
-        if content.failed:
-            content.failed = content.failed_at = 0
+    def _mended(self, node: Node, body: Body) -> None:
+        if body.failed:
+            body.failed = body.failed_at = 0
             self._table.changed(node)
 
     async def _write(self, node: Node, offset: int, data: bytes | memoryview, writing: Writing) -> int:
@@ -269,50 +267,48 @@ class Contents:
         if done is not None:
             return done
         await self._to_overflow(node)
-        content = await self._before_change(node, offset, writing)
-        return await (self._write_overflow(node, content, offset, data) if content.overflow else self._write(node, offset, data, writing))
+        body = await self._before_change(node, offset, writing)
+        return await (self._write_overflow(node, body, offset, data) if body.is_overflowed else self._write(node, offset, data, writing))
 
     async def change(
         self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any, writing: Writing = Writing.WHOLE
     ) -> int | None:
         """Let a system call on the tier file write up to `size` bytes at `offset`; None: the file has no (more) room in RAM."""
-        content = await self._before_change(node, offset, writing)
-        if content.overflow:
+        body = await self._before_change(node, offset, writing)
+        if body.is_overflowed:
             return None
         wanted = _pages_wanted(node, offset, size)
         if wanted and not await self._room.reserve(wanted, node):
             return None
         try:
             if wanted:
-                content = await self._before_change(node, offset, writing)  # again: much may have happened meanwhile
-            return None if content.overflow else await self._change(node, content, offset, size, function, *arguments)
+                body = await self._before_change(node, offset, writing)  # again: much may have happened meanwhile
+            return None if body.is_overflowed else await self._change(node, body, offset, size, function, *arguments)
         finally:
             if wanted:
                 self._tier.release(wanted)
 
-    async def _change(
-        self, node: Node, content: Content, offset: int, size: int, function: Callable[..., int], *arguments: Any
-    ) -> int | None:
+    async def _change(self, node: Node, body: Body, offset: int, size: int, function: Callable[..., int], *arguments: Any) -> int | None:
         try:
             if size <= INLINE_WRITE_BYTES_MAX:
-                done = function(self.opened(content), *arguments)
+                done = function(self.opened(body), *arguments)
             else:
-                done = await self._unlocked(content, function, *arguments)
+                done = await self._unlocked(body, function, *arguments)
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             return None  # writers that the daemon does not see have filled the tmpfs, slack and all
         finally:
-            self._settle(node, content)
-        self._modified(node, content)
-        if offset <= content.failed_at < offset + done:
-            self._mended(node, content)
+            self._settle(node, body)
+        self._modified(node, body)
+        if offset <= body.failed_at < offset + done:
+            self._mended(node, body)
         return done
 
-    async def _write_overflow(self, node: Node, content: Content, offset: int, data: bytes | memoryview) -> int:
-        done = await self._overflow.write(content, node.size, offset, data)
+    async def _write_overflow(self, node: Node, body: Body, offset: int, data: bytes | memoryview) -> int:
+        done = await self._overflow.write(body, node.size, offset, data)
         self._resized(node, max(node.size, offset + done))
-        self._modified(node, content)
+        self._modified(node, body)
         return done
 
     def _resized(self, node: Node, size: int) -> None:
@@ -325,39 +321,37 @@ class Contents:
         if size == 0:
             await self.empty(node)
             return
-        content = await self._before_change(node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE)
-        if content.overflow:
-            await self._overflow.truncate(content, node.size, size)
+        body = await self._before_change(node, min(size, node.size), Writing.APPENDING if size == node.size else Writing.WHOLE)
+        if body.is_overflowed:
+            await self._overflow.truncate(body, node.size, size)
             self._resized(node, size)
         else:
-            os.ftruncate(self.opened(content), size)
-            self._settle(node, content)
-        self._modified(node, content)
-        if size <= content.failed_at:
-            self._mended(node, content)
+            os.ftruncate(self.opened(body), size)
+            self._settle(node, body)
+        self._modified(node, body)
+        if size <= body.failed_at:
+            self._mended(node, body)
 
     async def empty(self, node: Node) -> None:
         """Truncate to nothing: a new tier file where a version still needs the old one's bytes, so that nothing is copied."""
-        content = node.content
-        assert content is not None
-        if content.busy is not None:
-            await wait(content.busy)
+        body = node.body
+        if body.busy is not None:
+            await wait(body.busy)
             await self.empty(node)
             return
         if node.in_kernel:
-            content = await self._before_change(
+            body = await self._before_change(
                 node, 0, Writing.WHOLE if node.size else Writing.APPENDING
             )  # the kernel's handles stay on this tier file
-        held_elsewhere = content.overflow or content.spilled or self._tier.is_lost(content.tier_id)
-        if held_elsewhere or not content.modified or self._versions.frozen_bytes(content.tier_id) > 0:
+        held_elsewhere = not body.is_whole_in_ram or self._tier.is_lost(body.tier)
+        if held_elsewhere or not body.modified or self._versions.frozen_bytes(body.tier) > 0:
             self.create(node)  # clean bytes stay until it is recorded that they are not shown any more
         else:
-            content.writing = Writing.WHOLE if node.size else content.writing
-            os.ftruncate(self.opened(content), 0)
-            self._settle(node, content)
-        assert node.content is not None
-        self._mended(node, node.content)
-        self._modified(node, node.content)
+            body.writing = Writing.WHOLE if node.size else body.writing
+            os.ftruncate(self.opened(body), 0)
+            self._settle(node, body)
+        self._mended(node, node.body)
+        self._modified(node, node.body)
 
     async def allocate(self, node: Node, mode: int, offset: int, length: int, *, keep_size: bool) -> None:
         """fallocate on the tier file; the pages count against the budget at once."""
@@ -367,62 +361,62 @@ class Contents:
         try:
             start = offset if mode & ~1 else node.size
             changes = mode & ~1 or not keep_size
-            content = await (self._before_change(node, start, Writing.WHOLE) if changes else self._aside.free(node, start))
-            if content.overflow:
+            body = await (self._before_change(node, start, Writing.WHOLE) if changes else self._aside.free(node, start))
+            if body.is_overflowed:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             if wanted <= ALLOCATE_PIECE_BYTES:
                 try:
-                    fallocate(self.opened(content), mode, offset, length)
+                    fallocate(self.opened(body), mode, offset, length)
                 finally:
-                    self._settle(node, content)
-            with content.kept_open():
+                    self._settle(node, body)
+            with body.kept_open():
                 for start in range(offset, offset + length, ALLOCATE_PIECE_BYTES) if wanted > ALLOCATE_PIECE_BYTES else ():
-                    if node.content is not content:  # truncated meanwhile: that comes after what is done
+                    if node.body is not body:  # truncated meanwhile: that comes after what is done
                         return
                     size = min(ALLOCATE_PIECE_BYTES, offset + length - start)
-                    await self._allocate_piece(node, content, mode, start, size)
+                    await self._allocate_piece(node, body, mode, start, size)
                     self._tier.release(size)
                     wanted -= size
         finally:
             self._tier.release(wanted)
         if changes:
-            self._modified(node, content)
+            self._modified(node, body)
 
-    async def _allocate_piece(self, node: Node, content: Content, mode: int, offset: int, length: int) -> None:
+    async def _allocate_piece(self, node: Node, body: Body, mode: int, offset: int, length: int) -> None:
         """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
         try:
-            await wait(uncancelled(self._copies.submit("allocate", fallocate, self.opened(content), mode, offset, length)))
+            await wait(uncancelled(self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length)))
         finally:
-            self._settle(node, content)
+            self._settle(node, body)
 
-    def _settle(self, node: Node, content: Content) -> None:
-        if self._versions.is_used(content.tier_id):  # else it was let go of while the bytes were on their way
-            st = self._tier.settle_fd(content.tier_id, self.opened(content))
-            if node.content is content:
+    def _settle(self, node: Node, body: Body) -> None:
+        if self._versions.is_used(body.tier):  # else it was let go of while the bytes were on their way
+            st = self._tier.settle_fd(body.tier, self.opened(body))
+            if node.body is body:
                 self.kernel.note(node, UNSEEN)
                 node.size, node.blocks = st.st_size, st.st_blocks
 
     def read_in_kernel(self, node: Node) -> None:
         """A reader in the passthrough lane is gone. Holes that it read through a mapping have pages now, which nobody saw come."""
-        content = node.content
-        if content is not None and content.in_ram:
-            node.blocks = self._tier.settle_fd(content.tier_id, self.opened(content)).st_blocks
+        body = node.body
+        if body.is_whole_in_ram:
+            node.blocks = self._tier.settle_fd(body.tier, self.opened(body)).st_blocks
             if self._tier.free_bytes(urgent=True) < 0:
                 self._tier.room_changed()
 
-    def _modified(self, node: Node, content: Content) -> None:
+    def _modified(self, node: Node, body: Body) -> None:
         node.touch()
-        if content.sealed:
-            self._in_sealed(node, content)
-        elif not content.modified or content.interrupted:
-            content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
+        if body.sealed:
+            self._in_sealed(node, body)
+        elif not body.modified or body.interrupted:
+            body.modified, body.interrupted, body.modified_since = True, False, time.monotonic()
             self.retention.forget(node)
             self._table.changed(node)
 
-    def _in_sealed(self, node: Node, content: Content) -> None:
+    def _in_sealed(self, node: Node, body: Body) -> None:
         """A write that was under way when another descriptor was closed is in the version that this made, which waited for it."""
         for op in self._log.pending_of(node.ino):
-            if op.version is not None and op.version.staging_name == content.overflow:
+            if op.version is not None and op.version.staging_name == body.staging:
                 op.version.size = node.size
                 self._log.save_version(op.version)
         self._table.changed(node)
@@ -434,14 +428,14 @@ class Contents:
     def restaged(self, version: Version, before: str) -> None:
         """See `Listener`. Nobody writes to either: the content is sealed."""
         node = self._table.get(version.ino)
-        if node is not None and node.content is not None and node.content.overflow == before:
-            node.content.overflow = version.staging_name
+        if node is not None and node.body.is_overflowed and node.body.staging == before:
+            node.body.rebind(Staging(version.staging_name))
             self._table.changed(node)
 
     def dirtied(self, node: Node) -> None:
         """The bytes are to be stored once more, as they are."""
-        assert node.content is not None
-        node.content.modified, node.content.modified_since = True, time.monotonic()
+        assert not node.body.is_cold, node.ino
+        node.body.modified, node.body.modified_since = True, time.monotonic()
         self.retention.forget(node)
         self._table.changed(node)
 
@@ -449,19 +443,19 @@ class Contents:
 
     def freeze(self, node: Node, *, quiet: bool) -> Version:
         """The content as it is now, as a version; the caller logs the STORE. `quiet`: as `Changes.freeze` has it."""
-        assert node.content is not None
-        if node.content.overflow or node.content.outgrown is not None:
-            return self._freeze_overflow(node, node.content)
-        source = node.content.tier_id
+        assert not node.body.is_cold, node.ino
+        if node.body.staging:
+            return self._freeze_overflow(node, node.body)
+        source = node.body.tier
         if node.kernel_writers and quiet:
             self.kernel.mark(node)
         if node.kernel_writers and node.size <= COPY_AT_FREEZE_BYTES_MAX:
             source = self._copied(source, node.size)
         version = self._log.new_version(node.ino, source, node.size)
         self._versions.add(version)
-        if node.kernel_writers and source == node.content.tier_id:
+        if node.kernel_writers and source == node.body.tier:
             self.kernel.guard(version, node)
-        node.content.frozen()
+        node.body.frozen()
         self._table.changed(node)
         self.on_version(version)
         return version
@@ -477,24 +471,21 @@ class Contents:
         self._tier.settle(copy)
         return copy
 
-    def _freeze_overflow(self, node: Node, content: Content) -> Version:
-        content.frozen()
-        content.sealed = content.outgrown is None
+    def _freeze_overflow(self, node: Node, body: Body) -> Version:
+        body.frozen()
+        body.sealed = not body.is_outgrown
         self._table.changed(node)
-        return self._log.new_version(
-            node.ino, NO_TIER, node.size, content.outgrown.name if content.outgrown is not None else content.overflow
-        )
+        return self._log.new_version(node.ino, NO_TIER, node.size, body.staging)
 
     def withdrawn(self, node: Node, version: Version) -> None:
         """The version was not the end of it: the node's content goes on from there."""
-        assert node.content is not None
-        if node.content.overflow and node.content.overflow == version.staging_name:
-            node.content.sealed = False
+        if node.body.is_overflowed and node.body.staging == version.staging_name:
+            node.body.sealed = False
         else:
             self.finished(version)
         self.kernel.assume_changed(node)
-        if node.content.last_writing is Writing.WHOLE:
-            node.content.writing = Writing.WHOLE
+        if node.body.last_writing is Writing.WHOLE:
+            node.body.writing = Writing.WHOLE
         self.settled()
 
     def finished(self, version: Version) -> None:
@@ -502,7 +493,7 @@ class Contents:
         self.kernel.forget(version)
         if not version.is_local:
             node = self._table.get(version.ino)
-            if node is not None and node.content is not None and node.content.overflow == version.staging_name:
+            if node is not None and node.body.is_overflowed and node.body.staging == version.staging_name:
                 self.drop(node)
             return
         self._drop_unreadable(version)
@@ -516,16 +507,16 @@ class Contents:
     def _drop_unreadable(self, version: Version) -> None:
         """A content goes with the copy it lives on, or lived on; one that is on its way back to RAM has no need of it soon."""
         node = self._table.get(version.ino) if version.spilled or self._tier.is_lost(version.tier_id) else None
-        if node is not None and node.content is not None and node.content.busy is None and node.content.is_on(version):
+        if node is not None and not node.body.is_cold and node.body.busy is None and node.body.is_on(version):
             self.drop(node)
 
     async def mark(self, node: Node, *, behind: bool = False) -> None:
         """Take over what the kernel wrote, have its later writes leave a trace. `behind`: another thread waits for the one under way."""
-        content = node.content
-        if content is None or content.overflow or not self.kernel.look(node):
+        body = node.body
+        if not self.kernel.look(node):
             return
-        seen = await (wait(self.kernel.mark_behind(content.tier_id)) if behind else self._unlocked(content, stamp))
-        if node.content is content:
+        seen = await (wait(self.kernel.mark_behind(body.tier)) if behind else self._unlocked(body, stamp))
+        if node.body is body:
             self.kernel.note(node, seen)
 
     async def protect(self, node: Node, start: int) -> None:
@@ -534,32 +525,32 @@ class Contents:
 
     def frozen_bytes(self, node: Node) -> int:
         """How many of the first bytes versions still need."""
-        return 0 if node.content is None else self._versions.frozen_bytes(node.content.tier_id)
+        return 0 if node.body.is_cold else self._versions.frozen_bytes(node.body.tier)
 
     def watch_again(self, node: Node, *, versions_too: bool) -> None:
         """After a takeover: the kernel has been writing all the time. `versions_too`: not only behind their ends."""
-        if versions_too and node.content is not None:
-            self.kernel.watch_again(self._versions.on(node.content.tier_id))
+        if versions_too and not node.body.is_cold:
+            self.kernel.watch_again(self._versions.on(node.body.tier))
 
     def kernel_ended(self, node: Node) -> None:
         """Nobody writes in passthrough any more: what versions see now stays as it is."""
-        self.kernel.ended(node, self._versions.on(node.content.tier_id) if node.content is not None else ())
+        self.kernel.ended(node, self._versions.on(node.body.tier) if not node.body.is_cold else ())
 
-    async def _before_change(self, node: Node, start: int, writing: Writing) -> Content:
+    async def _before_change(self, node: Node, start: int, writing: Writing) -> Body:
         """Make bytes from `start` on free to change, and have that recorded, and how they are changed.
 
         A kill after the first changed byte must find the content dirty, and versions on their copies.
         """
         while True:
             copied = self._aside.copied_bytes
-            content = await self._aside.free(node, start)
-            known = writing is Writing.APPENDING or content.writing is Writing.WHOLE
+            body = await self._aside.free(node, start)
+            known = writing is Writing.APPENDING or body.writing is Writing.WHOLE
             if not known:
-                content.writing = Writing.WHOLE
+                body.writing = Writing.WHOLE
                 self._table.changed(node)
-            if content.overflow or (content.modified and known and not content.interrupted and copied == self._aside.copied_bytes):
-                return content
-            self._modified(node, content)
+            if body.is_overflowed or (body.modified and known and not body.interrupted and copied == self._aside.copied_bytes):
+                return body
+            self._modified(node, body)
             await unlocked(int)  # ends the step: its transaction is committed
 
     def statistics(self) -> ContentStatistics:

@@ -9,7 +9,7 @@ import errno
 import os
 
 from acpfs.backing.calls import CallPool
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, wait
@@ -34,47 +34,47 @@ class CopyAside:
         self.copied_bytes = 0
         """So far."""
 
-    async def free(self, node: Node, start: int) -> Content:
+    async def free(self, node: Node, start: int) -> Body:
         """The node's content, once no version needs its bytes from `start` on.
 
         Raises:
             OSError: EBUSY: it is changed through the path while it outgrows RAM in passthrough. ENOSPC: no room for a copy.
         """
         while True:
-            content = node.content
-            assert content is not None, node.ino
-            if content.outgrown is not None:
+            body = node.body
+            assert not body.is_cold, node.ino
+            if body.is_outgrown:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            if content.busy is not None:
-                await wait(content.busy)
+            if body.busy is not None:
+                await wait(body.busy)
                 continue
-            frozen = self._versions.frozen_bytes(content.tier_id)
+            frozen = self._versions.frozen_bytes(body.tier)
             if frozen <= start:
-                return content
-            await self._copy_aside(node, content, frozen)
+                return body
+            await self._copy_aside(node, body, frozen)
 
-    async def _copy_aside(self, node: Node, content: Content, size: int) -> None:
+    async def _copy_aside(self, node: Node, body: Body, size: int) -> None:
         """Give the versions on this tier file a copy of their own."""
         done = shared()
-        content.busy = done
+        body.busy = done
         try:
             if not await self._room.reserve(size, node, Purpose.COPY_ASIDE):
-                if not self._versions.on(content.tier_id):
+                if not self._versions.on(body.tier):
                     return  # they were all persisted meanwhile
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             target = self._tier.create()
             try:
-                await self._copy(content.tier_id, target, size)
+                await self._copy(body.tier, target, size)
             except BaseException:
                 self._tier.remove(target)
                 raise
             finally:
                 self._tier.release(size)
             self._tier.settle(target)
-            self._versions.move(content.tier_id, target)
+            self._versions.move(body.tier, target)
             self.copied_bytes += size
         finally:
-            content.busy = None
+            body.busy = None
             done.set_result(None)
 
     async def _copy(self, source: TierId, target: TierId, size: int) -> None:

@@ -32,7 +32,7 @@ class Reports:
         """One row per regular file that is in RAM or in the log."""
         rows = []
         for node in self._table.recorded():
-            is_in_ram = node.content is not None or node.remainder is not None
+            is_in_ram = not node.body.is_only_backing
             if node.is_file and node.names and (is_in_ram or self._log.is_pending(node.ino)):
                 path = self._table.path(node.ino)
                 if below(path, prefix):
@@ -55,17 +55,15 @@ class Reports:
 
     @staticmethod
     def _tier(node: Node) -> str:
-        if node.content is None and node.remainder is not None:
-            return "ram+backing"
-        if node.content is None or node.content.overflow:
-            return "backing"
-        if node.content.spilled:
+        if node.body.is_spilled:
             return "spill"
-        return "ram" if node.identity is None else "ram+backing"
+        if not node.body.tier:
+            return "backing"
+        return "ram" if node.identity is None and not node.body.is_cold else "ram+backing"
 
     @staticmethod
     def _state(node: Node, op: Op | None) -> str:
-        if node.content is not None and node.content.interrupted:
+        if node.body.interrupted:
             return "interrupted"
         if node.modified:
             return "writing" if node.handles else "complete"
@@ -92,8 +90,4 @@ class Reports:
 
     def interrupted(self, prefix: bytes) -> list[Node]:
         """Files whose writer was lost with an earlier daemon."""
-        return [
-            node
-            for node in self._table.recorded()
-            if node.content is not None and node.content.interrupted and below(self._table.path(node.ino), prefix)
-        ]
+        return [node for node in self._table.recorded() if node.body.interrupted and below(self._table.path(node.ino), prefix)]

@@ -136,8 +136,8 @@ class Files:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
         self._check_end(self._open.handle(number).node, offset + length)
         handle = await self._changing(number)
-        if handle.node.content is not None and not mode & FALLOC_PUNCH_HOLE:
-            handle.node.content.reserved = True
+        if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
+            handle.node.body.reserved = True
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
         self._open.wrote(handle)
 
@@ -150,8 +150,8 @@ class Files:
         reader = self._open.handle(source_number)
         self._check_end(self._open.handle(number).node, offset + min(size, COPY_RANGE_BYTES_MAX))
         handle = await self._changing(number)
-        source = reader.node.content
-        if source is None or not source.in_ram:
+        source = reader.node.body
+        if not source.is_whole_in_ram:
             raise fail(errno.EOPNOTSUPP)
         source_fd = os.dup(self._contents.opened(source))  # a truncation meanwhile may give its node another content
         try:
@@ -168,8 +168,8 @@ class Files:
     async def lseek(self, number: HandleId, offset: int, whence: int) -> int:
         """SEEK_DATA and SEEK_HOLE; a file that is not in RAM is all data."""
         node = self._open.handle(number).node
-        if node.content is not None and node.content.in_ram:
-            return os.lseek(self._contents.opened(node.content), offset, whence)
+        if node.body.is_whole_in_ram:
+            return os.lseek(self._contents.opened(node.body), offset, whence)
         if offset >= node.size:
             raise fail(errno.ENXIO)
         return offset if whence == os.SEEK_DATA else node.size
@@ -180,13 +180,13 @@ class Files:
         """Before `freeze_older_than`: writes that are under way in the passthrough lane get done first, and are waited for elsewhere."""
         due = time.monotonic() - age_s
         for node in self._open.open_nodes():
-            if node.kernel_writers and node.content is not None and node.content.modified_since <= due and self._open.is_log(node):
+            if node.kernel_writers and not node.body.is_cold and node.body.modified_since <= due and self._open.is_log(node):
                 await self._contents.mark(node, behind=True)
 
     def freeze_older_than(self, age_s: float) -> int:
         """Fix the content of logs that are open and whose first unfixed change is older; returns how many."""
         due = time.monotonic() - age_s
-        changed = (n for n in self._changed() if n.content is not None and n.content.modified_since <= due)
+        changed = (n for n in self._changed() if not n.body.is_cold and n.body.modified_since <= due)
         return self._freeze(n for n in changed if self._open.is_log(n))
 
     def freeze_the_closed(self) -> int:
@@ -204,4 +204,4 @@ class Files:
         for node in self._open.open_nodes():
             if node.kernel_writers:
                 self._contents.kernel.look(node)
-        return [n for n in self._open.open_nodes() if n.modified and not n.interrupted and n.content and n.content.outgrown is None]
+        return [n for n in self._open.open_nodes() if n.modified and not n.interrupted and not n.body.is_outgrown]

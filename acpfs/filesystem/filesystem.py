@@ -28,7 +28,7 @@ from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing, closing_of
-from acpfs.filesystem.content import ContentStatistics
+from acpfs.filesystem.content.body import ContentStatistics
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.directories import Directories, Fitting
 from acpfs.filesystem.durations import Durations
@@ -64,7 +64,6 @@ from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.reads import Reads
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
-from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
@@ -215,8 +214,7 @@ class FileSystem:
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
-        left = Remainders(self._tier, self._table, versions)
-        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, Marks(self._state), left)
+        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, Marks(self._state))
 
     # -- start
 
@@ -254,15 +252,15 @@ class FileSystem:
             pass  # deleted, or never named: nobody else will ask for what it had
         elif node.kernel_writers:
             self._contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
-        elif node.content is not None and node.content.modified and not node.handles:
-            if self.kept.taken_over and not node.interrupted and not node.content.failed:
+        elif node.body.modified and not node.handles:
+            if self.kept.taken_over and not node.interrupted and not node.body.failed:
                 self.changes.freeze(node)  # its last RELEASE was under way
             else:
                 self._contents.interrupt(node)
         self._ahead.found(node)
         if not node.kernel_writers:
             self._contents.kernel_ended(node)
-        if node.content is not None:
+        if not node.body.is_cold:
             self._contents.retention.settle(node)
         self._finish_outgrown(node)
         self._view.reap(node)
@@ -276,7 +274,7 @@ class FileSystem:
 
     def _finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
-        if node.content is not None and node.content.outgrown is not None and not node.kernel_writers and not node.interrupted:
+        if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
             self.steps.start(self._open.finish_outgrown(node), lambda _value, _error: None)
 
     # -- names

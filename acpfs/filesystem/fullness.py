@@ -85,10 +85,10 @@ class Fullness:
         self._looks.pop(ino, None)
 
     def _fail(self, node: Node) -> None:
-        content = node.content
-        if content is None or content.failed:
+        body = node.body
+        if body.is_cold or body.failed:
             return
-        content.failed, content.failed_at = errno.ENOSPC, node.size
+        body.failed, body.failed_at = errno.ENOSPC, node.size
         self._table.changed(node)
         path = self._table.path(node.ino).decode("utf-8", "backslashreplace")
         log.error(

@@ -257,7 +257,7 @@ class Hold:
 
     def _refuse(self, node: Node) -> None:
         """There is no room for what was written: told by close, since write itself was not asked."""
-        if node.content is not None and not node.content.failed:
+        if not node.body.is_cold and not node.body.failed:
             self._contents.fail(node, errno.ENOSPC, node.size)
 
     def taken(self, ino: Ino) -> Future[bool] | None:
@@ -322,7 +322,7 @@ class Hold:
         if held.ended or held.relieving or held.room is not None:
             return
         waiting_helps = self._room.waiting_helps()
-        is_outgrown = held.node.content is not None and held.node.content.outgrown is not None
+        is_outgrown = held.node.body.is_outgrown
         if (is_outgrown or not waiting_helps) and held.until is not None and self._relieve(held, self.look_soon):
             return
         if waiting_helps and not self._is_promised_to_others(held.node):

@@ -21,9 +21,8 @@ class InterruptedFiles:
         """Store those below a path as they are; returns how many."""
         nodes = self._reports.interrupted(path)
         for node in nodes:
-            assert node.content is not None
-            node.content.failed = node.content.failed_at = 0  # as it is
-            node.content.interrupted = False
+            node.body.failed = node.body.failed_at = 0  # as it is
+            node.body.interrupted = False
             self._changes.freeze(node)
             self._finish(node)
         self._state.commit()

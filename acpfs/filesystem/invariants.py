@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino, Seq, TierId
@@ -104,29 +104,25 @@ class Invariants:
     # -- bytes
 
     def _wrong_bytes(self, node: Node) -> Iterable[str]:
-        if not (node.names or node.handles or node.ino == ROOT) and (node.content is not None or node.remainder is not None):
+        if not (node.names or node.handles or node.ino == ROOT) and not node.body.is_only_backing:
             yield "it has bytes in RAM, but no name, and nobody has it open"
-        if node.remainder is not None:
-            yield from self._wrong_tier_file(node.remainder.tier_id, node.remainder.size)
-            if node.content is not None or node.remainder.size > node.size:
-                yield "the first bytes of an earlier content are still in RAM"
-        if node.content is not None:
-            yield from self._wrong_place(node, node.content)
-            if node.content.tier_id:
-                yield from self._wrong_tier_file(node.content.tier_id, _bytes_in_ram(node, node.content))
+        if node.body.head_bytes > node.size:
+            yield "the first bytes of an earlier content are still in RAM"
+        yield from self._wrong_place(node, node.body)
+        if node.body.tier:
+            yield from self._wrong_tier_file(node.body.tier, _bytes_in_ram(node, node.body))
 
-    def _wrong_place(self, node: Node, content: Content) -> Iterable[str]:
+    def _wrong_place(self, node: Node, body: Body) -> Iterable[str]:
         """Where a content's bytes are, and whether what has them is still needed there."""
-        places = [place for place in (content.tier_id, content.overflow, content.spilled) if place]
-        if len(places) != 1 or (content.outgrown is not None and not content.tier_id):
-            yield f"its bytes are in {len(places)} places ({content.tier_id}, {content.overflow!r}, {content.spilled})"
+        if wrong := body.wrong():
+            yield wrong
         versions = [op.version for op in self._log.pending_of(node.ino) if op.version is not None]
-        if content.spilled and content.busy is None:  # else it is on its way back, and may have been persisted meanwhile
-            if not any(version.spilled and version.vid == content.spilled for version in versions):
+        if body.is_spilled and body.busy is None:  # else it is on its way back, and may have been persisted meanwhile
+            if not any(version.spilled and version.vid == body.spilled for version in versions):
                 yield "it is in the spill directory, and no version keeps its copy there"
-            if content.modified or content.interrupted:
+            if body.modified or body.interrupted:
                 yield "it has changed since its copy was made in the spill directory"
-        if content.sealed and not any(version.staging_name == content.overflow for version in versions):
+        if body.sealed and not any(version.staging_name == body.staging for version in versions):
             yield "it waits for a version of it that is not in the log"
 
     def _wrong_version(self, seq: Seq) -> list[Violation]:
@@ -156,9 +152,10 @@ class Invariants:
             yield f"RAM has {found} of its {size} bytes (file {tier_id} of the RAM tier)"
 
 
-def _bytes_in_ram(node: Node, content: Content) -> int:
+def _bytes_in_ram(node: Node, body: Body) -> int:
     """How long the tier file must be, at least; of a file that changes at this moment, nothing is said."""
-    return node.size if content.in_ram and content.busy is None and not (content.in_flight or node.kernel_writers) else 0
+    is_still = body.is_whole_in_ram and body.busy is None and not (body.in_flight or node.kernel_writers)
+    return node.size if is_still else body.head_bytes
 
 
 def _shown(name: bytes) -> str:

@@ -118,10 +118,10 @@ class Keeping:
     def _in_ram(self, prefix: bytes) -> Iterator[tuple[Node, bytes, int]]:
         """(node, path, bytes) of each file that has a tier file, at and below a path."""
         for node in self._table.recorded():
-            if node.has_local_bytes and node.names:
+            if node.body.has_local_bytes and node.names:
                 path = self._table.path(node.ino)
                 if below(path, prefix):
-                    yield node, path, self._tier.allocated_bytes(node.tier_id)
+                    yield node, path, self._tier.allocated_bytes(node.body.tier)
 
     def _against(self, node: Node, path: bytes) -> str:
         """Why a content may not leave, "" for no reason."""

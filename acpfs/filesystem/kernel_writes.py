@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from acpfs.backing.calls import CallPool
-from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.content.body import UNSEEN, Body
 from acpfs.filesystem.fullness import STAMPS, Fullness
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -63,7 +63,7 @@ class KernelWrites:
     """Looks at tier files for what the kernel did to them."""
 
     def __init__(
-        self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Content], int], marks: Marks
+        self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Body], int], marks: Marks
     ) -> None:
         """`opened`: the descriptor of a content; `copies`: threads that may wait for writers."""
         self._tier = tier
@@ -79,20 +79,20 @@ class KernelWrites:
 
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file since it was marked; whether it wrote anything."""
-        content = node.content
-        if content is None or content.overflow:
+        body = node.body
+        if body.is_cold or not body.tier:
             return False
         moment = self._fullness.moment() if node.kernel_writers else None
-        st = self._tier.settle_fd(content.tier_id, self._opened(content))
+        st = self._tier.settle_fd(body.tier, self._opened(body))
         if moment is not None:
             self._fullness.judge(node, st, moment)
-        if (st.st_mtime_ns, st.st_size) == content.seen:
+        if (st.st_mtime_ns, st.st_size) == body.seen:
             return False
-        node.size, node.blocks = st.st_size, st.st_blocks if content.reserved else min(st.st_blocks, _blocks_max(st.st_size))
-        if content.interrupted and content.seen != UNSEEN:  # somebody goes on writing to it
-            content.interrupted = False
+        node.size, node.blocks = st.st_size, st.st_blocks if body.reserved else min(st.st_blocks, _blocks_max(st.st_size))
+        if body.interrupted and body.seen != UNSEEN:  # somebody goes on writing to it
+            body.interrupted = False
             self._table.changed(node)
-        only_marked = content.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS  # by a worker that died before it said so
+        only_marked = body.seen == UNSEEN and 0 <= st.st_mtime_ns - node.mtime_ns <= MARKS_NS  # by a worker that died before it said so
         if not only_marked:
             node.mtime_ns = node.ctime_ns = st.st_mtime_ns
         self.assume_changed(node)
@@ -101,23 +101,21 @@ class KernelWrites:
     def mark(self, node: Node) -> None:
         """Mark the tier file if it is not, while the kernel holds back whoever writes to the file."""
         if self.look(node):
-            assert node.content is not None
-            self.note(node, stamp(self._opened(node.content)))
+            self.note(node, stamp(self._opened(node.body)))
 
     def expect(self, node: Node) -> None:
         """From now on somebody may write unseen. Marks the tier file, unless it holds something unfrozen anyway."""
-        if not node.kernel_writers and node.content is not None:
+        if not node.kernel_writers and not node.body.is_cold:
             if not node.modified or node.interrupted:
-                node.content.seen = stamp(self._opened(node.content))
-            self._marks.set(node.ino, UNSEEN if node.modified and not node.interrupted else node.content.seen)
+                node.body.seen = stamp(self._opened(node.body))
+            self._marks.set(node.ino, UNSEEN if node.modified and not node.interrupted else node.body.seen)
             moment = self._fullness.moment()
-            self._fullness.judge(node, os.fstat(self._opened(node.content)), moment)
+            self._fullness.judge(node, os.fstat(self._opened(node.body)), moment)
         node.kernel_writers += 1
 
     def note(self, node: Node, seen: tuple[int, int]) -> None:
         """The tier file looks like this, and everything in it is known."""
-        assert node.content is not None
-        node.content.seen = seen
+        node.body.seen = seen
         self._table.changed(node)  # the next worker believes the row where the mark fits: size and times come with it
         if node.kernel_writers:
             self._marks.set(node.ino, seen)
@@ -139,15 +137,15 @@ class KernelWrites:
 
     def assume_changed(self, node: Node) -> None:
         """The kernel may have written through a mapping, which leaves no trace."""
-        content = node.content
-        if content is not None and not content.modified:
-            content.modified, content.interrupted, content.modified_since = True, False, time.monotonic()
+        body = node.body
+        if not body.is_cold and not body.modified:
+            body.modified, body.interrupted, body.modified_since = True, False, time.monotonic()
             self._table.changed(node)
 
     def set_times(self, node: Node) -> None:
         """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
-        if node.content is not None and node.kernel_writers:
-            fd = self._opened(node.content)
+        if not node.body.is_cold and node.kernel_writers:
+            fd = self._opened(node.body)
             os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
             st = os.fstat(fd)
             self.note(node, (st.st_mtime_ns, st.st_size))
@@ -156,21 +154,20 @@ class KernelWrites:
 
     def resume(self, node: Node) -> None:
         """Take over what was written to the tier file since the node's row was: by the worker, or by the kernel until now."""
-        assert node.content is not None
-        st = self._tier.stat(node.content.tier_id)
-        if not self._is_as_recorded(node, node.content, st):
+        st = self._tier.stat(node.body.tier)
+        if not self._is_as_recorded(node, node.body, st):
             self.look(node)
         elif node.ino in self._marks:
-            node.content.seen = (st.st_mtime_ns, st.st_size)
+            node.body.seen = (st.st_mtime_ns, st.st_size)
 
-    def _is_as_recorded(self, node: Node, content: Content, st: os.stat_result) -> bool:
+    def _is_as_recorded(self, node: Node, body: Body, st: os.stat_result) -> bool:
         """But for a mark that the worker did not live to record: then the row's times are right, also those that were set."""
         mark = self._marks.get(node.ino)
-        if mark is not None and not (content.modified and mark == UNSEEN):
+        if mark is not None and not (body.modified and mark == UNSEEN):
             return st.st_size == mark[1] and 0 <= st.st_mtime_ns - mark[0] <= MARKS_NS
-        if content.modified:
+        if body.modified:
             return st.st_size == node.size and st.st_mtime_ns <= node.ctime_ns + MARKS_NS
-        return st.st_size == node.size or content.outgrown is not None
+        return st.st_size == node.size or body.is_outgrown
 
     def restored(self, node: Node) -> None:
         """The file was open for writing with an earlier worker, and still is. The tmpfs is as that one left it: only workers free pages."""
@@ -187,8 +184,7 @@ class KernelWrites:
 
     def guard(self, version: Version, node: Node) -> None:
         """The version shares its bytes with a file that the kernel may go on writing to."""
-        assert node.content is not None
-        self._guards[version.vid] = WriteGuard(node.content.seen, appended=not node.kernel_rewriters)
+        self._guards[version.vid] = WriteGuard(node.body.seen, appended=not node.kernel_rewriters)
 
     def only_appended(self, version: Version) -> bool:
         """See `Listener`."""

@@ -70,12 +70,10 @@ class KnownFiles:
         return self._log.is_victim(node.ino) or any(op.kind in _NAMING for op in self._log.pending_of(node.ino))
 
     def _file(self, node: Node, path: bytes, moving: bool) -> KnownFile:
-        content = node.content
-        taken, spilled = 0, node.size if content is not None and content.spilled else 0
-        if content is not None and content.tier_id and content.outgrown is None:
-            taken = min(node.size, self._tier.allocated_bytes(content.tier_id)) if node.size else 0
-        elif node.remainder is not None:
-            taken = node.remainder.size
+        body = node.body
+        taken, spilled = body.head_bytes, node.size if body.is_spilled else 0
+        if body.is_whole_in_ram:
+            taken = min(node.size, self._tier.allocated_bytes(body.tier)) if node.size else 0
         pending = self._log.is_pending(node.ino) or self._log.is_victim(node.ino)  # an exchange gives both their names
         is_persisted = not (node.modified or moving or node.unlogged or pending)
         return KnownFile(path, node.size, taken, spilled, node.modified, is_persisted)

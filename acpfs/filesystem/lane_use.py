@@ -54,7 +54,7 @@ class LaneUse:
             node.kernel_rewriters += handle.rewrites_unseen
             self._hold.add(node)
         node.kernel_handles += 1
-        node.kernel_target = node.content.tier_id if node.content is not None else TierId(0)
+        node.kernel_target = node.body.tier if not node.body.is_cold else TierId(0)
         return fd
 
     async def _lane_for(self, handle: Handle) -> Lane:
@@ -63,16 +63,16 @@ class LaneUse:
             lane = self._lanes.daemon_lane  # bytes that versions need are copied aside only where they are really changed
         else:
             lane = self._choose(handle)
-        if lane is Lane.PASSTHROUGH and node.content is None and not node.size and not node.in_kernel:
+        if lane is Lane.PASSTHROUGH and node.body.is_cold and not node.size and not node.in_kernel:
             lane = self._lanes.daemon_for("empty")  # in passthrough it would keep writers out (exception X7), for nothing
-        if lane is Lane.PASSTHROUGH and node.content is None and self._warming.through_daemon(node):
+        if lane is Lane.PASSTHROUGH and node.body.is_cold and self._warming.through_daemon(node):
             lane = self._lanes.daemon_for("comes to RAM, and the kernel caches nothing of the backing directory")
-        if lane is Lane.PASSTHROUGH and node.content is None:
+        if lane is Lane.PASSTHROUGH and node.body.is_cold:
             await self._view.reads.ready(handle)
             lane = self._choose(handle)  # much may have happened meanwhile
         if lane is Lane.PASSTHROUGH and handle.writable:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
-            if node.content is None or not node.content.in_ram:
+            if not node.body.is_whole_in_ram:
                 lane = self._lanes.daemon_for("does not fit into RAM")  # it moved out while its bytes were copied aside
                 if not node.kernel_writers:
                     self._admission.settle(node)
@@ -80,8 +80,8 @@ class LaneUse:
 
     def _descriptor(self, handle: Handle) -> int:
         """For the kernel. What may fail (no descriptors left) comes before anything is counted, and would not be counted back."""
-        if handle.node.content is not None:
-            return self._contents.opened(handle.node.content)
+        if not handle.node.body.is_cold:
+            return self._contents.opened(handle.node.body)
         self._warming.watch(handle)
         return handle.lower_fd
 
@@ -133,8 +133,8 @@ class LaneUse:
     def look(self, handle: Handle) -> None:
         """Whether the kernel wrote for this handle; of a mapping it does not tell, so that is assumed."""
         self._contents.kernel.look(handle.node)
-        content = handle.node.content  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
-        handle.wrote = handle.wrote or (content is not None and content.modified)
+        body = handle.node.body  # a stat meanwhile may have looked before: then the content is modified, by whichever handle
+        handle.wrote = handle.wrote or body.modified
         if handle.unseen:
             handle.wrote = True
             self._contents.kernel.assume_changed(handle.node)

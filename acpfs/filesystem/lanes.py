@@ -68,7 +68,7 @@ class Lanes:
         if not node.in_kernel:
             return False
         may_write = handle.writable and handle.may_map
-        if may_write and (node.content is None or not node.content.tier_id or node.kernel_target != node.content.tier_id):
+        if may_write and (node.body.is_cold or not node.body.tier or node.kernel_target != node.body.tier):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         handle.bound = True
         node.bound_handles += 1
@@ -79,11 +79,11 @@ class Lanes:
         access = flags & os.O_ACCMODE
         if not self._passthrough:
             return "not offered by transport and kernel"
-        if node.content is not None and (not node.content.in_ram or node.content.moving):
-            return "in the spill directory" if node.content.spilled else "does not fit into RAM"
-        if node.remainder is not None and access == os.O_RDONLY:
+        if not node.body.is_cold and (not node.body.is_whole_in_ram or node.body.overflowing):
+            return "in the spill directory" if node.body.is_spilled else "does not fit into RAM"
+        if node.body.head_bytes and access == os.O_RDONLY:
             return "partly in RAM"
-        if node.in_kernel and node.kernel_target != (node.content.tier_id if node.content is not None else 0):
+        if node.in_kernel and node.kernel_target != (node.body.tier if not node.body.is_cold else 0):
             return "open in the passthrough lane on an earlier content"
         if access == os.O_RDWR:
             return "may be mapped writable: the daemon must see those writes"
@@ -93,6 +93,6 @@ class Lanes:
             return "opened with O_SYNC or O_DSYNC"
         if node.mode & (stat.S_ISUID | stat.S_ISGID):
             return "set-uid or set-gid: a write must clear the bits"
-        if access == os.O_WRONLY and node.content is None:
+        if access == os.O_WRONLY and node.body.is_cold:
             return "not in RAM"
         return ""

@@ -318,7 +318,7 @@ class LowerView:
             self._count_links(node, st.nlink)
         if node.identity == st.identity():
             return
-        if node.is_file and node.has_local_bytes:
+        if node.is_file and node.body.has_local_bytes:
             self._contents.drop(node)
         if node.identity is None or node.identity[:3] != st.identity()[:3]:
             node.keep_cache = False
@@ -448,7 +448,7 @@ class LowerView:
         while True:
             with contextlib.suppress(_ReplacedError):
                 return await self.at_place(node, lambda path: self._open_lower(node, path), again=False)
-            if node.content is not None or self.held(node):
+            if not node.body.is_cold or self.held(node):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             node.checked_at = 0.0
             await self.renew(node)  # another file lies there by now: ESTALE, and the kernel looks the name up again
@@ -582,9 +582,9 @@ class LowerView:
             todo += self._reap(todo.pop())
 
     def _reap(self, node: Node) -> list[Node]:
-        if not node.names and node.handles == 0 and (node.content is not None or node.remainder is not None):
+        if not node.names and node.handles == 0 and not node.body.is_only_backing:
             self._contents.drop(node)  # deleted and closed: its bytes need not wait for the kernel to forget it
-        if node.ino == ROOT or node.lookups or node.handles or node.content is not None or node.remainder is not None:
+        if node.ino == ROOT or node.lookups or node.handles or not node.body.is_only_backing:
             return []
         if self._log.is_pending(node.ino) or self._log.is_victim(node.ino) or (node.unlogged and node.names) or node.ino in self.beneath:
             return []

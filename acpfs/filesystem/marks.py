@@ -7,7 +7,7 @@ written at the end of the step.
 
 from __future__ import annotations
 
-from acpfs.filesystem.content import UNSEEN
+from acpfs.filesystem.content.body import UNSEEN
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 

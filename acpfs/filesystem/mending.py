@@ -44,17 +44,17 @@ class Mending:
 
     def in_ram(self) -> list[tuple[Ino, int]]:
         """(file, size) of those of which RAM has all bytes."""
-        return [(node.ino, node.size) for node in self._table.recorded() if node.content is not None and node.content.in_ram]
+        return [(node.ino, node.size) for node in self._table.recorded() if node.body.is_whole_in_ram]
 
     def clean(self, ino: Ino) -> Clean | None:
         """What RAM has of a file; None: it is being changed or stored, or has left."""
         node = self._table.get(ino)
-        content = node.content if node is not None else None
-        if node is None or content is None or not content.in_ram or content.busy is not None or self._tier.is_lost(content.tier_id):
+        body = node.body if node is not None else None
+        if node is None or body is None or not body.is_whole_in_ram or body.busy is not None or self._tier.is_lost(body.tier):
             return None
         if node.identity is None or node.is_written or node.open_writers or not node.names or self._log.is_pending(ino):
             return None
-        return Clean(self._table.path(ino), content.tier_id, node.size, node.identity)
+        return Clean(self._table.path(ino), body.tier, node.size, node.identity)
 
     def drop(self, ino: Ino, clean: Clean) -> bool:
         """Let RAM's copy go, and what the kernel has of it; False: it is another one by now, or somebody has it open."""
@@ -74,15 +74,15 @@ class Mending:
             return "the mount does not know it (any more): its copy has left RAM, or somebody removed it from the backing directory"
         if node.modified or self._log.is_pending(node.ino):
             return "it is being written or stored anew: look again when that is done"
-        content = node.content
-        if content is None or not content.in_ram or not content.tier_id:
+        body = node.body
+        if not body.is_whole_in_ram:
             return "its copy has left RAM: restore it from another copy"
-        return HeldContent(content.tier_id, node.size, self._tier.open(content.tier_id))
+        return HeldContent(body.tier, node.size, self._tier.open(body.tier))
 
     def store_again(self, path: bytes, tier_id: TierId) -> Seq | None:
         """Log the content once more; None: it is not that content any more."""
         node = self._node(path)
-        if node is None or node.content is None or node.content.tier_id != tier_id or node.modified or self._log.is_pending(node.ino):
+        if node is None or node.body.is_cold or node.body.tier != tier_id or node.modified or self._log.is_pending(node.ino):
             return None
         self._contents.dirtied(node)
         op = self._changes.freeze(node)

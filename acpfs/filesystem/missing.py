@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 
+from acpfs.filesystem.content.body import COLD
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.logger import get_logger
 from acpfs.ram.tier import Tier
@@ -31,7 +32,7 @@ class Missing:
                 self._lose(op.version.tier_id, table.path(op.ino))
         clean = 0
         for node in table:
-            if node.content is not None and self._is_gone(node.content.tier_id):
+            if self._is_gone(node.body.tier):
                 clean += self._judge(node)
         if clean:
             _log.warning("files in the RAM tier are gone that the backing directory has: they are read from there", files=clean)
@@ -41,15 +42,14 @@ class Missing:
 
     def _judge(self, node: Node) -> bool:
         """Whether nothing is lost with a node's content."""
-        content = node.content
-        assert content is not None
-        if not (content.modified or content.outgrown is not None or self._tier.is_lost(content.tier_id)):
-            node.content = None
+        body = node.body
+        if not (body.modified or body.is_outgrown or self._tier.is_lost(body.tier)):
+            node.body = COLD
             self._table.changed(node)
             return True
-        self._lose(content.tier_id, self._table.path(node.ino))
-        if content.modified:
-            content.failed, content.failed_at = errno.EIO, 0
+        self._lose(body.tier, self._table.path(node.ino))
+        if body.modified:
+            body.failed, body.failed_at = errno.EIO, 0
             self._table.changed(node)
         return False
 

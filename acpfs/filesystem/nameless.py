@@ -35,7 +35,7 @@ class Nameless:
 
     async def before_removal(self, node: Node) -> None:
         """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""
-        if not node.handles or node.content is not None or not stat.S_ISREG(node.mode) or len(node.names) > 1 or self._has(node):
+        if not node.handles or not node.body.is_cold or not stat.S_ISREG(node.mode) or len(node.names) > 1 or self._has(node):
             return
         try:
             fd = await self._open_lower(node)

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any
 
 from acpfs.backing.lower import LowerEntry, LowerStat
-from acpfs.filesystem import content
-from acpfs.filesystem.content import Content, Remainder
+from acpfs.filesystem.content.body import COLD, COLUMNS, Body, from_row, to_row
+from acpfs.filesystem.content.body import DDL as BODY_DDL
 from acpfs.filesystem.kept_listings import KeptListings
 from acpfs.filesystem.known_names import Directory, KnownName
 from acpfs.ram.state import StateDatabase
-from acpfs.types import NO_INO, NO_TIER, NO_VERSION, ROOT, Ino, TierId
+from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 
@@ -35,7 +35,7 @@ DDL = f"""
 CREATE TABLE IF NOT EXISTS node (
   ino INTEGER PRIMARY KEY, mode INTEGER, uid INTEGER, gid INTEGER, rdev INTEGER, nlink INTEGER, size INTEGER, blocks INTEGER,
   atime_ns INTEGER, mtime_ns INTEGER, ctime_ns INTEGER, lower_ino INTEGER, identity TEXT, unlogged INTEGER,
-  target BLOB, xattrs TEXT, {content.DDL});
+  target BLOB, xattrs TEXT, {BODY_DDL});
 CREATE TABLE IF NOT EXISTS child (parent INTEGER, name BLOB, ino INTEGER, PRIMARY KEY (parent, name)) WITHOUT ROWID;
 """
 
@@ -80,9 +80,8 @@ class Node:
     target: bytes = b""
     xattrs: dict[bytes, bytes] | None = None
     """None: not known, ask the backing directory."""
-    content: Content | None = None
-    remainder: Remainder | None = None
-    """What is left in RAM of a content of which a part was evicted; never beside a content."""
+    body: Body = COLD
+    """Of a regular file: where its bytes are. Given by `Contents` only."""
     directory: Directory | None = None
     names: list[tuple[Ino, bytes]] = field(default_factory=list)
     lookups: int = 0
@@ -121,18 +120,6 @@ class Node:
         return self.kernel_handles > 0 or self.bound_handles > 0
 
     @property
-    def tier_id(self) -> TierId:
-        """The tier file that has its bytes, or some of them; 0: none."""
-        if self.content is not None:
-            return self.content.tier_id
-        return NO_TIER if self.remainder is None else self.remainder.tier_id
-
-    @property
-    def has_local_bytes(self) -> bool:
-        """Whether RAM or the spill directory has some of its bytes."""
-        return self.tier_id != NO_TIER or (self.content is not None and self.content.spilled != NO_VERSION)
-
-    @property
     def is_dir(self) -> bool:
         return stat.S_ISDIR(self.mode)
 
@@ -149,7 +136,7 @@ class Node:
     @property
     def modified(self) -> bool:
         """Whether its content changed since the last version was frozen."""
-        return self.content is not None and self.content.modified
+        return self.body.modified
 
     @property
     def is_written(self) -> bool:
@@ -159,7 +146,7 @@ class Node:
     @property
     def interrupted(self) -> bool:
         """Whether its writer was killed, or lost with an earlier daemon, and nobody has decided yet."""
-        return self.content is not None and self.content.interrupted
+        return self.body.interrupted
 
     def adopt(self, st: LowerStat) -> None:
         """Show the attributes of the backing directory's entry; the link count is another matter, but for a directory's."""
@@ -325,8 +312,7 @@ class NodeTable:
             node.is_dir
             or node.ino != node.lower_ino
             or node.unlogged
-            or node.tier_id
-            or node.content is not None
+            or not node.body.is_only_backing
             or node.handles
             or self._log.is_pending(node.ino)
             or self._log.is_victim(node.ino)
@@ -536,7 +522,7 @@ class NodeTable:
 
 
 _SELDOM = ("mode", "uid", "gid", "rdev", "lower_ino", "identity", "target", "xattrs")
-_OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *content.COLUMNS)
+_OFTEN = ("nlink", "size", "blocks", "atime_ns", "mtime_ns", "ctime_ns", "unlogged", *COLUMNS)
 _COLUMNS = ("ino", *_SELDOM, *_OFTEN)
 _INSERT_NODE = f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - constants
 _UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608 - constants
@@ -551,7 +537,7 @@ def _seldom_changed(node: Node) -> tuple[object, ...]:
 def _often_changed(node: Node) -> tuple[object, ...]:
     return (
         *(node.nlink, node.size, node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.unlogged),
-        *content.to_row(node.content, node.remainder),
+        *to_row(node.body),
     )
 
 
@@ -564,5 +550,5 @@ def _node_from_row(row: tuple[Any, ...]) -> Node:
     node.identity = tuple(json.loads(str(identity))) if identity else None
     if xattrs is not None:
         node.xattrs = {bytes.fromhex(k): bytes.fromhex(v) for k, v in json.loads(str(xattrs)).items()}
-    node.content, node.remainder = content.from_row(tuple(bytes_at))
+    node.body = from_row(tuple(bytes_at))
     return node

@@ -19,7 +19,7 @@ from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.content import Writing
+from acpfs.filesystem.content.body import Writing
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
@@ -286,8 +286,8 @@ class OpenFiles:
 
     def goes_on(self, handle: Handle) -> None:
         """A copy of the descriptor is in other hands than those that were killed, and these close or sync it: it is what they say it is."""
-        if handle.killed and handle.node.content is not None:
-            handle.node.content.interrupted = False
+        if handle.killed and not handle.node.body.is_cold:
+            handle.node.body.interrupted = False
 
     def _shown(self, node: Node) -> str:
         return self._table.path(node.ino).decode("utf-8", "backslashreplace")
@@ -340,8 +340,8 @@ class OpenFiles:
         Raises:
             OSError: of a write that failed, or that the backing directory refused for good.
         """
-        if node.content is not None and node.content.failed:
-            raise fail(node.content.failed)
+        if node.body.failed:
+            raise fail(node.body.failed)
         for op in self._log.pending_of(node.ino):
             if op.parked and op.last_error and not op.withheld:
                 raise fail(op.last_error)
@@ -397,7 +397,7 @@ class OpenFiles:
 
     def is_log(self, node: Node) -> bool:
         """Whether the file only grew as a log does since its last version, so that it may be published as it is."""
-        return node.content is not None and node.content.writing is Writing.APPENDING and not node.kernel_rewriters
+        return not node.body.is_cold and node.body.writing is Writing.APPENDING and not node.kernel_rewriters
 
     def was_closed(self, node: Node) -> bool:
         """Whether one of those who have the file open for writing, or had, has closed it."""
@@ -415,7 +415,7 @@ class OpenFiles:
         del self._unanswered[unique]
         node = handle.node
         node.lookups += 1
-        fd = self._contents.opened(node.content) if handle.lane is Lane.PASSTHROUGH and node.content is not None else -1
+        fd = self._contents.opened(node.body) if handle.lane is Lane.PASSTHROUGH and not node.body.is_cold else -1
         return OpenFile(handle.number, keep_cache=False, lane=handle.lane, backing_fd=fd), node
 
     def _forget_unanswered(self, unique: int) -> None:

@@ -21,7 +21,8 @@ from typing import Any
 from acpfs.backing.calls import CallPool, after
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.content import OUTGROWN_PIECE_BYTES, Content, Outgrown
+from acpfs.filesystem.content.body import OUTGROWN_PIECE_BYTES, Body, MovingOut, Staging, overflowed
+from acpfs.filesystem.content.runs import ALL
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held
@@ -84,88 +85,86 @@ class OutgrownFiles:
 
         `done`: called when that has ended.
         """
-        node, content = held.node, held.node.content
-        if self._running or not self._earlier.over.done() or held.until is None or content is None or time.monotonic() < held.not_before:
+        node, body = held.node, held.node.body
+        if self._running or not self._earlier.over.done() or held.until is None or body.is_cold or time.monotonic() < held.not_before:
             return False
-        if content.failed and content.outgrown is not None:
-            fallocate(self._contents.opened(content), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
+        if body.failed and body.is_outgrown:
+            fallocate(self._contents.opened(body), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
             return False
-        if not self._may(node, content):
+        if not self._may(node, body):
             return False
-        if not any(self._movable(content, node.size)):
+        if not any(self._movable(body, node.size)):
             return False
         held.relieving = True
         self._running += 1
-        if content.outgrown is None:  # from here on nobody opens it any more
+        if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
-            content.outgrown = Outgrown(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}")
+            body.move_out(Staging(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"), 0, 0)
             self._table.changed(node)
-        self._calls.submit("outgrown", self._run, held, content).add_done_callback(
-            lambda call: self._moved(held, node, content, call, done)
-        )
+        self._calls.submit("outgrown", self._run, held, body).add_done_callback(lambda call: self._moved(held, node, body, call, done))
         return True
 
-    def _may(self, node: Node, content: Content) -> bool:
+    def _may(self, node: Node, body: Body) -> bool:
         """Whoever else has the file open in the kernel would read holes; versions need their bytes."""
         return (
-            not content.overflow
-            and not content.failed
-            and content.busy is None
+            body.tier != NO_TIER
+            and not body.failed
+            and body.busy is None
             and node.kernel_handles == node.kernel_writers
             and not node.daemon_mappers
             and not self._contents.frozen_bytes(node)
         )
 
-    def _movable(self, content: Content, size: int) -> Iterator[int]:
+    def _movable(self, body: Body, size: int) -> Iterator[int]:
         """Pieces that are in RAM and may go, first ones first."""
-        fd = self._contents.opened(content)
+        fd = self._contents.opened(body)
         for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
             if _has_data(fd, piece):
                 yield piece
 
-    def _run(self, held: Held, content: Content) -> None:
+    def _run(self, held: Held, body: Body) -> None:
         """In a thread of the pool."""
         with self._lock:
-            outgrown, size = content.outgrown, held.node.size
-            if outgrown is None:
+            moving, size = body.moving_out, held.node.size
+            if moving is None:
                 return
             self._state.commit()
-            source = os.dup(self._contents.opened(content))
+            source = os.dup(self._contents.opened(body))
         try:
-            target = self._open(outgrown)
+            target = self._open(body, moving)
             for piece in range(KEEP_PIECES, size // PIECE - KEEP_PIECES):
-                if _has_data(source, piece) and not self._move(held, content, source, target, piece):
+                if _has_data(source, piece) and not self._move(held, body, source, target, piece):
                     return
         finally:
             os.close(source)
 
-    def _open(self, outgrown: Outgrown) -> int:
-        if outgrown.fd < 0:
+    def _open(self, body: Body, moving: MovingOut) -> int:
+        if moving.fd < 0:
             try:
-                fd = self._lower.open_staging(outgrown.name)
+                fd = self._lower.open_staging(body.staging)
             except FileNotFoundError:
-                if outgrown.gone:
+                if body.here != ALL:
                     raise
-                fd = self._lower.create_staging(outgrown.name)
-            outgrown.fd = fd
-        return outgrown.fd
+                fd = self._lower.create_staging(body.staging)
+            moving.fd = fd
+        return moving.fd
 
-    def _move(self, held: Held, content: Content, source: int, target: int, piece: int) -> bool:
+    def _move(self, held: Held, body: Body, source: int, target: int, piece: int) -> bool:
         """One piece; False when the hold has ended meanwhile."""
-        assert content.outgrown is not None
+        assert body.is_outgrown
         while True:
             gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
-            if piece in content.outgrown.gone:
+            if _is_gone(body, piece):
                 _check(data, os.pread(target, PIECE, piece * PIECE))
             _write_all(target, data, piece * PIECE)
             if not self._steady(held):
                 return False
             with self._lock:
-                if held.until is None or held.node.content is not content:
+                if held.until is None or held.node.body is not body:
                     return False
                 if held.gaps != gaps and os.pread(source, PIECE, piece * PIECE) != data:
                     continue  # somebody wrote to it in between
-                self._punch(held.node, content, source, piece, data)
+                self._punch(held.node, body, source, piece, data)
                 return True
 
     def _steady(self, held: Held) -> bool:
@@ -173,46 +172,46 @@ class OutgrownFiles:
         held.steady.wait(STEADY_WAIT_S)
         return held.until is not None
 
-    def _punch(self, node: Node, content: Content, fd: int, piece: int, data: bytes) -> None:
+    def _punch(self, node: Node, body: Body, fd: int, piece: int, data: bytes) -> None:
         """Under the lock, while the file is held. The hole is no change of the file: its times stay."""
-        assert content.outgrown is not None
+        assert body.is_outgrown
         before = os.fstat(fd)
         self._contents.kernel.look(node)
-        gone = content.outgrown.gone
-        is_new = piece not in gone
-        gone.add(piece)
+        assert isinstance(body.rest, Staging)
+        is_new = not _is_gone(body, piece)
+        body.move_out(body.rest, piece * PIECE, (piece + 1) * PIECE)
         self._table.changed(node)
         try:
             self._state.must_commit()
         except LateError:
             if is_new:
-                gone.discard(piece)  # its bytes stay in RAM, and may change there
+                body.fetch(body.tier, piece * PIECE, (piece + 1) * PIECE)  # its bytes stay in RAM, and may change there
             raise
         self._tier.look_full()
         fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
         if _has_data(fd, piece):
             _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
         os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
-        st = self._tier.settle_fd(content.tier_id, fd)
+        st = self._tier.settle_fd(body.tier, fd)
         self._contents.kernel.note(node, (st.st_mtime_ns, st.st_size))
         node.blocks = st.st_blocks
 
-    def _moved(self, held: Held, node: Node, content: Content, call: Future[Any], done: Callable[[], None]) -> None:
+    def _moved(self, held: Held, node: Node, body: Body, call: Future[Any], done: Callable[[], None]) -> None:
         with self._lock:
             self._running -= 1
             held.relieving = False
             error = call.exception() if not call.cancelled() else None
             if isinstance(error, TornError):
-                self.fail(node, content)
+                self.fail(node, body)
             elif error is not None:
                 log.warning("a file larger than RAM cannot be moved to the backing directory; will be tried again", error=str(error))
                 held.not_before = time.monotonic() + RETRY_DELAY_MAX_S / 10
             self._state.commit()
         done()
 
-    def fail(self, node: Node, content: Content) -> None:
+    def fail(self, node: Node, body: Body) -> None:
         """What the file holds cannot be told any more: it is not published, and its kind goes through the daemon from now on."""
-        content.failed, content.failed_at = errno.EIO, 0
+        body.failed, body.failed_at = errno.EIO, 0
         self._table.changed(node)
         path = self._table.path(node.ino)
         self._admission.never(path)
@@ -229,37 +228,37 @@ class OutgrownFiles:
         Raises:
             OSError: EBUSY while it is being written. RELEASE comes a moment after close has returned, and is waited for.
         """
-        content = node.content
-        if content is None or content.outgrown is None or not node.kernel_handles:
+        body = node.body
+        if body.moving_out is None or not node.kernel_handles:
             return
         if self._log.unsealed_of(node.ino):
-            await wait(self._calls.submit("wait for the last close", content.outgrown.released.wait, RELEASE_WAIT_S))
+            await wait(self._calls.submit("wait for the last close", body.moving_out.released.wait, RELEASE_WAIT_S))
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
     async def whole(self, node: Node) -> None:
         """Before it is changed again."""
-        if node.content is not None and node.content.outgrown is not None:
-            await wait(node.content.outgrown.finished)
+        if node.body.moving_out is not None:
+            await wait(node.body.moving_out.finished)
 
-    async def read(self, content: Content, offset: int, size: int) -> bytes:
+    async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a file of which pieces are gone; shorter at its end."""
-        return await wait(self._calls.submit("read outgrown", self._read, content, offset, size))
+        return await wait(self._calls.submit("read outgrown", self._read, body, offset, size))
 
-    def _read(self, content: Content, offset: int, size: int) -> bytes:
+    def _read(self, body: Body, offset: int, size: int) -> bytes:
         with self._lock:
-            if content.failed:
-                raise OSError(content.failed, os.strerror(content.failed))
-            outgrown = content.outgrown
-            if outgrown is None:
+            if body.failed:
+                raise OSError(body.failed, os.strerror(body.failed))
+            moving = body.moving_out
+            if moving is None:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            fd = os.dup(self._contents.opened(content))
+            fd = os.dup(self._contents.opened(body))
         try:
             data = bytearray(os.pread(fd, size, offset))
             for piece in range(offset // PIECE, -(-(offset + len(data)) // PIECE)):
-                if piece in outgrown.gone and not _has_data(fd, piece):
+                if _is_gone(body, piece) and not _has_data(fd, piece):
                     start, end = max(offset, piece * PIECE), min(offset + len(data), (piece + 1) * PIECE)
-                    data[start - offset : end - offset] = os.pread(self._open(outgrown), end - start, start)
+                    data[start - offset : end - offset] = os.pread(self._open(body, moving), end - start, start)
             return bytes(data)
         finally:
             os.close(fd)
@@ -268,8 +267,8 @@ class OutgrownFiles:
 
     def is_lost(self, node: Node) -> bool:
         """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
-        content = node.content
-        failed = content is not None and content.outgrown is not None and content.failed
+        body = node.body
+        failed = body.is_outgrown and body.failed
         return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
     async def check(self, node: Node) -> None:
@@ -278,54 +277,55 @@ class OutgrownFiles:
         Raises:
             OSError: EIO when not; or the backing directory's.
         """
-        content = node.content
-        if content is None or content.outgrown is None or content.failed:
+        body = node.body
+        if not body.is_outgrown or body.failed:
             return
         try:
-            await wait(self._calls.submit("check outgrown", self._check_all, content))
+            await wait(self._calls.submit("check outgrown", self._check_all, body))
         except TornError:
-            self.fail(node, content)
+            self.fail(node, body)
 
-    def _check_all(self, content: Content) -> None:
-        outgrown = content.outgrown
-        if outgrown is None:
+    def _check_all(self, body: Body) -> None:
+        moving = body.moving_out
+        if moving is None:
             return
         with self._lock:
-            source = os.dup(self._contents.opened(content))
+            source = os.dup(self._contents.opened(body))
         try:
-            for piece in sorted(outgrown.gone):
-                if _has_data(source, piece):
-                    _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(outgrown), PIECE, piece * PIECE))
+            for start, end in body.here.gaps():
+                for piece in range(start // PIECE, end // PIECE):
+                    if _has_data(source, piece):
+                        _check(os.pread(source, PIECE, piece * PIECE), os.pread(self._open(body, moving), PIECE, piece * PIECE))
         finally:
             os.close(source)
 
     async def finish(self, node: Node) -> None:
         """Nobody writes to the file any more: the rest follows, and the staging file is its content. Tried for ever."""
-        content, delay_s = node.content, RETRY_DELAY_MIN_S
-        outgrown = content.outgrown if content is not None else None
-        if content is None or outgrown is None:
+        body, delay_s = node.body, RETRY_DELAY_MIN_S
+        moving = body.moving_out
+        if moving is None:
             return
-        if outgrown.released.is_set() and not outgrown.finished.done():
-            await wait(outgrown.finished)  # one at a time: what is still copied must not go on when the file is stored
+        if moving.released.is_set() and not moving.finished.done():
+            await wait(moving.finished)  # one at a time: what is still copied must not go on when the file is stored
             return
-        outgrown.released.set()
+        moving.released.set()
         await wait(self._earlier.over)
-        while node.content is content and content.outgrown is outgrown and self._needed(node) and not content.failed:
+        while node.body is body and self._needed(node) and not body.failed:
             try:
-                await wait(self._calls.submit("finish outgrown", self._complete, content, node.size))
+                await wait(self._calls.submit("finish outgrown", self._complete, body, node.size))
             except TornError:
-                self.fail(node, content)
+                self.fail(node, body)
             except OSError as error:
                 self._note(node, error)
                 await wait(after(delay_s))
                 delay_s = min(2 * delay_s, RETRY_DELAY_MAX_S)
             else:
-                self._sealed(node, content)
-        for op in self._log.unsealed_of(node.ino) if content.failed else ():
-            op.last_error = content.failed
+                self._sealed(node, body)
+        for op in self._log.unsealed_of(node.ino) if body.failed else ():
+            op.last_error = body.failed
             self._log.park(op)
-        if not outgrown.finished.done():
-            outgrown.finished.set_result(None)
+        if not moving.finished.done():
+            moving.finished.set_result(None)
 
     def _needed(self, node: Node) -> bool:
         return bool(node.names or self._log.unsealed_of(node.ino))
@@ -335,15 +335,15 @@ class OutgrownFiles:
             op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
             self._log.save(op)
 
-    def _complete(self, content: Content, size: int) -> None:
-        self._check_all(content)
-        outgrown = content.outgrown
-        if outgrown is None:
+    def _complete(self, body: Body, size: int) -> None:
+        self._check_all(body)
+        moving = body.moving_out
+        if moving is None:
             return
         with self._lock:
-            source = os.dup(self._contents.opened(content))
+            source = os.dup(self._contents.opened(body))
         try:
-            target = self._open(outgrown)
+            target = self._open(body, moving)
             for piece in range(-(-size // PIECE)):
                 if _has_data(source, piece):
                     _write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
@@ -351,20 +351,24 @@ class OutgrownFiles:
         finally:
             os.close(source)
 
-    def _sealed(self, node: Node, content: Content) -> None:
-        outgrown = content.outgrown
-        if outgrown is None or node.content is not content:
+    def _sealed(self, node: Node, body: Body) -> None:
+        if body.moving_out is None or node.body is not body:
             return
         ops = self._log.unsealed_of(node.ino)
-        content.outgrown = None
-        moved = Content(NO_TIER, overflow=outgrown.name, sealed=bool(ops), fd=outgrown.fd).moved_from(content)
+        moved = overflowed(body.staging, body.moving_out.fd, sealed=bool(ops)).moved_from(body)
         self._contents.adopt_overflow(node, moved)
+        body.move_out(Staging(body.staging))  # for who has it in hand still
         for op in ops:
             assert op.version is not None
             op.version.size = node.size
             op.take(Step.SEALED)
             self._log.save_version(op.version)
             self._log.on_append(op)
+
+
+def _is_gone(body: Body, piece: int) -> bool:
+    """Whether the staging file has it; in the tier file it is a hole, or what was written to it since."""
+    return not body.here.covers(piece * PIECE, (piece + 1) * PIECE)
 
 
 def _has_data(fd: int, piece: int) -> bool:

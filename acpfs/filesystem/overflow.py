@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body, overflowed
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.steps import broken_off, shared, wait
 from acpfs.ram.tier import Tier
-from acpfs.types import NO_TIER, TierId
+from acpfs.types import TierId
 
 CHUNK_BYTES = 8 << 20
 T = TypeVar("T")
@@ -51,16 +51,16 @@ class Overflow:
         self._earlier = earlier
         self._inherited: dict[str, Future[None] | None] = {}
         """Staging files that an earlier worker wrote, until they are cut to the length that is known of them; the future is of that."""
-        self._opening: dict[Content, Future[None]] = {}
+        self._opening: dict[Body, Future[None]] = {}
         """Of what an earlier worker made: one open for all who come meanwhile."""
         self.files = 0
         """How many files have taken this way so far."""
 
-    async def from_tier(self, tier_id: TierId, size: int) -> Content:
+    async def from_tier(self, tier_id: TierId, size: int) -> Body:
         """A content with the first `size` bytes of a tier file."""
         return await self.filled(lambda fd: self._copy_from_tier(tier_id, fd, size))
 
-    async def filled(self, fill: Callable[[int], object], progress: Progress | None = None) -> Content:
+    async def filled(self, fill: Callable[[int], object], progress: Progress | None = None) -> Body:
         """A content with what `fill` writes into the descriptor it is given, in a thread; `progress`: of that, patience goes by it.
 
         Raises:
@@ -68,13 +68,13 @@ class Overflow:
         """
         return await self._make(fill, progress or Progress(), math.inf if progress is None else self._patience_s)
 
-    async def _make(self, fill: Callable[[int], object], progress: Progress, patience_s: float) -> Content:
+    async def _make(self, fill: Callable[[int], object], progress: Progress, patience_s: float) -> Body:
         name = f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"
         self.files += 1
         self.being_made.add(name)
         made = self._calls.submit("overflow", self._create, name, fill)
         try:
-            return Content(NO_TIER, overflow=name, fd=await self._answer(made, patience_s, progress))
+            return overflowed(name, await self._answer(made, patience_s, progress))
         except BaseException:
             progress.give_up()
             made.add_done_callback(lambda _made: self._not_wanted(name, made))
@@ -84,13 +84,11 @@ class Overflow:
         """It failed, or whoever asked for it was killed while it was being made."""
         self.being_made.discard(name)
         if not made.cancelled() and made.exception() is None:
-            self.let_go(Content(NO_TIER, overflow=name, fd=made.result()), remove=True)
+            self.let_go(overflowed(name, made.result()), remove=True)
 
-    def in_use(self, contents: Iterable[Content]) -> set[str]:
+    def in_use(self, contents: Iterable[Body]) -> set[str]:
         """Names of all staging files that have, or are about to have, a file's content."""
-        contents = list(contents)
-        names = {content.overflow for content in contents if content.overflow}
-        names |= {content.outgrown.name for content in contents if content.outgrown is not None}
+        names = {body.staging for body in contents} - {""}
         self.being_made -= names
         return names | self.being_made
 
@@ -126,37 +124,37 @@ class Overflow:
 
     # -- use
 
-    async def _call(self, content: Content, label: str, function: Callable[..., T], *arguments: Any, patience_s: float = math.inf) -> T:
-        content.in_flight += 1
+    async def _call(self, body: Body, label: str, function: Callable[..., T], *arguments: Any, patience_s: float = math.inf) -> T:
+        body.in_flight += 1
         try:
-            while content.fd < 0:  # an earlier daemon made it
-                await self._answer(self._opened(content), patience_s)
-            call = self._calls.submit(label, function, content.fd, *arguments)
+            while body.fd < 0:  # an earlier daemon made it
+                await self._answer(self._opened(body), patience_s)
+            call = self._calls.submit(label, function, body.fd, *arguments)
             return await (self._outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
         finally:
-            content.in_flight -= 1
-            if content.closing and not content.in_flight:
-                self._close(content)
+            body.in_flight -= 1
+            if body.closing and not body.in_flight:
+                self._close(body)
 
-    def _opened(self, content: Content) -> Future[None]:
+    def _opened(self, body: Body) -> Future[None]:
         """The descriptor is the content's, also where all who wait for it are killed meanwhile."""
-        opening = self._opening.get(content)
+        opening = self._opening.get(body)
         if opening is None:
-            opening = self._opening[content] = shared()
-            content.in_flight += 1
-            call = self._calls.submit("open overflow", self._lower.open_staging, content.overflow)
-            call.add_done_callback(partial(self._was_opened, content, opening))
+            opening = self._opening[body] = shared()
+            body.in_flight += 1
+            call = self._calls.submit("open overflow", self._lower.open_staging, body.staging)
+            call.add_done_callback(partial(self._was_opened, body, opening))
         return opening
 
-    def _was_opened(self, content: Content, opening: Future[None], call: Future[int]) -> None:
+    def _was_opened(self, body: Body, opening: Future[None], call: Future[int]) -> None:
         error = broken_off() if call.cancelled() else call.exception()
         with self._lock:
-            del self._opening[content]
-            content.in_flight -= 1
+            del self._opening[body]
+            body.in_flight -= 1
             if error is None:
-                content.fd = call.result()
-            if content.closing and not content.in_flight:
-                self._close(content)
+                body.fd = call.result()
+            if body.closing and not body.in_flight:
+                self._close(body)
         if error is None:
             opening.set_result(None)
         else:
@@ -181,14 +179,14 @@ class Overflow:
         except TimeoutError:
             raise OSError(errno.EIO, "no answer from the backing directory") from None
 
-    def inherit(self, content: Content) -> None:
+    def inherit(self, body: Body) -> None:
         """An earlier worker wrote it."""
-        if content.overflow.startswith(OVERFLOW_PREFIX):
-            self._inherited[content.overflow] = None
+        if body.staging.startswith(OVERFLOW_PREFIX):
+            self._inherited[body.staging] = None
 
-    async def _make_ours(self, content: Content, size: int) -> None:
+    async def _make_ours(self, body: Body, size: int) -> None:
         """Before the first change of what an earlier worker wrote: nothing of its calls arrives any more, or lies behind the file's end."""
-        name = content.overflow
+        name = body.staging
         if name not in self._inherited:
             return
         await wait(self._earlier.over)
@@ -220,46 +218,46 @@ class Overflow:
         else:
             cut.set_exception(error)
 
-    async def read(self, content: Content, offset: int, size: int) -> bytes:
+    async def read(self, body: Body, offset: int, size: int) -> bytes:
         """Bytes of the file; shorter at its end."""
-        return await self._call(content, "read overflow", os.pread, size, offset, patience_s=self._patience_s)
+        return await self._call(body, "read overflow", os.pread, size, offset, patience_s=self._patience_s)
 
-    async def write(self, content: Content, known_size: int, offset: int, data: bytes | memoryview) -> int:
+    async def write(self, body: Body, known_size: int, offset: int, data: bytes | memoryview) -> int:
         """Write all bytes. `known_size`: the file's length so far."""
-        await self._make_ours(content, known_size)
-        return await self._change(content, "write overflow", _write_all, data, offset)
+        await self._make_ours(body, known_size)
+        return await self._change(body, "write overflow", _write_all, data, offset)
 
-    async def truncate(self, content: Content, known_size: int, size: int) -> None:
+    async def truncate(self, body: Body, known_size: int, size: int) -> None:
         """Change the file's length, which was `known_size` so far."""
-        await self._make_ours(content, known_size)
-        await self._change(content, "truncate overflow", os.ftruncate, size)
+        await self._make_ours(body, known_size)
+        await self._change(body, "truncate overflow", os.ftruncate, size)
 
-    async def _change(self, content: Content, label: str, function: Callable[..., T], *arguments: Any) -> T:
-        self._writing[content.overflow] += 1
+    async def _change(self, body: Body, label: str, function: Callable[..., T], *arguments: Any) -> T:
+        self._writing[body.staging] += 1
         try:
-            return await self._call(content, label, function, *arguments)
+            return await self._call(body, label, function, *arguments)
         finally:
-            self._writing[content.overflow] -= 1
-            if not self._writing[content.overflow]:
-                del self._writing[content.overflow]
+            self._writing[body.staging] -= 1
+            if not self._writing[body.staging]:
+                del self._writing[body.staging]
 
     def is_changing(self, name: str) -> bool:
         """Whether a write to a staging file is under way."""
         return name in self._writing
 
-    def let_go(self, content: Content, *, remove: bool) -> None:
+    def let_go(self, body: Body, *, remove: bool) -> None:
         """Nobody uses the content any more; `remove`: nor does a version."""
-        content.closing = True
-        self._inherited.pop(content.overflow, None)
-        if not content.in_flight:
-            self._close(content)
+        body.closing = True
+        self._inherited.pop(body.staging, None)
+        if not body.in_flight:
+            self._close(body)
         if remove:
-            self._calls.submit("remove overflow", self._lower.remove_staging, content.overflow)
+            self._calls.submit("remove overflow", self._lower.remove_staging, body.staging)
 
-    def _close(self, content: Content) -> None:
-        if content.fd >= 0:
-            self._calls.submit("close overflow", os.close, content.fd)
-            content.fd = -1
+    def _close(self, body: Body) -> None:
+        if body.fd >= 0:
+            self._calls.submit("close overflow", os.close, body.fd)
+            body.fd = -1
 
 
 def _write_all(fd: int, data: bytes | memoryview, offset: int) -> int:

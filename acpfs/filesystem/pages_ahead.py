@@ -18,7 +18,7 @@ from threading import RLock
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.content.body import UNSEEN, Body
 from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
@@ -64,92 +64,92 @@ class PagesAhead:
     def take(self, handle: Handle) -> None:
         """Take pages for a writer that was promised room, and is the first."""
         node = handle.node
-        content = node.content
-        if content is None or node.size or node.kernel_writers or content.in_flight or not self._tier.large_pages:
+        body = node.body
+        if not body.is_whole_in_ram or node.size or node.kernel_writers or body.in_flight or not self._tier.large_pages:
             return
-        if self._tier.allocated_bytes(content.tier_id):
+        if self._tier.allocated_bytes(body.tier):
             return
         size = self._admission.sure_bytes(handle) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         if size < BYTES_MIN:
             return
         for gone in [tier_id for tier_id in self._taken if not self._tier.allocated_bytes(tier_id)]:
             del self._taken[gone]  # its bytes were replaced, and its end is nobody's business any more
-        self._taken[content.tier_id] = _Taken(size, 0)
-        fd = self._contents.opened(content)
+        self._taken[body.tier] = _Taken(size, 0)
+        fd = self._contents.opened(body)
         st = os.fstat(fd)
         first = min(size, PIECE_BYTES)
         self.hand_over(first, False)
-        taken = self._take(content, 0, first)
+        taken = self._take(body, 0, first)
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))  # nobody has written
         if taken and first < size:
-            self._threads.submit("pages", self._take_rest, node, content, size)
+            self._threads.submit("pages", self._take_rest, node, body, size)
 
-    def _take(self, content: Content, start: int, size: int) -> bool:
+    def _take(self, body: Body, start: int, size: int) -> bool:
         """One piece; with less than all of them the writer goes on as it would with none."""
         if self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size:  # a tmpfs that is full for a moment fails others
             return False
         try:
-            fallocate(self._contents.opened(content), KEEP_SIZE, start, size)
-            self._taken[content.tier_id].end = start + size
+            fallocate(self._contents.opened(body), KEEP_SIZE, start, size)
+            self._taken[body.tier].end = start + size
         except OSError:
             return False
         finally:
-            self._tier.settle_fd(content.tier_id, self._contents.opened(content))
+            self._tier.settle_fd(body.tier, self._contents.opened(body))
         return True
 
-    def _take_rest(self, node: Node, content: Content, size: int) -> None:
+    def _take_rest(self, node: Node, body: Body, size: int) -> None:
         """In a thread, while the file is written. Its mtime becomes that of now, so only until somebody goes by that."""
         for start in range(PIECE_BYTES, size, PIECE_BYTES):
             piece = min(PIECE_BYTES, size - start)
             self.hand_over(piece, True)
             with self._lock:
-                goes_on = node.content is content and content.in_ram and node.kernel_writers and content.tier_id in self._taken
-                if not goes_on or content.seen != UNSEEN or content.reserved or not self._take(content, start, piece):
+                goes_on = node.body is body and body.is_whole_in_ram and node.kernel_writers and body.tier in self._taken
+                if not goes_on or body.seen != UNSEEN or body.reserved or not self._take(body, start, piece):
                     return
 
     def found(self, node: Node) -> None:
         """An earlier worker had the file, and may have taken pages for it."""
-        content = node.content
-        if content is not None and content.in_ram and self._tier.allocated_bytes(content.tier_id) > _whole_pages(node.size):
-            end = self._tier.allocated_bytes(content.tier_id) + _whole_pages(node.size)
-            self._taken[content.tier_id] = _Taken(end, end)
+        body = node.body
+        if body.is_whole_in_ram and self._tier.allocated_bytes(body.tier) > _whole_pages(node.size):
+            end = self._tier.allocated_bytes(body.tier) + _whole_pages(node.size)
+            self._taken[body.tier] = _Taken(end, end)
             self.cut(node)
 
     def cut(self, node: Node) -> None:
         """Give back what was not written, unless somebody may still write it unseen. The file looks as before, its times too."""
-        content = node.content
-        if content is None or content.tier_id not in self._taken:
+        body = node.body
+        if body.is_cold or body.tier not in self._taken:
             return
-        self._taken[content.tier_id].again()
-        if not self._cut(node, content):
-            self._threads.submit("pages", self._cut_rest, node, content)
+        self._taken[body.tier].again()
+        if not self._cut(node, body):
+            self._threads.submit("pages", self._cut_rest, node, body)
 
-    def _cut_rest(self, node: Node, content: Content) -> None:
+    def _cut_rest(self, node: Node, body: Body) -> None:
         while True:
             with self._lock:
-                if self._cut(node, content):
+                if self._cut(node, body):
                     return
 
-    def _cut(self, node: Node, content: Content) -> bool:
+    def _cut(self, node: Node, body: Body) -> bool:
         """A piece; whether there is none left, or none that may go now."""
-        taken = self._taken.get(content.tier_id)
-        if taken is None or node.content is not content or node.kernel_writers:  # the last one of those will cut
+        taken = self._taken.get(body.tier)
+        if taken is None or node.body is not body or node.kernel_writers:  # the last one of those will cut
             return True
-        if content.in_flight:  # a write without the lock may be on its way to where nothing is yet
-            content.when_idle = partial(self.cut, node)
+        if body.in_flight:  # a write without the lock may be on its way to where nothing is yet
+            body.when_idle = partial(self.cut, node)
             return True
-        if content.in_ram and not content.reserved and self._give_back(node, content, taken):
+        if body.is_whole_in_ram and not body.reserved and self._give_back(node, body, taken):
             return False
-        del self._taken[content.tier_id]
+        del self._taken[body.tier]
         if node.blocks * BLOCK_BYTES < taken.size // 2:
             self._admission.unsure(node)
         self._tier.room_changed()
         return True
 
-    def _give_back(self, node: Node, content: Content, taken: _Taken) -> bool:
+    def _give_back(self, node: Node, body: Body, taken: _Taken) -> bool:
         """Whether there may be more."""
-        was_open = content.fd >= 0 and not content.closing
-        fd = self._contents.opened(content)
+        was_open = body.fd >= 0 and not body.closing
+        fd = self._contents.opened(body)
         st = os.fstat(fd)
         self._tier.look_full()
         bytes_left, piece = PIECE_BYTES, 1
@@ -157,9 +157,9 @@ class PagesAhead:
             piece = _punch_end(fd, st.st_size, taken, bytes_left) or _punch_hole(fd, st.st_size, taken, bytes_left)
             bytes_left -= piece
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
-        node.blocks = self._tier.settle_fd(content.tier_id, fd).st_blocks
+        node.blocks = self._tier.settle_fd(body.tier, fd).st_blocks
         if not was_open:
-            content.close()
+            body.close()
         return piece > 0
 
 

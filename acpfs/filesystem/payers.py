@@ -69,8 +69,8 @@ class Payers:
             )
             if group.room_bytes() - promised - wanted_bytes < group.limit_bytes // ROOMY:
                 return "the writer's memory control group has no room for it"
-        if foreign and node.content is not None:
-            self._note(node.content.tier_id, node.ino, frozenset(os.fsencode(group.directory) for group in foreign))
+        if foreign and not node.body.is_cold:
+            self._note(node.body.tier, node.ino, frozenset(os.fsencode(group.directory) for group in foreign))
         return ""
 
     def look(self) -> None:
@@ -96,4 +96,4 @@ class Payers:
     def _is_there(self, tier_id: TierId, ino: Ino) -> bool:
         """Whether the file still has those pages; True, too, where it was cut to nothing and the daemon wrote anew: no loss when clean."""
         node = self._table.get(ino)
-        return node is not None and node.tier_id == tier_id
+        return node is not None and node.body.tier == tier_id

@@ -129,8 +129,8 @@ class Preloading:
         """As the mount has it: what names the newest checkpoint may not be on the backing directory yet."""
         node.handles += 1
         try:
-            if node.content is not None:
-                return await self._reads.content(node, node.content, 0, node.size)
+            if not node.body.is_cold:
+                return await self._reads.content(node, node.body, 0, node.size)
             fd = await self._view.open_lower(node)
             try:
                 return await self._view.call("read", os.pread, fd, node.size, 0)

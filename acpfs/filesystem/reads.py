@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Awaitable, Callable
 
-from acpfs.filesystem.content import Content, Remainder
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nodes import Node
@@ -42,52 +42,52 @@ class Reads:
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Bytes of an open file; shorter at its end."""
         node = handle.node
-        if node.content is None:
+        if node.body.is_cold:
             self._warming.check(node)
-            if node.remainder is not None and min(offset + size, node.size) <= node.remainder.size:
-                return await self._with_head(handle, node.remainder, offset, min(size, max(0, node.size - offset)))
+            if node.body.head_bytes and min(offset + size, node.size) <= node.body.head_bytes:
+                return await self._with_head(handle, node.body, offset, min(size, max(0, node.size - offset)))
             data = await self._warming.read(handle, offset, size)
             if data is not None:
                 return data
-        while (content := node.content) is not None:
+        while not (body := node.body).is_cold:
             try:
-                return await self.content(node, content, offset, size)
+                return await self.content(node, body, offset, size)
             except OSError as error:
-                if node.content is not content:
+                if node.body is not body:
                     continue  # its version was persisted, and the copy in the spill directory went with it
-                if not (content.sealed and isinstance(error, FileNotFoundError)):
+                if not (body.sealed and isinstance(error, FileNotFoundError)):
                     raise
                 await self._persisted(node)  # the staging file was renamed into place, and no descriptor had been open
-        if node.remainder is not None:
-            return await self._with_head(handle, node.remainder, offset, size)
+        if body.head_bytes:
+            return await self._with_head(handle, body, offset, size)
         return await self._lower.read(handle, offset, size)
 
-    async def content(self, node: Node, content: Content, offset: int, size: int) -> bytes:
+    async def content(self, node: Node, body: Body, offset: int, size: int) -> bytes:
         """Bytes of a node's content."""
-        if content.overflow:
+        if body.is_overflowed:
             size = min(size, max(0, node.size - offset))  # what lies behind is of a write that was never answered
-            return await self._overflow.read(content, offset, size)
-        if content.spilled:
-            return await self._spilled(content, offset, size)
-        if content.outgrown is not None:
-            return await self._outgrown.read(content, offset, size)
-        return await self._contents.read(content, offset, size)
+            return await self._overflow.read(body, offset, size)
+        if body.is_spilled:
+            return await self._spilled(body, offset, size)
+        if body.is_outgrown:
+            return await self._outgrown.read(body, offset, size)
+        return await self._contents.read(body, offset, size)
 
-    async def _spilled(self, content: Content, offset: int, size: int) -> bytes:
-        assert self._spill is not None, content.spilled
+    async def _spilled(self, body: Body, offset: int, size: int) -> bytes:
+        assert self._spill is not None, body.rest
         try:
-            return await wait(self._spill.read(content.spilled, offset, size))
+            return await wait(self._spill.read(body.spilled, offset, size))
         except OSError as error:
             raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
-    async def _with_head(self, handle: ReadHandle, remainder: Remainder, offset: int, size: int) -> bytes:
+    async def _with_head(self, handle: ReadHandle, body: Body, offset: int, size: int) -> bytes:
         """From RAM what is there, and the rest from the backing directory, if the file there is still the one that RAM has a part of."""
-        node, end = handle.node, offset + size
-        start = min(max(offset, remainder.size), end)
+        node, end, there = handle.node, offset + size, body.head_bytes
+        start = min(max(offset, there), end)
         rest = await self._lower.read_same(handle, start, end - start) if end > start else b""
-        head = await unlocked(self._contents.remainders.read, remainder, offset, start - offset) if rest is not None else b""
+        head = await unlocked(self._contents.read_head, body, offset, start - offset) if rest is not None else b""
         if rest is not None and len(head) == start - offset:
             return head + rest
-        if node.remainder is remainder:
+        if node.body is body and body.head_bytes == there:  # else it was given up, or cut, meanwhile
             self._contents.drop(node)
         return await self._lower.read(handle, offset, size)

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 
 from acpfs.filesystem.leaving import Claim, LeavingOrder
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.remainder import Remainders
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
+
+CUT_FILE_BYTES_MIN = 64 << 20
+"""Smaller files leave as a whole: reading them again costs less than a second request for the rest."""
+CUT_BYTES_MIN = 32 << 20
+"""A cut frees so much at least: a row and two system calls for each write of a megabyte would be dear."""
+ALIGNMENT_BYTES = 2 << 20
+"""A huge page: parts of one are not freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +69,9 @@ class Retention:
 
     def may_leave(self, node: Node) -> bool:
         """Whether the node's content is in RAM only for those who will read it."""
-        content = node.content
+        body = node.body
         return (
-            (node.remainder is not None if content is None else content.in_ram and not content.modified)
+            (body.head_bytes > 0 if body.is_cold else body.is_whole_in_ram and not body.modified)
             and not self._log.is_pending(node.ino)
             and node.handles == 0
             and node.identity is not None
@@ -108,17 +114,17 @@ class Retention:
         """How many bytes could leave; counts no further than what is wanted."""
         found = 0
         for ino, claim in self.order.claims().items():
-            found += self._tier.allocated_bytes(self._table[ino].tier_id) if claim is not Claim.PINNED else 0
+            found += self._tier.allocated_bytes(self._table[ino].body.tier) if claim is not Claim.PINNED else 0
             if found >= wanted_bytes:
                 break
         return found
 
     def evict(self, node: Node, wanted_bytes: int | None = None) -> int:
         """Let one content go that may leave, or as much of its end as is wanted; returns the bytes that came free."""
-        assert node.content is None or not node.content.modified, node.ino
+        assert node.body.is_cold or not node.body.modified, node.ino
         assert not self._log.is_pending(node.ino), node.ino
-        taken = self._tier.allocated_bytes(node.tier_id)
-        stays = 0 if wanted_bytes is None else Remainders.size_after(node.size, taken, wanted_bytes)
+        taken = self._tier.allocated_bytes(node.body.tier)
+        stays = 0 if wanted_bytes is None else head_after(node.size, taken, wanted_bytes)
         if stays:
             self._cut(node, stays)
         else:
@@ -131,7 +137,15 @@ class Retention:
         """What `status`, the metrics and the tests see."""
         clean_bytes = retained_bytes = 0
         for ino, claim in self.order.claims().items():
-            taken = self._tier.allocated_bytes(self._table[ino].tier_id)
+            taken = self._tier.allocated_bytes(self._table[ino].body.tier)
             clean_bytes += taken
             retained_bytes += taken if claim is Claim.RETAINED else 0
         return RetentionStatistics(clean_bytes, len(self.order), retained_bytes, self._evicted_files, self._evicted_bytes)
+
+
+def head_after(size: int, taken: int, wanted: int) -> int:
+    """How many first bytes of a file stay when `wanted` of the `taken` ones are to come free; 0: it is better let go of as a whole."""
+    if size < CUT_FILE_BYTES_MIN or taken < CUT_BYTES_MIN:
+        return 0
+    stays = (min(taken, size) - max(wanted, CUT_BYTES_MIN)) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return stays if stays >= CUT_BYTES_MIN else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from acpfs.backing.progress import Progress
 from acpfs.config import SpillMode
-from acpfs.filesystem.content import UNSEEN, Content
+from acpfs.filesystem.content.body import Body, SpillCopy
 from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.overflow import Overflow
@@ -25,7 +25,7 @@ from acpfs.filesystem.versions import Versions
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
-from acpfs.types import NO_TIER, NO_VERSION, Seq, VersionId
+from acpfs.types import Seq, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.sources.spill import COPY_THREADS, Spill
@@ -229,10 +229,10 @@ class Spilling:
     def _op(self, version: Version) -> Op | None:
         return next((op for op in self._log.pending_of(version.ino) if op.version is version), None)
 
-    def _content_on(self, version: Version) -> tuple[Node | None, Content | None]:
+    def _content_on(self, version: Version) -> tuple[Node | None, Body | None]:
         node = self._table.get(version.ino)
-        content = node.content if node is not None else None
-        return (node, content) if content is not None and content.tier_id == version.tier_id else (node, None)
+        body = node.body if node is not None else None
+        return (node, body) if body is not None and not body.is_cold and body.tier == version.tier_id else (node, None)
 
     def _may_leave(self, version: Version) -> bool:
         """Whether nobody has the file open, and its content is what the newest version on the same tier file is."""
@@ -240,25 +240,25 @@ class Spilling:
         op = self._op(version)
         if op is None or op.tentative or len(on) != 1:
             return False
-        node, content = self._content_on(version)
-        if node is None or content is None:
+        node, body = self._content_on(version)
+        if node is None or body is None:
             return True
-        idle = not node.handles and content.busy is None and not content.in_flight and content.fd < 0
-        return idle and not content.modified and not content.interrupted and on[-1].size == node.size
+        idle = not node.handles and body.busy is None and not body.in_flight and body.fd < 0
+        return idle and not body.modified and not body.interrupted and on[-1].size == node.size
 
     def _leave_ram(self, version: Version) -> int:
         """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
         if not version.tier_id or not self._may_leave(version):
             return 0
         source = version.tier_id
-        node, content = self._content_on(version)
+        node, body = self._content_on(version)
         taken = self._tier.allocated_bytes(source)
-        if node is not None and content is not None:
-            content.tier_id, content.spilled, content.seen = NO_TIER, version.vid, UNSEEN
+        if node is not None and body is not None:
+            body.move_out(SpillCopy(version.vid))
             self._contents.retention.forget(node)
             self._table.changed(node)
         self._versions.spilled(version)
-        if content is not None:
+        if body is not None:
             self._versions.unuse(source)
         self.moved_files += 1
         self.moved_bytes += taken
@@ -272,30 +272,30 @@ class Spilling:
         Raises:
             OSError: EIO: the disk's, or what it has is not what was written.
         """
-        content = node.content
-        if content is None or not content.spilled:
+        body = node.body
+        if not body.is_spilled:
             return
-        if content.busy is not None:
-            await wait(content.busy)
+        if body.busy is not None:
+            await wait(body.busy)
             return
         done = shared()
-        content.busy = done
+        body.busy = done
         try:
-            await self._bring_back(node, content)
+            await self._bring_back(node, body)
         except OSError as error:
-            if node.content is content and content.spilled and content.spilled not in self.spill.copies:
+            if node.body is body and body.spilled not in self.spill.copies:
                 self._contents.drop(node)  # persisted meanwhile: the backing directory has it
             number = errno.ENOSPC if error.errno == errno.ENOSPC else errno.EIO
             raise OSError(number, os.strerror(number)) from error
         finally:
-            content.busy = None
+            body.busy = None
             done.set_result(None)
 
-    async def _bring_back(self, node: Node, content: Content) -> None:
-        source, progress = content.spilled, Progress()
+    async def _bring_back(self, node: Node, body: Body) -> None:
+        source, progress = body.spilled, Progress()
         if not await self._room.reserve(node.size, node, Purpose.BRING_UP):
             moved = await self._overflow.filled(self.spill.filler(source, progress))
-            if node.content is content:
+            if node.body is body:
                 self._contents.adopt_overflow(node, moved)
             else:
                 self._overflow.let_go(moved, remove=True)
@@ -310,9 +310,9 @@ class Spilling:
             raise
         finally:
             self._tier.release(size)
-        if node.content is not content:
+        if node.body is not body:
             self._tier.remove(tier_id)
             return
         self._versions.use(tier_id)
-        content.tier_id, content.spilled = tier_id, NO_VERSION
+        body.fetch(tier_id)
         self._table.changed(node)

@@ -104,7 +104,7 @@ class Warming:
     def _on_its_way(self, node: Node) -> Coming | None:
         """What is on its way for a node as it is now."""
         coming = self._coming.get(node.ino)
-        if coming is not None and (coming.identity != node.identity or coming.node is not node or node.content is not None):
+        if coming is not None and (coming.identity != node.identity or coming.node is not node or not node.body.is_cold):
             self._give_up(coming)
             return None
         return coming
@@ -114,7 +114,7 @@ class Warming:
     def _may_come(self, node: Node) -> bool:
         return (
             self._settings.warm_reads is not WarmReads.OFF
-            and node.content is None
+            and node.body.is_cold
             and node.size > 0
             and node.nlink > 0
             and node.identity is not None
@@ -148,7 +148,7 @@ class Warming:
             OSError: EIO, it is known not to be what was stored.
         """
         self.check(node)
-        if node.content is not None or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
+        if not node.body.is_cold or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
             return
         if not node.in_kernel and node.ino not in self._coming and node.size <= SMALL_BYTES and self._may_come(node):
             await self._bring_small(node)
@@ -170,7 +170,7 @@ class Warming:
             return  # it is read as if nothing had been tried, and whoever reads it is told
         finally:
             self._tier.release(size)
-        if node.content is not None or not (st.identity() == node.identity == identity) or self._view.held(node):
+        if not node.body.is_cold or not (st.identity() == node.identity == identity) or self._view.held(node):
             self._tier.remove(tier_id)
         else:
             self._contents.adopt(node, tier_id)
@@ -184,7 +184,7 @@ class Warming:
         if coming is not None:
             coming.fill.lead()
             await self._outcome(coming)
-        if node.content is None and node.sound != node.identity and node.ino not in self._damaged:
+        if node.body.is_cold and node.sound != node.identity and node.ino not in self._damaged:
             await self._verify_in_place(node)
 
     async def _verify_in_place(self, node: Node) -> None:
@@ -217,7 +217,7 @@ class Warming:
         Raises:
             OSError: EIO.
         """
-        if node.content is None and node.ino in self._damaged:
+        if node.body.is_cold and node.ino in self._damaged:
             if self._damaged[node.ino] == node.identity:
                 raise OSError(errno.EIO, "the backing directory's copy is not what was stored, and there is no other")
             del self._damaged[node.ino]
@@ -267,7 +267,7 @@ class Warming:
         Raises:
             OSError: the backing directory refused it, or does not answer.
         """
-        if node.content is not None or node.size == 0:
+        if not node.body.is_cold or node.size == 0:
             return "in RAM", ""
         coming = self._on_its_way(node)
         if coming is None and not (self._tier.free_bytes() >= node.size or self._made_room(node.size)):
@@ -283,7 +283,7 @@ class Warming:
     def there_bytes(self, node: Node) -> int:
         """How much of a file has come so far."""
         coming = self._coming.get(node.ino)
-        return node.size if node.content is not None else 0 if coming is None else coming.fill.there_bytes
+        return node.size if not node.body.is_cold else 0 if coming is None else coming.fill.there_bytes
 
     # -- beginning
 
@@ -303,7 +303,7 @@ class Warming:
         coming = self._on_its_way(node)
         if coming is not None:
             return coming
-        if node.content is not None or node.identity is None or self._tier.free_bytes() < node.size:
+        if not node.body.is_cold or node.identity is None or self._tier.free_bytes() < node.size:
             return None  # the room that there was has gone: what is kept does not leave for this
         if not self._tier.reserve_nowait(node.size):
             return None
@@ -322,7 +322,7 @@ class Warming:
         tier_id = made[0]
         coming = self._coming[node.ino] = Coming(node, node.identity, tier_id, fill, Future())
         coming.settled.set_running_or_notify_cancel()
-        fill.wanted = lambda: node.content is None and node.identity == coming.identity and node.nlink > 0
+        fill.wanted = lambda: node.body.is_cold and node.identity == coming.identity and node.nlink > 0
         fill.done.add_done_callback(lambda done: self._ended(coming, done))
         self.counts.warming = len(self._coming)
         return coming
@@ -446,7 +446,7 @@ class Warming:
     def _adopt(self, coming: Coming) -> None:
         """Make it the node's content, if that is still what the backing directory has."""
         node, fill = coming.node, coming.fill
-        if node.content is not None or coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
+        if not node.body.is_cold or coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
             self._give_up(coming)
             return
         self._leave(coming)

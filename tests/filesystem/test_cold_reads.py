@@ -156,7 +156,7 @@ def test_what_is_kept_does_not_leave_for_a_cold_file_whose_room_goes_while_it_is
 
             monkeypatch.setattr(w.lower, "open_read", meanwhile)
             await w.read(ino, MIB)
-            assert w.fs._table[kept].content is not None
+            assert w.fs._table[kept].body.is_whole_in_ram
 
     trio.run(scenario)
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from acpfs.filesystem import invariants
-from acpfs.filesystem.content import Outgrown, Remainder
+from acpfs.filesystem.content.body import BACKING, MovingOut, SpillCopy, Staging
+from acpfs.filesystem.content.runs import NOTHING, Runs
 from acpfs.filesystem.known_names import KnownName
 from acpfs.types import NO_TIER, ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, violations
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.clause("S234")
 
 
 def path_of_bytes(w: World, ino: Ino) -> Path:
-    return w.tier.directory / "data" / str(w.fs._table[ino].tier_id)
+    return w.tier.directory / "data" / str(w.fs._table[ino].body.tier)
 
 
 def put_right(w: World, wrong: Callable[[], object], right: Callable[[], object], said: str) -> None:
@@ -99,8 +100,7 @@ def test_bytes_that_are_not_there(tmp_path: Path, persisted: bool) -> None:
 def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         node = w.fs._table[await w.write(b"f", b"bytes")]
-        content, version = node.content, w.log.pending_of(node.ino)[0].version
-        assert content is not None
+        body, version = node.body, w.log.pending_of(node.ino)[0].version
         assert version is not None
 
         def give(one: object, values: dict[str, object]) -> None:
@@ -111,15 +111,17 @@ def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
             before = {name: getattr(one, name) for name in values}
             put_right(w, lambda: give(one, values), lambda: give(one, before), said)
 
-        check("f: its bytes are in 0 places", content, tier_id=NO_TIER)
-        check("f: its bytes are in 2 places", content, overflow="staging")
-        check("f: its bytes are in 1 places (0, 'staging', 0)", content, tier_id=NO_TIER, overflow="staging", outgrown=Outgrown("staging"))
-        check("no version keeps its copy there", content, tier_id=NO_TIER, spilled=version.vid)
-        check("it has changed since its copy was made", content, tier_id=NO_TIER, spilled=version.vid, modified=True)
-        check("it waits for a version of it that is not in the log", content, tier_id=NO_TIER, overflow="staging", sealed=True)
+        gone = {"tier": NO_TIER, "here": NOTHING}
+        check("f: its bytes are said to be in 0", body, tier=NO_TIER)
+        check("and else at Staging(name='staging')", body, rest=Staging("staging"))
+        check("and else at Staging(name='staging')", body, **gone, rest=Staging("staging"), moving_out=MovingOut())
+        check("and else at BackingFile()", body, rest=BACKING)
+        check("no version keeps its copy there", body, **gone, rest=SpillCopy(version.vid))
+        check("it has changed since its copy was made", body, **gone, rest=SpillCopy(version.vid), modified=True)
+        check("it waits for a version of it that is not in the log", body, **gone, rest=Staging("staging"), sealed=True)
         check("its version is in RAM and in the spill directory", version, spilled=True)
         check("its version is nowhere", version, tier_id=NO_TIER)
-        check("the first bytes of an earlier content are still in RAM", node, remainder=Remainder(content.tier_id, 5))
+        check("the first bytes of an earlier content are still in RAM", body, here=Runs.first(6), rest=BACKING)
 
     run(tmp_path, main)
 

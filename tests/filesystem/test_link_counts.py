@@ -62,7 +62,7 @@ def check(w: World) -> None:
         )
         for node in w.fs._table:
             assert len(node.names) == names[node.ino]
-            assert node.names or node.handles or node.ino == ROOT or (node.content is None and node.remainder is None), node
+            assert node.names or node.handles or node.ino == ROOT or node.body.is_only_backing, node
             assert node.is_dir or node.nlink >= len(node.names), node
 
 
@@ -122,7 +122,7 @@ def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path) -> None:
             with w.fs.lock:
                 node = w.fs._table[ino]
                 assert (node.ino, node.size) == (ino, len(b"new and longer"))
-                assert node.content is not None
+                assert not node.body.is_cold
 
     trio.run(main)
 

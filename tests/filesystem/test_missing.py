@@ -26,7 +26,7 @@ def killed(base: Path, leave: Left, find: Found) -> None:
     async def main() -> None:
         async with world(base) as w:
             nodes = [w.fs._table[ino] for ino in await leave(w)]
-            tier_ids = [node.content.tier_id for node in nodes if node.content is not None]
+            tier_ids = [node.body.tier for node in nodes if not node.body.is_cold]
         for tier_id in tier_ids:
             (base / "tier/data" / str(tier_id)).unlink()
         assert tier_ids

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.filesystem.content import Outgrown, Writing
+from acpfs.filesystem.content.body import OUTGROWN_PIECE_BYTES as PIECE
+from acpfs.filesystem.content.body import SpillCopy, Staging, Writing
+from acpfs.filesystem.content.runs import Runs
+from acpfs.filesystem.missing import Missing
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.remainder import Remainders
 from acpfs.filesystem.salvage import salvage
-from acpfs.filesystem.versions import Versions
 from acpfs.mounting import tier_salvage
 from acpfs.ram.state import STATE_VERSION, StateDatabase
 from acpfs.ram.tier import Tier
@@ -39,7 +40,7 @@ def tier_directory(tmp_path: Path) -> Path:
 def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationLog]:
     log, tier = OperationLog(state), Tier(directory, 1 << 30)
     table = NodeTable(state, log, LowerTree(state))
-    Remainders(tier, table, Versions(tier, log))
+    Missing(table, log, tier)
     tier.close()
     return table, log
 
@@ -47,22 +48,23 @@ def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationL
 def check(table: NodeTable, log: OperationLog) -> None:
     """What was written into `VERSION_1`."""
     nodes: dict[bytes, Node] = {name: table[child.ino] for name, child in table[ROOT].dir.children.items()}
-    contents = {name: node.content for name, node in nodes.items() if node.content is not None}
-    in_ram, spilled, outgrown, overflowed = (contents[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
-    assert (in_ram.tier_id, in_ram.modified, in_ram.writing, in_ram.last_writing) == (1, True, Writing.WHOLE, Writing.WHOLE)
-    assert (spilled.tier_id, spilled.spilled, spilled.modified) == (NO_TIER, VersionId(1), False)
-    assert isinstance(outgrown.outgrown, Outgrown)
-    assert (outgrown.tier_id, outgrown.outgrown.name, outgrown.outgrown.gone) == (2, "overflowed-0123456789abcdef", {2, 3, 4, 9})
-    assert (outgrown.modified, outgrown.failed, outgrown.failed_at, outgrown.overflow) == (True, 5, 3 << 40, "")
-    assert (overflowed.tier_id, overflowed.overflow, overflowed.outgrown) == (NO_TIER, "overflowed-fedcba9876543210", None)
-    assert (contents[b"interrupted"].modified, contents[b"interrupted"].interrupted) == (True, True)
-    assert (contents[b"clean"].tier_id, contents[b"clean"].modified, contents[b"clean"].writing) == (5, False, Writing.APPENDING)
-    left = nodes[b"head-left"].remainder
-    assert left is not None
-    assert (left.tier_id, left.size, nodes[b"head-left"].content) == (4, 56 << 20, None)
+    bodies = {name: node.body for name, node in nodes.items()}
+    in_ram, spilled, outgrown, overflowed = (bodies[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
+    assert (in_ram.tier, in_ram.rest, in_ram.modified) == (1, None, True)
+    assert (in_ram.writing, in_ram.last_writing) == (Writing.WHOLE, Writing.WHOLE)
+    assert (spilled.tier, spilled.rest, spilled.modified) == (NO_TIER, SpillCopy(VersionId(1)), False)
+    assert (outgrown.tier, outgrown.rest, outgrown.is_outgrown) == (2, Staging("overflowed-0123456789abcdef"), True)
+    assert outgrown.here.gaps() == Runs(((2 * PIECE, 5 * PIECE), (9 * PIECE, 10 * PIECE)))
+    assert (outgrown.modified, outgrown.failed, outgrown.failed_at) == (True, 5, 3 << 40)
+    assert (overflowed.tier, overflowed.rest) == (NO_TIER, Staging("overflowed-fedcba9876543210"))
+    assert (bodies[b"interrupted"].modified, bodies[b"interrupted"].interrupted) == (True, True)
+    assert (bodies[b"clean"].tier, bodies[b"clean"].rest, bodies[b"clean"].modified) == (5, None, False)
+    left = bodies[b"head-left"]
+    assert (left.tier, left.here, left.is_cold) == (4, Runs.first(56 << 20), True)
+    assert [name for name, body in bodies.items() if body.wrong()] == []
     versions = {op.name: op.version for op in log if op.version is not None}
     places = {name: (version.tier_id, version.spilled, version.staging_name) for name, version in versions.items()}
-    expected = {b"spilled": (NO_TIER, True, ""), b"overflowed": (NO_TIER, False, overflowed.overflow), b"clean": (5, False, "")}
+    expected = {b"spilled": (NO_TIER, True, ""), b"overflowed": (NO_TIER, False, overflowed.staging), b"clean": (5, False, "")}
     assert places == expected
 
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.outgrown import PIECE
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.filesystem.steps import settled
@@ -257,7 +257,7 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
         await outgrow(w, kernel, opened, ino, data)
         complete, begun, goes_on, copies = w.fs._outgrown._complete, threading.Event(), threading.Event(), []
 
-        def slowly(content: Content, size: int) -> None:
+        def slowly(content: Body, size: int) -> None:
             copies.append(size)
             begun.set()
             goes_on.wait(60)

@@ -18,7 +18,7 @@ import trio.testing
 
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem import overflow, whole_reads
-from acpfs.filesystem.content import Content
+from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
@@ -170,7 +170,7 @@ def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_pa
         (w.backing / "f").write_bytes(block(1) * 8)
         filled, first_begun = w.fs._overflow.filled, trio.Event()
 
-        async def late(*arguments: Any) -> Content:
+        async def late(*arguments: Any) -> Body:
             begun.append(arguments[0])
             first_begun.set()
             second = len(begun) == 2

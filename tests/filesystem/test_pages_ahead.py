@@ -58,9 +58,8 @@ def taken(w: World) -> int:
 
 def pages(w: World, ino: Ino) -> int:
     """Of one file, without the copies that small versions are."""
-    content = w.fs._table[ino].content
-    assert content is not None
-    return w.tier.stat(content.tier_id).st_blocks * 512
+    body = w.fs._table[ino].body
+    return w.tier.stat(body.tier).st_blocks * 512
 
 
 def write(opened: OpenFile, size: int, start: int = 0) -> None:

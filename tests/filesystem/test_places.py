@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from acpfs.filesystem import remainder
+from acpfs.filesystem import retention
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, violations
@@ -92,8 +92,8 @@ class Random:
     async def to_change(self) -> Ino:
         """One of them; drained before, where it waits for that, or has no room beside a version of it."""
         ino = self.one()
-        content = self.w.fs._table[ino].content
-        if content is not None and (content.sealed or self.w.tier.free_bytes() < len(self.files[ino])):
+        body = self.w.fs._table[ino].body
+        if not body.is_cold and (body.sealed or self.w.tier.free_bytes() < len(self.files[ino])):
             await self.drain()
         return ino
 
@@ -117,17 +117,17 @@ class Random:
         assert violations(self.w) == []
         with self.w.fs.lock:
             for node in self.w.fs._table:
-                content = node.content
-                self.places["spilled"] += content is not None and bool(content.spilled)
-                self.places["staging"] += content is not None and bool(content.overflow)
+                assert not node.body.wrong()
+                self.places["spilled"] += node.body.is_spilled
+                self.places["staging"] += node.body.is_overflowed
 
 
 @pytest.mark.parametrize("spills", [True, False])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 20))])
 def test_every_byte_is_somewhere_after_each_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, spills: bool) -> None:
-    monkeypatch.setattr(remainder, "CUT_FILE_BYTES_MIN", 512 * KIB)
-    monkeypatch.setattr(remainder, "CUT_BYTES_MIN", 128 * KIB)
-    monkeypatch.setattr(remainder, "ALIGNMENT_BYTES", 64 * KIB)
+    monkeypatch.setattr(retention, "CUT_FILE_BYTES_MIN", 512 * KIB)
+    monkeypatch.setattr(retention, "CUT_BYTES_MIN", 128 * KIB)
+    monkeypatch.setattr(retention, "ALIGNMENT_BYTES", 64 * KIB)
 
     async def scenario(w: World) -> None:
         one = Random(w, seed)

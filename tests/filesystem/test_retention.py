@@ -11,7 +11,7 @@ import trio
 
 from acpfs.config import WarmReads
 from acpfs.errors import RefusedError
-from acpfs.filesystem import remainder
+from acpfs.filesystem import retention
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -238,8 +238,8 @@ def test_eviction_by_hand_takes_what_is_clean_and_says_why_the_rest_stays(tmp_pa
 @pytest.fixture
 def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of 16 MiB is a large one."""
-    monkeypatch.setattr(remainder, "CUT_FILE_BYTES_MIN", 8 * MIB)
-    monkeypatch.setattr(remainder, "CUT_BYTES_MIN", 2 * MIB)
+    monkeypatch.setattr(retention, "CUT_FILE_BYTES_MIN", 8 * MIB)
+    monkeypatch.setattr(retention, "CUT_BYTES_MIN", 2 * MIB)
 
 
 async def save_known(w: World, path: bytes, size: int) -> tuple[Ino, bytes]:

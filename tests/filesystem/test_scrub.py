@@ -53,7 +53,7 @@ class Stand:
 
     @property
     def tier_file(self) -> Path:
-        return self.w.tier.directory / "data" / str(self.w.fs._table[self.ino].tier_id)
+        return self.w.tier.directory / "data" / str(self.w.fs._table[self.ino].body.tier)
 
     def flip(self, path: Path, at: int = 5000) -> None:
         with open(path, "r+b") as file:

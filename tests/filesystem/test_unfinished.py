@@ -12,7 +12,7 @@ import trio
 from acpfs.config import WhenKilled
 from acpfs.filesystem import filesystem
 from acpfs.filesystem.closing import Closing
-from acpfs.filesystem.content import LOG_PIECE_BYTES_MAX
+from acpfs.filesystem.content.body import LOG_PIECE_BYTES_MAX
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.types import Ino
 from tests.filesystem.world import CALLER, World, world

@@ -258,12 +258,11 @@ def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Pat
         call = calls[change]()
         with w.fs.lock:
             call.send(None)
-            content = w.fs._table[ino].content  # the state that a kill would leave
-            assert content is not None
+            body = w.fs._table[ino].body  # the state that a kill would leave
             (version,) = [op.version for op in w.log if op.version is not None]
-            assert content.modified
-            assert version.tier_id != content.tier_id
-            fd = w.tier.open(content.tier_id)
+            assert body.modified
+            assert version.tier_id != body.tier
+            fd = w.tier.open(body.tier)
             assert os.pread(fd, 9000, 0) == b"a" * 8192
             os.close(fd)
             call.close()

@@ -153,8 +153,8 @@ def _let_go(w: World) -> None:
     if w.fs.spill is not None:
         return
     for node in w.fs._table:
-        if node.content is not None and node.content.in_ram and node.content.fd >= 0:
-            os.close(node.content.fd)
+        if node.body.is_whole_in_ram and node.body.fd >= 0:
+            os.close(node.body.fd)
     w.tier.close()
     w.lower.disconnect()
 

@@ -1,0 +1,1 @@
+"""Where the bytes of regular files are: one `Body` for each, what moves them, and who decides that they move."""
