@@ -82,7 +82,7 @@ class Admission:
             return "larger than RAM"
         missing = wanted - (self._tier.free_bytes(urgent=urgent) - self.outstanding())
         if missing > 0:
-            self._contents.retention.make_room(missing)
+            self._tier.ladder.make_room(missing)
         if wanted > self._tier.free_bytes(urgent=urgent) - self.outstanding() or self._tier.waiting(urgent=urgent):
             return "RAM is short"
         refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from acpfs.backing.calls import CallPool, after
 from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics, SpillCopy, Staging, Writing, in_ram, overflowed
 from acpfs.filesystem.copy_aside import CopyAside
+from acpfs.filesystem.fill import Coming, Fills
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.marks import Marks
@@ -60,24 +61,19 @@ class Contents:
         room: Room,
         order: LeavingOrder,
         marks: Marks,
+        fills: Fills,
     ) -> None:
         """`copies`: threads for large copies inside the RAM tier; `overflow`: where files go that do not fit; `order`: who leaves first."""
         self._tier, self._log = tier, log
         self._table = table
         self._copies, self._overflow = copies, overflow
         self._versions = versions
-        self._room = room
+        self._room, self._fills = room, fills
         self._aside = CopyAside(tier, versions, room, copies)
-        self.kernel = KernelWrites(tier, log, table, copies, self.opened, marks)
+        self.kernel = KernelWrites(tier, log, table, copies, self.opened, marks, versions.tell_renewed)
         self.retention = Retention(tier, log, table, order, self.drop, self.cut)
         self.writers = 0
         """Open files that may be written to; kept by `OpenFiles`."""
-        self.on_writer: Callable[[], None] = lambda: None
-        """Called when a file is about to be opened for writing; does not wait."""
-        self.on_version: Callable[[Version], None] = lambda _version: None
-        """Called when a content was frozen, before its operation is logged; given, like the next one, by `Spilling`."""
-        self.on_finished: Callable[[Version], None] = lambda _version: None
-        """Called when a version is not needed any more."""
         self._take_over()
 
     def _take_over(self) -> None:
@@ -159,6 +155,21 @@ class Contents:
             self._overflow.let_go(overflowed(before.staging, before.moving_out.fd), remove=not self._log.unsealed_of(node.ino))
         before.close()
         self._versions.unuse(before.tier)
+        if before.filling is not None:
+            self._fills.give_up(before.filling)
+
+    def comes(self, node: Node, coming: Coming) -> None:
+        """A copy of a cold file is on its way to RAM, and goes with what the node has now."""
+        assert node.body.is_cold, node.ino
+        if node.body is COLD:
+            node.body = Body()
+        node.body.coming = coming
+        self._fills.begun(coming)
+
+    def forget(self, node: Node) -> None:
+        """Nobody knows the node any more: nor does anybody want what is on its way for it."""
+        if node.body.filling is not None:
+            self._fills.give_up(node.body.filling)
 
     def opened(self, body: Body) -> int:
         """The content's descriptor, open from now until `closed`."""
@@ -457,7 +468,7 @@ class Contents:
             self.kernel.guard(version, node)
         node.body.frozen()
         self._table.changed(node)
-        self.on_version(version)
+        self._versions.tell_new(version)
         return version
 
     def _copied(self, source: TierId, size: int) -> TierId:
@@ -498,7 +509,7 @@ class Contents:
             return
         self._drop_unreadable(version)
         self._versions.finished(version)
-        self.on_finished(version)
+        self._versions.tell_finished(version)
 
     def settled(self) -> None:
         """After the last of `finished` and of what became clean by it: who waits for room may do so in vain now."""

@@ -37,6 +37,7 @@ from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.files import Files
+from acpfs.filesystem.fill import Fills, WarmStatistics
 from acpfs.filesystem.hold import HeldReport, Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
@@ -56,7 +57,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
 from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.pages_ahead import PagesAhead
+from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
@@ -69,7 +70,7 @@ from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.filesystem.urgent import UrgentFiles
 from acpfs.filesystem.versions import Versions
-from acpfs.filesystem.warming import Warming, WarmStatistics
+from acpfs.filesystem.warming import Warming
 from acpfs.ram.control_groups import limits_of_caller
 from acpfs.ram.descriptor_limits import Reserve
 from acpfs.ram.kept import Kept
@@ -137,12 +138,14 @@ class FileSystem:
         make_spill: Callable[[RLock], Spill] | None = None,
         fills: CallPool | None = None,
         closing: Callable[[int], Closing] = closing_of,
+        ready: ReadyMemory | None = None,
     ) -> None:
         """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
 
         `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
         `limits`: as `Payers` has them, `unknown_bytes`: as `Admission`; `available`: as `Shortage` has it.
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
+        `ready`: memory that was made ready for writers.
         """
         self.settings = settings
         self.lock, self.durations = RLock(), Durations()
@@ -157,6 +160,7 @@ class FileSystem:
         self._room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
         shapes = Checkpoints(settings.checkpoint_patterns)
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
+        self._fills = Fills(tier)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
@@ -174,13 +178,15 @@ class FileSystem:
         rest = (self._contents, self._table, log, state, admission, self.lock, self.earlier_calls)
         self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
         self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path, self._outgrown.relieve)
-        self.warming = Warming(settings, self._table, self._contents, self._view, tier, calls, fills or calls, self.lock, state.commit)
+        shared = (tier, calls, fills or calls, self.lock, state.commit, self._fills)
+        self.warming = Warming(settings, self._table, self._contents, self._view, *shared)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
         self.spill = None if self.spilling is None else self.spilling.spill
         changeable = self._changeable(room)
-        self._reads = self._make_reads(changeable)
+        places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
+        self._reads = Reads(*places, changeable.persisted)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
-        self._open, self._files = self._regular_files(admission, changeable, closing, copies)
+        self._open, self._files = self._regular_files(admission, changeable, closing, copies, ready or NoReadyMemory())
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
         self.preloading = Preloading(self._table, self._view, self._reads, self.warming, shapes, self._open.closed, self.paths)
@@ -191,12 +197,12 @@ class FileSystem:
         self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
 
     def _regular_files(
-        self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool
+        self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
     ) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
-        self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock)
+        self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock, ready)
         lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
-        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing, self.durations)
+        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing, self.durations, ready)
         opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
         return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
 
@@ -208,13 +214,10 @@ class FileSystem:
         parts = (self._contents, self._overflow, self._outgrown, self._tier, room, self._log, self.warming, bring_back)
         return Changeable(self._table, self._view, *parts)
 
-    def _make_reads(self, changeable: Changeable) -> Reads:
-        places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
-        return Reads(*places, changeable.persisted)
-
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
-        return Contents(self._tier, self._log, self._table, copies, self._overflow, versions, self._room, order, Marks(self._state))
+        parts = (self._overflow, versions, self._room, order, Marks(self._state), self._fills)
+        return Contents(self._tier, self._log, self._table, copies, *parts)
 
     # -- start
 
@@ -270,7 +273,11 @@ class FileSystem:
 
         Called under the lock, from any thread, and only for what the kernel knows.
         """
-        self._view.tell_changed, self._view.tell_lost = changed, lost
+        self._view.notices.pass_on(changed, lost)
+
+    def watch_forgotten(self, forgotten: Callable[[HandleId], None]) -> None:
+        """Be told of open files that are given up without the kernel's RELEASE."""
+        self._view.notices.pass_on_forgotten(forgotten)
 
     def _finish_outgrown(self, node: Node) -> None:
         """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
@@ -566,10 +573,6 @@ class FileSystem:
     def open_writers(self) -> int:
         """Descriptors that are open for writing."""
         return self._contents.writers
-
-    def before_writers(self, call: Callable[[], None], hand_over: Callable[[int, bool], None] = lambda *_: None) -> None:
-        """Have `call` called whenever a file is about to be opened for writing, under the lock, and `hand_over` (`PagesAhead`)."""
-        self._contents.on_writer, self._ahead.hand_over = call, hand_over
 
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""

@@ -15,12 +15,16 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.backing.lower import Lower, LowerStat, Note
 from acpfs.backing.progress import Progress
 from acpfs.checksum import Checksum
+from acpfs.ram.ladder import Rung
+from acpfs.ram.tier import Tier
+from acpfs.types import TierId
 
 PIECE_BYTES = 1 << 20
 """What one request of the kernel asks for at most."""
@@ -30,6 +34,19 @@ RUN_PIECES = 2
 READERS = 4
 """Threads that read one file ahead."""
 _MISSING, _COMING, _THERE = 0, 1, 2
+
+
+@dataclass(slots=True)
+class WarmStatistics:
+    """What `status`, the metrics and the tests see; names as they are counted."""
+
+    warmed_files: int = 0
+    warmed_bytes: int = 0
+    warmed_verified: int = 0
+    warming_given_up: int = 0
+    """Files that were not read on, changed, or had to make room."""
+    warming: int = 0
+    """Files on their way now."""
 
 
 class Fill:
@@ -46,13 +63,15 @@ class Fill:
         requests: CallPool,
         ahead: CallPool,
         progress: Progress,
+        wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`source`: descriptor on the backing directory, `target`: on an empty tier file; both are closed here, when nobody uses them.
 
         `direct`: the source takes aligned requests only. `requests`: threads for what is asked for; `ahead`: for reading ahead.
         `progress`: of reading ahead. When that is given up, the bytes in the tier file count for nothing any more, and may go.
+        `wanted`: asked before each run is read ahead, without a lock: whether the file is still the one that is wanted.
         """
-        self.size = size
+        self.size, self._wanted = size, wanted
         self.progress = progress
         self.done: Future[str] = Future()
         self.before: LowerStat | None = None
@@ -63,8 +82,6 @@ class Fill:
         """What acpfs noted at it when it was stored; set before `done`."""
         self.led = False
         """Whether it comes by itself, whatever is asked for."""
-        self.wanted: Callable[[], bool] = lambda: True
-        """Asked before each run is read ahead, without a lock: whether the file is still the one that is wanted."""
         self.asked_bytes = 0
         """How much was asked for so far; every piece counts once."""
         self._lower, self._source_fd, self._target_fd, self._direct = lower, source, target, direct
@@ -190,7 +207,7 @@ class Fill:
         try:
             self.progress.begin()
             while not self._ended:
-                if not self.wanted():
+                if not self._wanted():
                     self.give_up()
                     return
                 first, count = self._next_run()
@@ -340,3 +357,62 @@ class Fill:
         for future in futures:
             future.set_result(None)  # they look again, and find that they must read for themselves
         self.done.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class Coming:
+    """One file on its way: its bytes count when all have come and are what was stored. Until then no row names the tier file."""
+
+    fill: Fill
+    tier_id: TierId
+    identity: tuple[int, int, int, int]
+    """Of the file on the backing directory."""
+    settled: Future[str] = field(default_factory=Future)
+    """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed, failed, given up."""
+    asked_for: bool = False
+    """By name: it does not go when its last reader closes."""
+    gone: bool = False
+
+    def __post_init__(self) -> None:
+        self.settled.set_running_or_notify_cancel()  # one impatient reader must not cancel it for the others
+
+
+class Fills:
+    """All files on their way, and the room that is reserved for them. Used under the file system's lock."""
+
+    def __init__(self, tier: Tier) -> None:
+        self._tier = tier
+        self._all: dict[Coming, None] = {}
+        tier.ladder.gives(Rung.COMING, self.give_way)
+        self.counts = WarmStatistics()
+
+    def begun(self, coming: Coming) -> None:
+        """Its room is reserved."""
+        self._all[coming] = None
+        self.counts.warming = len(self._all)
+
+    def leave(self, coming: Coming) -> None:
+        """It has ended, or the tier file becomes a content."""
+        del self._all[coming]
+        coming.gone = True
+        self.counts.warming = len(self._all)
+        coming.fill.unuse()
+
+    def give_up(self, coming: Coming) -> None:
+        """Nobody wants it any more."""
+        self.leave(coming)
+        self.counts.warming_given_up += 1
+        coming.fill.give_up()  # first: it has the file mapped
+        self._tier.discard(coming.tier_id)
+        self._tier.release(coming.fill.size)
+
+    def give_way(self, wanted: int) -> int:
+        """Somebody needs room: what is on its way goes, the youngest first; returns the bytes that came free."""
+        freed = 0
+        for coming in reversed(list(self._all)):
+            if freed >= wanted:
+                break
+            if not coming.gone:
+                freed += coming.fill.size
+                self.give_up(coming)
+        return freed

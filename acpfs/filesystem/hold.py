@@ -164,7 +164,7 @@ class Hold:
         self._plenty.watch_memory()
         ahead, unpromised = self._ahead(), self._unpromised()
         if unpromised < ahead:
-            self._contents.retention.make_room(2 * ahead - unpromised)
+            self._tier.ladder.make_room(2 * ahead - unpromised)
         for node in self._writers.values():
             if node.ino not in self._held and self._is_short_for(node):
                 self._begin(node)

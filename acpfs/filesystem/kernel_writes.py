@@ -63,9 +63,20 @@ class KernelWrites:
     """Looks at tier files for what the kernel did to them."""
 
     def __init__(
-        self, tier: Tier, log: OperationLog, table: NodeTable, copies: CallPool, opened: Callable[[Body], int], marks: Marks
+        self,
+        tier: Tier,
+        log: OperationLog,
+        table: NodeTable,
+        copies: CallPool,
+        opened: Callable[[Body], int],
+        marks: Marks,
+        renewed: Callable[[Version], None],
     ) -> None:
-        """`opened`: the descriptor of a content; `copies`: threads that may wait for writers."""
+        """`opened`: the descriptor of a content; `copies`: threads that may wait for writers.
+
+        `renewed`: called when a version had to become what its file is now.
+        """
+        self._renewed = renewed
         self._tier = tier
         self._log = log
         self._table = table
@@ -74,8 +85,6 @@ class KernelWrites:
         self._marks = marks
         self._fullness = Fullness(tier, table)
         self._guards: dict[VersionId, WriteGuard] = {}
-        self.renewed: Callable[[Version], None] = lambda _version: None
-        """Called when a version had to become what its file is now."""
 
     def look(self, node: Node) -> bool:
         """Take over what the kernel wrote to the tier file since it was marked; whether it wrote anything."""
@@ -213,7 +222,7 @@ class KernelWrites:
         version.size, version.digest = st.st_size, ""
         version.renewals += 1
         self._log.save_version(version)
-        self.renewed(version)
+        self._renewed(version)
         return False
 
     def ended(self, node: Node, versions: Iterable[Version]) -> None:

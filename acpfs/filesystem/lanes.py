@@ -15,7 +15,6 @@ from collections.abc import Callable
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
-from acpfs.types import HandleId
 
 
 class Lanes:
@@ -26,8 +25,6 @@ class Lanes:
         self._passthrough = False
         self.reasons: Counter[str] = Counter()
         """How many opens went which way, and why."""
-        self.forgotten: Callable[[HandleId], None] = lambda _handle: None
-        """Told of open files that are given up without the kernel's RELEASE."""
 
     def offer(self, daemon_lane: Lane, *, passthrough: bool) -> None:
         """What the transport and the kernel can do: the lane through the daemon, and whether there is passthrough."""

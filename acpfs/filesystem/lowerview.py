@@ -33,6 +33,7 @@ from acpfs.filesystem.known_names import KnownName
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.filesystem.notices import Notices
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
 from acpfs.filesystem.whole_reads import WholeReads
@@ -98,10 +99,7 @@ class LowerView:
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
         self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
-        self.tell_changed: Callable[[Ino], None] = lambda _ino: None
-        """Called, under the lock, when others changed a node that the kernel knows."""
-        self.tell_lost: Callable[[Ino, bytes, Ino], None] = lambda _parent, _name, _ino: None
-        """Called, under the lock, when others removed a name (parent, name, node) that the kernel knows."""
+        self.notices = Notices()
 
     # -- asking
 
@@ -303,7 +301,7 @@ class LowerView:
         self._tree.remove(parent.ino, name)
         self._table.set_child(parent.ino, name, NO_INO)
         if node is not None and node.lookups:
-            self.tell_lost(parent.ino, name, node.ino)
+            self.notices.lost(parent.ino, name, node.ino)
         if node is not None and not self.held(node):
             if not node.names:
                 self._table.unbind_lower(node)
@@ -326,7 +324,7 @@ class LowerView:
         node.adopt(st)
         self._table.bind_lower(node, st)
         if node.lookups:
-            self.tell_changed(node.ino)
+            self.notices.changed(node.ino)
 
     def _count_links(self, node: Node, nlink: int) -> None:
         unseen = max(0, nlink - len(self._tree.places(node.ino)))
@@ -590,6 +588,7 @@ class LowerView:
             return []
         if node.is_dir and (self._log.pending_in(node.ino) or any(c.ino or c.pins for c in node.dir.children.values())):
             return []
+        self._contents.forget(node)
         parents = [parent for parent, _name in node.names]
         self._tree.forget(node.ino)
         self._table.drop(node)

@@ -64,7 +64,7 @@ class Mending:
         node.keep_cache = False
         self._contents.drop(node)
         if node.lookups:
-            self._view.tell_changed(ino)
+            self._view.notices.changed(ino)
         return True
 
     def held(self, path: bytes) -> HeldContent | str:

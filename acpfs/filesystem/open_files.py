@@ -29,6 +29,7 @@ from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.outgrown import OutgrownFiles
+from acpfs.filesystem.pages_ahead import ReadyMemory
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import unlocked
 from acpfs.filesystem.warming import Warming
@@ -65,8 +66,10 @@ class OpenFiles:
         kept: Kept,
         closing: Callable[[int], Closing],
         durations: Durations,
+        ready: ReadyMemory,
     ) -> None:
-        """`closing`: how a thread comes to close what it has open."""
+        """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write."""
+        self._ready = ready
         self._table = table
         self._lanes = lanes
         self._lane_use = lane_use
@@ -167,7 +170,7 @@ class OpenFiles:
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
         handle.former_bytes, handle.opened_at = former_bytes, began_at
         if handle.writable:
-            self._contents.on_writer()
+            self._ready.give_back()
         try:
             backing_fd = await self._lane_use.take(handle)
         except BaseException:
@@ -425,7 +428,7 @@ class OpenFiles:
             self._lane_use.leave(handle)
             self._kept.closed(handle)
             self._count_writer(handle, -1)
-            self._lanes.forgotten(handle.number)
+            self._view.notices.forgotten(handle.number)
             handle.node.handles -= 1
 
     def closed(self, node: Node) -> None:

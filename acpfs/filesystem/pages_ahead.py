@@ -10,11 +10,11 @@ plentiful beside it, and who pays for the pages the same as if its writer had ma
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
+from typing import Protocol
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
@@ -51,15 +51,34 @@ class _Taken:
         self.at = self.holes = 0
 
 
+class ReadyMemory(Protocol):
+    """Memory that was made ready for writers."""
+
+    def give_back(self) -> None:
+        """A file is about to be opened for writing, under the lock."""
+
+    def hand_over(self, size: int, waits: bool) -> None:
+        """Before so many bytes are taken: that much comes free for them; `waits`: even if that has to wait."""
+
+
+class NoReadyMemory:
+    """None was made ready."""
+
+    def give_back(self) -> None:
+        """See `ReadyMemory`."""
+
+    def hand_over(self, size: int, waits: bool) -> None:
+        """See `ReadyMemory`."""
+
+
 class PagesAhead:
     """Takes pages for writers in the passthrough lane, and gives back what they did not need."""
 
-    def __init__(self, tier: Tier, contents: Contents, admission: Admission, threads: CallPool, lock: RLock) -> None:
+    def __init__(self, tier: Tier, contents: Contents, admission: Admission, threads: CallPool, lock: RLock, ready: ReadyMemory) -> None:
         """`threads`: where all but the first piece is taken."""
         self._tier, self._contents, self._admission, self._threads, self._lock = tier, contents, admission, threads, lock
         self._taken: dict[TierId, _Taken] = {}
-        self.hand_over: Callable[[int, bool], None] = lambda _bytes, _waits: None
-        """Called before so many bytes are taken: memory that was made ready comes free for them; `waits`: even if that has to wait."""
+        self._ready = ready
 
     def take(self, handle: Handle) -> None:
         """Take pages for a writer that was promised room, and is the first."""
@@ -78,7 +97,7 @@ class PagesAhead:
         fd = self._contents.opened(body)
         st = os.fstat(fd)
         first = min(size, PIECE_BYTES)
-        self.hand_over(first, False)
+        self._ready.hand_over(first, False)
         taken = self._take(body, 0, first)
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))  # nobody has written
         if taken and first < size:
@@ -101,7 +120,7 @@ class PagesAhead:
         """In a thread, while the file is written. Its mtime becomes that of now, so only until somebody goes by that."""
         for start in range(PIECE_BYTES, size, PIECE_BYTES):
             piece = min(PIECE_BYTES, size - start)
-            self.hand_over(piece, True)
+            self._ready.hand_over(piece, True)
             with self._lock:
                 goes_on = node.body is body and body.is_whole_in_ram and node.kernel_writers and body.tier in self._taken
                 if not goes_on or body.seen != UNSEEN or body.reserved or not self._take(body, start, piece):

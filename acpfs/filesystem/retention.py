@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from acpfs.filesystem.leaving import Claim, LeavingOrder
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino
 from acpfs.writeback.log.log import OperationLog
@@ -48,16 +50,14 @@ class Retention:
         drop: Callable[[Node], None],
         cut: Callable[[Node, int], None],
     ) -> None:
-        """Becomes the tier's way to make room. `drop`: lets a node's content go; `cut`: all but its first bytes."""
+        """A step of the tier's ladder. `drop`: lets a node's content go; `cut`: all but its first bytes."""
         self._tier = tier
         self._log = log
         self._table = table
         self._drop, self._cut = drop, cut
         self.order = order
         self._evicted_files = self._evicted_bytes = 0
-        tier.make_room = self.make_room
-        self.give_way: Callable[[int], int] = lambda _wanted: 0
-        """What goes before any content does, given by `Warming`; returns the bytes that came free."""
+        tier.ladder.gives(Rung.CLEAN, partial(self.let_leave, also_retained=True))
 
     def settle(self, node: Node) -> None:
         """Note whether the node's content may leave from now on."""
@@ -81,12 +81,8 @@ class Retention:
         """The node's content must not leave, or is gone."""
         self.order.discard(node.ino)
 
-    def make_room(self, wanted_bytes: int) -> None:
-        """Let contents go until so many bytes are free, or none is left that may."""
-        self.let_leave(wanted_bytes - self.give_way(wanted_bytes), also_retained=True)
-
-    def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> None:
-        """Let clean contents go until so many bytes came free; without `also_retained`, none of a retained checkpoint."""
+    def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> int:
+        """Let clean contents go until so many bytes came free; returns how many. Without `also_retained`, none of a retained checkpoint."""
         freed = 0
         for node in self.order.leaving(also_retained=also_retained):
             if freed >= wanted_bytes:
@@ -95,6 +91,7 @@ class Retention:
                 self.forget(node)  # renamed or the like since it was clean; it comes back when that is persisted
             else:
                 freed += self.evict(node, wanted_bytes - freed)
+        return freed
 
     def let_these_leave(self, inos: Collection[Ino], wanted_bytes: int) -> None:
         """The same for some files only, whatever they belong to; pinned ones stay."""

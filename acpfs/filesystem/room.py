@@ -1,6 +1,7 @@
 """Room in the RAM tier for a call that is about to write: reserved, waited for, or refused, as the policy for a full tier says.
 
-Does not know contents; how room is made and in which order is the tier's business (`Tier.make_room`), whose turn it is that of its queue.
+Does not know contents; how room is made and in which order is the business of the tier's ladder (`ram.ladder`), whose turn it is that of
+its queue.
 Used under the file system's lock; `reserve` waits as described in `steps`.
 """
 
@@ -30,8 +31,6 @@ class Room:
         self._tier, self.is_urgent = tier, is_urgent
         self.when_full = when_full
         self._awaits_drain = awaits_drain
-        self.relief: Callable[[], bool] = lambda: False
-        """Asked when there is no room: whether something leaves RAM for the spill directory, whatever the policy. Begins that."""
 
     async def reserve(self, size: int, node: Node, purpose: Purpose = Purpose.WRITE) -> bool:
         """Reserve bytes of the budget, waiting for them where that can help; the caller releases them after settling.
@@ -69,7 +68,7 @@ class Room:
 
     def waiting_helps(self) -> bool:
         """Whether anything is left to wait for: bytes that move to the spill directory, or, where that is the policy, the drain."""
-        return self.relief() or (self.when_full is WhenFull.WAIT and self._awaits_drain())
+        return self._tier.ladder.is_coming() or (self.when_full is WhenFull.WAIT and self._awaits_drain())
 
     def change_policy(self, when_full: WhenFull) -> None:
         """From now on, also for those who wait already."""

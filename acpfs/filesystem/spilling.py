@@ -22,6 +22,7 @@ from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, wait
 from acpfs.filesystem.versions import Versions
+from acpfs.ram.ladder import Rung
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
@@ -62,7 +63,7 @@ class Spilling:
         overflow: Overflow,
         state: StateDatabase,
     ) -> None:
-        """Becomes part of how room is made. Looks at all versions that the last worker left."""
+        """A step of the tier's ladder, and a watcher of versions. Looks at all versions that the last worker left."""
         self.spill = spill
         self._tier, self._log, self._table, self._contents = tier, log, table, contents
         self._versions, self._room, self._overflow, self._state = versions, room, overflow, state
@@ -74,19 +75,16 @@ class Spilling:
         self._looks = False
         self.moved_files = self.moved_bytes = 0
         """That left RAM so far."""
-        spill.copied, spill.not_copied = self._copied, self._not_copied
-        spill.still_frozen = contents.kernel.still_frozen
-        contents.kernel.renewed = self._renewed
-        contents.on_version, contents.on_finished = self._complete, self._finished
-        room.relief = self._relieve
+        versions.watch(self)
+        tier.ladder.begins(Rung.SPILL, self._relieve)
         for op in log:
             if op.version is not None and op.version.is_local:
-                self._complete(op.version)
+                self.new(op.version)
 
     # -- which versions there are
 
-    def _complete(self, version: Version) -> None:
-        """There is a new version; its operation is logged when the step ends, which is when it is looked at."""
+    def new(self, version: Version) -> None:
+        """See `VersionWatcher`. Its operation is logged when the step ends, which is when it is looked at."""
         self._live[version.vid] = version
         self._queue(version)
         self._look_soon()
@@ -97,17 +95,23 @@ class Spilling:
         else:  # the largest first, and among about equal ones the oldest, so that what stays is the newest
             heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
-    def _finished(self, version: Version) -> None:
+    def finished(self, version: Version) -> None:
+        """See `VersionWatcher`."""
         self._live.pop(version.vid, None)
         self.spill.forget(version)
 
-    def _renewed(self, version: Version) -> None:
-        """The kernel wrote to its file: what was copied is not the version any more."""
+    def renewed(self, version: Version) -> None:
+        """See `VersionWatcher`. The kernel wrote to its file: what was copied is not the version any more."""
         if version.vid in self._live:
             self.spill.forget(version)
             self._later.append((time.monotonic() + LATER_S, version.vid))
 
-    def _not_copied(self, version: Version) -> None:
+    def still_frozen(self, version: Version) -> bool:
+        """See `CopyListener`."""
+        return self._contents.kernel.still_frozen(version)
+
+    def not_copied(self, version: Version) -> None:
+        """See `CopyListener`."""
         if version.vid in self._live:
             self._later.append((time.monotonic() + LATER_S, version.vid))
             self._look_soon()
@@ -157,7 +161,7 @@ class Spilling:
             if op is None or op.tentative or vid in self.spill.making:
                 put_back.append(vid)
             else:
-                self.spill.begin(version)
+                self.spill.begin(version, self)
         for vid in put_back:
             heapq.heappush(self._by_age, vid)
 
@@ -194,7 +198,7 @@ class Spilling:
             if entry[1] in self.spill.making or version.state in _STAGED or not self._may_leave(version):
                 put_back.append(entry)
                 continue
-            self.spill.begin(version)
+            self.spill.begin(version, self)
             wanted -= version.size
         for entry in put_back:
             heapq.heappush(self._by_size, entry)
@@ -217,13 +221,14 @@ class Spilling:
 
     # -- leaving RAM
 
-    def _copied(self, version: Version) -> None:
+    def copied(self, version: Version) -> None:
+        """See `CopyListener`."""
         if self._mirrors:
             if self._short_bytes() > 0:
                 self._leave_ram(version)
         elif version.vid in self._live and not self._leave_ram(version):
             self.spill.forget(version)  # opened or changed meanwhile
-            self._not_copied(version)
+            self.not_copied(version)
         self._look_soon()
 
     def _op(self, version: Version) -> Op | None:

@@ -9,11 +9,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol
 
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Version
+
+
+class VersionWatcher(Protocol):
+    """Learns what becomes of versions."""
+
+    def new(self, version: Version) -> None:
+        """A content was frozen; its operation is logged in the same step."""
+
+    def renewed(self, version: Version) -> None:
+        """It had to become what its file is now."""
+
+    def finished(self, version: Version) -> None:
+        """Nobody needs it any more."""
 
 
 class Versions:
@@ -25,6 +39,7 @@ class Versions:
         self._log = log
         self._users: Counter[TierId] = Counter()
         self._frozen: dict[TierId, list[Version]] = {}
+        self._watchers: list[VersionWatcher] = []
         for op in log:
             if op.version is not None and op.version.tier_id:
                 self.add(op.version)
@@ -84,6 +99,25 @@ class Versions:
         self.finished(version)
         version.tier_id, version.spilled = NO_TIER, True
         self._log.save_version(version)
+
+    def watch(self, watcher: VersionWatcher) -> None:
+        """Have it told, from now on."""
+        self._watchers.append(watcher)
+
+    def tell_new(self, version: Version) -> None:
+        """See `VersionWatcher`."""
+        for watcher in self._watchers:
+            watcher.new(version)
+
+    def tell_renewed(self, version: Version) -> None:
+        """See `VersionWatcher`."""
+        for watcher in self._watchers:
+            watcher.renewed(version)
+
+    def tell_finished(self, version: Version) -> None:
+        """See `VersionWatcher`."""
+        for watcher in self._watchers:
+            watcher.finished(version)
 
     def on(self, tier_id: TierId) -> Sequence[Version]:
         """Versions that need the tier file."""

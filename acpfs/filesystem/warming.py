@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -22,14 +21,14 @@ from acpfs.backing.lower import Lower
 from acpfs.backing.progress import Progress
 from acpfs.config import Settings, WarmReads
 from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.fill import PIECE_BYTES, Fill
+from acpfs.filesystem.fill import PIECE_BYTES, Coming, Fill, Fills
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
 from acpfs.filesystem.whole_reads import DamagedFileError
 from acpfs.ram.tier import Tier
-from acpfs.types import Ino, TierId
+from acpfs.types import Ino
 
 SMALL_BYTES = PIECE_BYTES
 """Up to here a file comes whole, and is verified, before its open is answered: it takes the one read that it takes anyway."""
@@ -40,34 +39,6 @@ EVIDENCE_SHARE = 16
 """A file is read ahead when 8 MiB of it, or a sixteenth, have been asked for: what is read in vain is at most so many times that."""
 LOOK_S, LOOK_S_MAX = 0.05, 2.0
 """Between two looks at files that the kernel reads by itself; ever longer while nothing happens."""
-
-
-@dataclass(slots=True, eq=False)
-class Coming:
-    """One file on its way."""
-
-    node: Node
-    identity: Identity
-    tier_id: TierId
-    fill: Fill
-    settled: Future[str]
-    """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed, failed, given up."""
-    asked_for: bool = False
-    """By name: it does not go when its last reader closes."""
-    gone: bool = False
-
-
-@dataclass(slots=True)
-class WarmStatistics:
-    """What `status`, the metrics and the tests see; names as they are counted."""
-
-    warmed_files: int = 0
-    warmed_bytes: int = 0
-    warmed_verified: int = 0
-    warming_given_up: int = 0
-    """Files that were not read on, changed, or had to make room."""
-    warming: int = 0
-    """Files on their way now."""
 
 
 class Warming:
@@ -84,18 +55,17 @@ class Warming:
         ahead: CallPool,
         lock: RLock,
         commit: Callable[[], object],
+        fills: Fills,
     ) -> None:
         """`requests`, `ahead`: as `Fill` has them; `commit` ends a step."""
         self._settings, self._table, self._contents, self._view, self._tier = settings, table, contents, view, tier
         self._requests, self._ahead, self._lock, self._commit = requests, ahead, lock, commit
-        self._coming: dict[Ino, Coming] = {}
+        self._fills, self.counts = fills, fills.counts
         self._watched: dict[Ino, tuple[Node, int]] = {}
         self._damaged: dict[Ino, Identity] = {}
-        contents.retention.give_way = self.give_way
         self._bell = threading.Event()
         self._looking = False
         self._read_together = Progress()
-        self.counts = WarmStatistics()
 
     @property
     def _lower(self) -> Lower:
@@ -103,9 +73,9 @@ class Warming:
 
     def _on_its_way(self, node: Node) -> Coming | None:
         """What is on its way for a node as it is now."""
-        coming = self._coming.get(node.ino)
-        if coming is not None and (coming.identity != node.identity or coming.node is not node or not node.body.is_cold):
-            self._give_up(coming)
+        coming = node.body.filling
+        if coming is not None and coming.identity != node.identity:
+            self._fills.give_up(coming)
             return None
         return coming
 
@@ -137,7 +107,7 @@ class Warming:
 
     def through_daemon(self, node: Node) -> bool:
         """Whether readers share a cold file through the daemon: where the kernel keeps nothing for them, each would read for itself."""
-        return not self._lower.features.page_cache and (node.ino in self._coming or self._may_come(node))
+        return not self._lower.features.page_cache and (node.body.filling is not None or self._may_come(node))
 
     # -- opening and reading
 
@@ -150,7 +120,7 @@ class Warming:
         self.check(node)
         if not node.body.is_cold or not (self._settings.verify_reads or node.size <= SMALL_BYTES):
             return
-        if not node.in_kernel and node.ino not in self._coming and node.size <= SMALL_BYTES and self._may_come(node):
+        if not node.in_kernel and node.body.filling is None and node.size <= SMALL_BYTES and self._may_come(node):
             await self._bring_small(node)
         elif self._settings.verify_reads:
             await self._verify(node)
@@ -274,7 +244,7 @@ class Warming:
             return "no room", ""
         coming = coming or await self._begin(node)
         if coming is None:
-            return ("in RAM" if node.ino in self._coming else "no room"), ""
+            return ("in RAM" if node.body.filling is not None else "no room"), ""
         coming.asked_for = True
         coming.fill.lead()
         outcome = await self._outcome(coming)
@@ -282,7 +252,7 @@ class Warming:
 
     def there_bytes(self, node: Node) -> int:
         """How much of a file has come so far."""
-        coming = self._coming.get(node.ino)
+        coming = node.body.filling
         return node.size if not node.body.is_cold else 0 if coming is None else coming.fill.there_bytes
 
     # -- beginning
@@ -310,7 +280,7 @@ class Warming:
         source, made = -1, None
         try:
             source, made = os.dup(fd), self._tier.create_open()
-            fill = self._fill(source, made[1], node.size, direct=direct)
+            fill = self._fill(source, made[1], node, direct=direct)
         except OSError:  # no descriptors left, or no address space: it is read as if nothing had been tried
             self._tier.release(node.size)
             if made is not None:
@@ -319,25 +289,32 @@ class Warming:
             if source >= 0:
                 self._view.close_later(source)
             return None
-        tier_id = made[0]
-        coming = self._coming[node.ino] = Coming(node, node.identity, tier_id, fill, Future())
-        coming.settled.set_running_or_notify_cancel()
-        fill.wanted = lambda: node.body.is_cold and node.identity == coming.identity and node.nlink > 0
-        fill.done.add_done_callback(lambda done: self._ended(coming, done))
-        self.counts.warming = len(self._coming)
+        coming = Coming(fill, made[0], node.identity)
+        self._contents.comes(node, coming)
+        fill.done.add_done_callback(lambda done: self._ended(node, coming, done))
         return coming
 
-    def _fill(self, source: int, target: int, size: int, *, direct: bool) -> Fill:
-        os.ftruncate(target, size)
-        progress = Progress(self._read_together)
-        return Fill(self._lower, source, target, size, direct=direct, requests=self._requests, ahead=self._ahead, progress=progress)
+    def _fill(self, source: int, target: int, node: Node, *, direct: bool) -> Fill:
+        os.ftruncate(target, node.size)
+        identity, progress = node.identity, Progress(self._read_together)
+        return Fill(
+            self._lower,
+            source,
+            target,
+            node.size,
+            direct=direct,
+            requests=self._requests,
+            ahead=self._ahead,
+            progress=progress,
+            wanted=lambda: node.body.is_cold and node.identity == identity and node.nlink > 0,
+        )
 
     # -- files that the kernel reads by itself
 
     def watch(self, reader: ReadHandle) -> None:
         """The kernel reads the backing directory's file for an open: look from time to time how much it has read."""
         node = reader.node
-        if node.ino in self._watched or node.ino in self._coming or not self._may_come(node):
+        if node.ino in self._watched or node.body.filling is not None or not self._may_come(node):
             return
         self._watched[node.ino] = (node, os.dup(reader.lower_fd))
         self._bell.set()
@@ -391,65 +368,64 @@ class Warming:
             if (self._lower.cached_bytes(fd) or 0) >= evidence_bytes(node.size):
                 self._enough(node, fd)
             self._unwatch(node.ino)
-        coming = self._coming.get(node.ino)
+        coming = node.body.filling
         if coming is not None and coming.fill.ended and not node.in_kernel:
-            self._adopt(coming)
+            self._adopt(node, coming)
 
     def closed(self, node: Node) -> None:
         """The last handle is gone: a file of which only a part was asked for does not come."""
-        coming = self._coming.get(node.ino)
+        coming = node.body.filling
         if coming is not None and not (coming.fill.led or coming.asked_for):
-            self._give_up(coming)
+            self._fills.give_up(coming)
 
     # -- the end
 
-    def _ended(self, coming: Coming, done: Future[str]) -> None:
+    def _ended(self, node: Node, coming: Coming, done: Future[str]) -> None:
         """In the thread that brought the last piece, or under the lock where it was given up."""
         outcome = "given up"
         if not coming.gone:
             with self._lock:
                 if not coming.gone:
-                    outcome = self._judge(coming, done)
+                    outcome = self._judge(node, coming, done)
                     self._commit()
         coming.settled.set_result(outcome)
 
-    def _judge(self, coming: Coming, done: Future[str]) -> str:
-        node, fill = coming.node, coming.fill
+    def _judge(self, node: Node, coming: Coming, done: Future[str]) -> str:
+        fill = coming.fill
         error = done.exception()
         st = fill.after
         if error is not None or st is None or fill.before is None:
-            self._give_up(coming)
+            self._fills.give_up(coming)
             gone = isinstance(error, OSError) and error.errno in (errno.ESTALE, errno.ECANCELED)
             return "changed" if gone else f"failed: {getattr(error, 'strerror', error)}"
         if self._table.get(node.ino) is not node or not (fill.before.identity() == st.identity() == coming.identity == node.identity):
             node.checked_at = 0.0
-            self._give_up(coming)
+            self._fills.give_up(coming)
             return "changed"
         try:
             verified = self._view.whole.compare(self._table.path(node.ino), st, fill.note, done.result())
         except DamagedFileError:
-            self._found_damaged(coming)
+            self._found_damaged(node, coming)
             return "mismatch"
         self.counts.warmed_verified += verified
         if not node.in_kernel:
-            self._adopt(coming)
+            self._adopt(node, coming)
         return "verified" if verified else "unknown"
 
-    def _found_damaged(self, coming: Coming) -> None:
-        node = coming.node
+    def _found_damaged(self, node: Node, coming: Coming) -> None:
         self._damaged[node.ino] = coming.identity
         node.keep_cache = False
-        self._give_up(coming)
+        self._fills.give_up(coming)
         if node.lookups:
-            self._view.tell_changed(node.ino)  # pages that the kernel has of it go
+            self._view.notices.changed(node.ino)  # pages that the kernel has of it go
 
-    def _adopt(self, coming: Coming) -> None:
+    def _adopt(self, node: Node, coming: Coming) -> None:
         """Make it the node's content, if that is still what the backing directory has."""
-        node, fill = coming.node, coming.fill
-        if not node.body.is_cold or coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
-            self._give_up(coming)
+        fill = coming.fill
+        if coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
+            self._fills.give_up(coming)
             return
-        self._leave(coming)
+        self._fills.leave(coming)
         self._tier.settle(coming.tier_id)
         self._tier.release(fill.size)
         self._contents.adopt(node, coming.tier_id)
@@ -459,29 +435,6 @@ class Warming:
         self.counts.warmed_files += 1
         self.counts.warmed_bytes += size
 
-    def _leave(self, coming: Coming) -> None:
-        del self._coming[coming.node.ino]
-        coming.gone = True
-        self.counts.warming = len(self._coming)
-        coming.fill.unuse()
-
-    def _give_up(self, coming: Coming) -> None:
-        self._leave(coming)
-        self.counts.warming_given_up += 1
-        coming.fill.give_up()  # first: it has the file mapped
-        self._tier.discard(coming.tier_id)
-        self._tier.release(coming.fill.size)
-
-    def give_way(self, wanted: int) -> int:
-        """Somebody needs room: what is on its way goes, the youngest first; returns the bytes that came free."""
-        freed = 0
-        for coming in reversed(list(self._coming.values())):
-            if freed >= wanted:
-                break
-            freed += coming.fill.size
-            self._give_up(coming)
-        return freed
-
     async def whole(self, node: Node) -> None:
         """The content is about to be brought up for a change: if it is on its way, have that done first."""
         coming = self._on_its_way(node)
@@ -489,8 +442,8 @@ class Warming:
             coming.fill.lead()
             with contextlib.suppress(OSError):
                 await self._outcome(coming)
-            if self._coming.get(node.ino) is coming and coming.fill.ended:
-                self._adopt(coming)
+            if node.body.filling is coming and coming.fill.ended:
+                self._adopt(node, coming)
 
 
 def evidence_bytes(size: int) -> int:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from acpfs.config import RESERVE_PERCENT_MAX, share_of
+from acpfs.ram.ladder import Ladder
 from acpfs.ram.waiting import NOBODY, Applicant, Turns, Waiting
 from acpfs.types import Ino, TierId
 
@@ -51,15 +52,18 @@ class Tier:
         directory: Path,
         budget_bytes: int,
         *,
+        ladder: Ladder | None = None,
         large_pages: bool = True,
         when_safe: Callable[[Callable[[], None]], None] = lambda unlink: unlink(),
     ) -> None:
         """Take over what lies there. `budget_bytes`: most bytes that tier files may take together.
 
+        `ladder`: how room is made when the budget does not hold what is wanted.
         `large_pages`: whether pages that are allocated ahead are larger than those that a small write gets. `when_safe`: puts the end of a
         tier file off until no state that a next worker could find names it: `StateDatabase.after_commit`.
         """
         self.large_pages = large_pages
+        self.ladder = Ladder() if ladder is None else ladder
         self.directory = directory
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
@@ -80,8 +84,6 @@ class Tier:
         self._peak_bytes = 0
         self._last_id = 0
         self._fulls = 0
-        self.make_room: Callable[[int], None] = lambda _bytes: None
-        """Called with the number of bytes wanted when the budget does not hold them; frees what may leave."""
         self._when_safe = when_safe
         for name in os.listdir(self._dir_fd):
             self.settle(TierId(int(name)))
@@ -246,7 +248,7 @@ class Tier:
         """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""
         urgent = applicant.urgent
         if self.free_bytes(urgent=urgent) < size:
-            self.make_room(size - self.free_bytes(urgent=urgent))
+            self.ladder.make_room(size - self.free_bytes(urgent=urgent))
         if self.free_bytes(urgent=urgent) < size or (self._turns and self._turns.before(urgent=urgent)):
             return False
         self.reserved_bytes += size
@@ -302,7 +304,7 @@ class Tier:
     def room_changed(self) -> None:
         """Something may have become evictable, or the budget has changed: look again whether it holds, and whether waiting writers fit."""
         if self.free_bytes(urgent=True) < 0:
-            self.make_room(-self.free_bytes(urgent=True))  # nobody asks for room now, and yet there is to be some
+            self.ladder.make_room(-self.free_bytes(urgent=True))  # nobody asks for room now, and yet there is to be some
         self._wake()
 
     def fail_waiting(self, number: int) -> None:
@@ -322,7 +324,7 @@ class Tier:
     def _wake(self) -> None:
         while (first := self._turns.first()) is not None:
             if self.free_bytes(urgent=first.urgent) < first.size:
-                self.make_room(first.size - self.free_bytes(urgent=first.urgent))
+                self.ladder.make_room(first.size - self.free_bytes(urgent=first.urgent))
             if self._turns.first() is not first:
                 continue  # what left made room, and was woken for, on the way
             if self.free_bytes(urgent=first.urgent) < first.size:

@@ -166,8 +166,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             fills=calls.fills,
             available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
             make_spill=spill.maker(tier),
+            ready=prefault,
         )
-        fs.before_writers(prefault.give_back, prefault.hand_over)
         manifest = Manifest(state, directory, fs.lock, identity.node_id)
         before = mirroring.journal(fs.spill, state, operations, directory, identity)
         engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)

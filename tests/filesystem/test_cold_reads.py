@@ -352,12 +352,13 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path:
             hang = Hang(w, monkeypatch, 3 * MIB)
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             assert await w.do(w.fs.read(opened.handle, 0, MIB)) == data[:MIB]
-            coming = w.fs.warming._coming[ino]
+            coming = w.fs._table[ino].body.filling
+            assert coming is not None
             coming.fill.lead()
             assert await trio.to_thread.run_sync(hang.hangs.wait, 5)
             assert tier_bytes(w) > 0
             with w.fs.lock:
-                w.fs.warming.give_way(1)
+                w.fs._fills.give_way(1)
                 w.state.commit()
             assert coming.fill.has(0, MIB)
             assert coming.fill.read(0, MIB) is None, "nobody may take a hole for what the file has"

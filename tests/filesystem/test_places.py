@@ -79,7 +79,7 @@ class Random:
 
     async def make_room(self) -> None:
         with self.w.fs.lock:
-            self.w.fs._contents.retention.make_room(self.random.randrange(BUDGET))
+            self.w.tier.ladder.make_room(self.random.randrange(BUDGET))
             self.w.state.commit()
 
     async def read(self) -> None:

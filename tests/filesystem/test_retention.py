@@ -43,7 +43,7 @@ def in_ram(w: World) -> set[bytes]:
 
 def make_room(w: World, size: int) -> None:
     with w.fs.lock:
-        w.fs._contents.retention.make_room(size)
+        w.tier.ladder.make_room(size)
         w.state.commit()
 
 
@@ -369,7 +369,7 @@ def test_a_worker_killed_between_row_and_cut_leaves_more_and_never_less(tmp_path
             assert await w.read(await _child(w, b"large"), 16 * MIB) == content
             w.tier._when_safe = lambda _action: None
             with w.fs.lock:
-                w.fs._contents.retention.make_room(15 * MIB)  # killed before the commit: never written
+                w.tier.ladder.make_room(15 * MIB)  # killed before the commit: never written
                 w.state._writers.clear()
                 w.state._db.rollback()
                 w.state._open = False

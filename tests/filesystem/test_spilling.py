@@ -346,7 +346,7 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(tmp
         version = next(op.version for op in made.log if op.version is not None)
         for number, rest_s in enumerate((5, 10, 20, 40, 60, 60), 1):
             with made.fs.lock:
-                spill.begin(version)
+                spill.begin(version, spilling(made))
             await until(made, partial(lambda number: len(tries) == number and not spill.making, number))
             clock.now += rest_s - 0.1
             assert not spill.usable()
@@ -355,7 +355,7 @@ def test_a_disk_that_failed_is_tried_again_ever_later_and_used_when_it_works(tmp
             assert spill.usable()
         monkeypatch.setattr(SpillDirectory, "create", create)
         with made.fs.lock:
-            spill.begin(version)
+            spill.begin(version, spilling(made))
         await until(made, lambda: spill.statistics().state == "ok")
 
     run(tmp_path, script)

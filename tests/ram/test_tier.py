@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino, TierId
@@ -91,12 +92,14 @@ def test_a_removed_file_counts_until_its_last_reader_is_done(tier: Tier) -> None
 def test_a_smaller_budget_makes_room_at_once_and_a_larger_one_serves_who_waits(tier: Tier) -> None:
     clean = [written(tier, 4 * MIB), written(tier, 4 * MIB)]
 
-    def evict(wanted: int) -> None:
-        while clean and wanted > 0:
-            wanted -= tier.allocated_bytes(clean[0])
+    def evict(wanted: int) -> int:
+        freed = 0
+        while clean and freed < wanted:
+            freed += tier.allocated_bytes(clean[0])
             tier.remove(clean.pop(0))
+        return freed
 
-    tier.make_room = evict
+    tier.ladder.gives(Rung.CLEAN, evict)
     tier.change_budget(5 * MIB)
     assert tier.used_bytes == 4 * MIB
     clean.clear()

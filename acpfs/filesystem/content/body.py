@@ -19,6 +19,7 @@ from threading import Event
 from typing import Any
 
 from acpfs.filesystem.content.runs import ALL, END, NOTHING, Runs
+from acpfs.filesystem.fill import Coming
 from acpfs.filesystem.steps import shared
 from acpfs.ram.tier import HUGE_PAGE_BYTES
 from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId
@@ -94,6 +95,8 @@ class Body:
     sealed: bool = False
     """A version needs the staging file as it is; it changes only after that is persisted."""
     moving_out: MovingOut | None = None
+    coming: Coming | None = None
+    """Of a cold file: a copy on its way to RAM."""
     modified: bool = False
     """Changed since the last version was frozen (or never frozen)."""
     modified_since: float = field(default_factory=time.monotonic)
@@ -185,6 +188,11 @@ class Body:
     def head_bytes(self) -> int:
         """Of a cold file: how many of its first bytes RAM has."""
         return self.here.size if self.is_cold else 0
+
+    @property
+    def filling(self) -> Coming | None:
+        """What is on its way to RAM still, if anything is."""
+        return self.coming if self.coming is not None and not self.coming.gone else None
 
     def is_on(self, version: Version) -> bool:
         """Whether its bytes are in the tier file, or in the copy, that has the version's."""

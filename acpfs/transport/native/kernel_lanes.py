@@ -64,7 +64,7 @@ class KernelLanes:
             self._by_handle[HandleId(handle)] = (Ino(ino), slot)
         for number in [n for n in self._by_handle if not self._fs.is_open(n)]:
             self.released(number)
-        self._fs.lanes.forgotten = self.released
+        self._fs.watch_forgotten(self.released)
 
     def _close_lost(self, newest: int) -> None:
         """The backing file that the last worker registered and did not live to record, if there is one.

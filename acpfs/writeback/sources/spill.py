@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.filling import begin_write_out, forget_pages
@@ -107,11 +107,24 @@ class Copy:
     digest: str
 
 
+class CopyListener(Protocol):
+    """Had a copy begun. Called under the lock."""
+
+    def still_frozen(self, version: Version) -> bool:
+        """See `Listener`."""
+
+    def copied(self, version: Version) -> None:
+        """The version has a copy."""
+
+    def not_copied(self, version: Version) -> None:
+        """That came to nothing, though somebody still needs the version."""
+
+
 class Making:
     """A copy that is being made."""
 
-    def __init__(self, version: Version) -> None:
-        self.version = version
+    def __init__(self, version: Version, listener: CopyListener) -> None:
+        self.version, self.listener = version, listener
         self.size = version.size
         self.abandoned = False
         self.call: CallInFlight | None = None
@@ -178,12 +191,6 @@ class Spill:
         self._fresh: set[str] = set()
         self._failures = self._failed_in_a_row = self._mismatches = self._copied_files = self._copied_bytes = 0
         self._rest_until, self._last_error = 0.0, ""
-        self.copied: Callable[[Version], None] = lambda _version: None
-        """Called, under the lock, when a version has a copy."""
-        self.not_copied: Callable[[Version], None] = lambda _version: None
-        """Called, under the lock, when that came to nothing though somebody still needs the version."""
-        self.still_frozen: Callable[[Version], bool] = lambda _version: True
-        """See `Listener`."""
         self.mirror: Mirror | None = None
         """The journal, where copies are to survive a reboot."""
         self.when_safe: Callable[[Callable[[], None]], None] = state.after_commit
@@ -277,9 +284,9 @@ class Spill:
 
     # -- making copies
 
-    def begin(self, version: Version) -> None:
+    def begin(self, version: Version, listener: CopyListener) -> None:
         """Copy a version in the background; `takes` has said yes."""
-        making = self.making[version.vid] = Making(version)
+        making = self.making[version.vid] = Making(version, listener)
         future = self.calls.submit("copy", self._copy, making)
         future.add_done_callback(lambda done: self._made(making, done))
 
@@ -316,7 +323,7 @@ class Spill:
             with self._lock:
                 if making.abandoned:
                     raise AbandonedError
-                if self.still_frozen(making.version) and making.version.renewals == renewals:
+                if making.listener.still_frozen(making.version) and making.version.renewals == renewals:
                     return digest
             os.ftruncate(fd, 0)
         raise UnsteadyError
@@ -347,7 +354,7 @@ class Spill:
             elif not isinstance(error, (AbandonedError, UnsteadyError)):
                 self._failed(error)
             if error is not None and not making.abandoned:
-                self.not_copied(version)
+                making.listener.not_copied(version)
             self._state.commit()
 
     def _keep(self, making: Making, copy: Copy) -> None:
@@ -361,7 +368,7 @@ class Spill:
         self.copies[copy.vid] = copy
         self.used_bytes += copy.size
         self._state.change("INSERT OR REPLACE INTO spilled VALUES (?, ?, ?, ?)", (copy.vid, copy.name, copy.size, copy.digest))
-        self.copied(making.version)
+        making.listener.copied(making.version)
 
     def forget(self, version: Version) -> None:
         """Nobody needs the version's copy (any more)."""

@@ -1,0 +1,43 @@
+"""What the kernel is to be told, and who tells it: the transport, which comes after the file system and may be another one later.
+
+Under the file system's lock, from any thread; nothing here waits. With nobody to tell, nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from acpfs.types import HandleId, Ino
+
+
+class Notices:
+    """Passes notices on."""
+
+    def __init__(self) -> None:
+        self._changed: list[Callable[[Ino], None]] = []
+        self._lost: list[Callable[[Ino, bytes, Ino], None]] = []
+        self._forgotten: list[Callable[[HandleId], None]] = []
+
+    def pass_on(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
+        """To these, from now on."""
+        self._changed.append(changed)
+        self._lost.append(lost)
+
+    def pass_on_forgotten(self, forgotten: Callable[[HandleId], None]) -> None:
+        """To this one, from now on."""
+        self._forgotten.append(forgotten)
+
+    def changed(self, ino: Ino) -> None:
+        """Others changed a node that the kernel knows, or its bytes are not what they were."""
+        for tell in self._changed:
+            tell(ino)
+
+    def lost(self, parent: Ino, name: bytes, ino: Ino) -> None:
+        """Others removed a name that the kernel knows."""
+        for tell in self._lost:
+            tell(parent, name, ino)
+
+    def forgotten(self, handle: HandleId) -> None:
+        """An open file is given up without the kernel's RELEASE."""
+        for tell in self._forgotten:
+            tell(handle)
