@@ -30,7 +30,7 @@ WAITING_CALLS_MAX = 10_000
 LATE_PATIENCE_S = 0.1
 """Patience while an earlier call is out for longer than that was, of callers that have older knowledge."""
 FILL_THREADS = 16
-"""Several files at a time, `filesystem.fill.READERS` for each."""
+"""Several files at a time, `filesystem.content.fill.READERS` for each."""
 VERIFY_THREADS = 2
 """For all who verify: more would take the storage's bandwidth from the drain, and from each other."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations, pattern_of
 from acpfs.filesystem.kept_handles import Handle

@@ -12,7 +12,7 @@ import time
 from acpfs.backing.attributes import FSYNC_XATTR, NEEDS_XATTR
 from acpfs.config import FsyncMode, Settings
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.needed_nodes import XATTR_CREATE, XATTR_REPLACE, NeededNodes

@@ -15,7 +15,7 @@ from typing import Any
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.filesystem.catalogue import Catalogue
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable

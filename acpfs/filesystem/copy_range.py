@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.nodes import Node
 
 COPY_RANGE_PIECE_BYTES = 8 << 20

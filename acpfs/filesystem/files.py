@@ -14,16 +14,16 @@ from collections.abc import Iterable
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attribute_calls import AttributeCalls
-from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.content.changeable import Changeable
+from acpfs.filesystem.content.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.reads import Reads
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.open_files import OpenFiles
-from acpfs.filesystem.outgrown import OutgrownFiles
-from acpfs.filesystem.reads import Reads
 from acpfs.types import HandleId
 
 FALLOC_KEEP_SIZE = 1

@@ -25,11 +25,20 @@ from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.backing_space import BackingSpace
 from acpfs.filesystem.catalogue import Catalogue
-from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing, closing_of
 from acpfs.filesystem.content.body import ContentStatistics
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.changeable import Changeable
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.fill import Fills, WarmStatistics
+from acpfs.filesystem.content.leaving import LeavingOrder
+from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.reads import Reads
+from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.spilling import Spilling, Unmirrored
+from acpfs.filesystem.content.versions import Versions
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.directories import Directories, Fitting
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.earlier_calls import EarlierCalls
@@ -37,7 +46,6 @@ from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.files import Files
-from acpfs.filesystem.fill import Fills, WarmStatistics
 from acpfs.filesystem.hold import HeldReport, Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
@@ -45,7 +53,6 @@ from acpfs.filesystem.keeping import Keeping
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
-from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.marks import Marks
@@ -55,22 +62,15 @@ from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.needed_nodes import NeededNodes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
-from acpfs.filesystem.outgrown import OutgrownFiles
-from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
 from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
-from acpfs.filesystem.reads import Reads
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
-from acpfs.filesystem.room import Room
-from acpfs.filesystem.spilling import Spilling, Unmirrored
 from acpfs.filesystem.steps import Steps, wait
 from acpfs.filesystem.urgent import UrgentFiles
-from acpfs.filesystem.versions import Versions
-from acpfs.filesystem.warming import Warming
 from acpfs.ram.control_groups import limits_of_caller
 from acpfs.ram.descriptor_limits import Reserve
 from acpfs.ram.kept import Kept

@@ -20,11 +20,11 @@ from typing import Protocol
 
 from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.plenty import Net, Plenty
 from acpfs.filesystem.records import WaitingWriter
-from acpfs.filesystem.room import Room
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from acpfs.errors import RefusedError
-from acpfs.filesystem.leaving import LeavingOrder
+from acpfs.filesystem.content.leaving import LeavingOrder
+from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.retention import Retention
 from acpfs.ram.tier import Tier
 from acpfs.writeback.log.log import OperationLog
 

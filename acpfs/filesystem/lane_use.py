@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 
 from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.pages_ahead import PagesAhead
 from acpfs.filesystem.records import Lane
-from acpfs.filesystem.warming import Warming
 from acpfs.types import TierId
 
 

@@ -27,7 +27,8 @@ from acpfs.config import Settings
 from acpfs.filesystem.ahead import ListingsAhead
 from acpfs.filesystem.beneath import Beneath
 from acpfs.filesystem.bursts import Bursts
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.whole_reads import WholeReads
 from acpfs.filesystem.first_sight import FirstSight
 from acpfs.filesystem.known_names import KnownName
 from acpfs.filesystem.lower_reads import LowerReads
@@ -36,7 +37,6 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.notices import Notices
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
-from acpfs.filesystem.whole_reads import WholeReads
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_INO, ROOT, Ino, TierId
 from acpfs.writeback.evidence.whereabouts import Whereabouts

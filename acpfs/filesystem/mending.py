@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.ram.tier import Tier

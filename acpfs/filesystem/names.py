@@ -12,7 +12,7 @@ import stat
 
 from acpfs.filesystem.awaited_names import AwaitedNames
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.lowerview import HIDDEN, LowerView
 from acpfs.filesystem.nodes import Node, NodeTable

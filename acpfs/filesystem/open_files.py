@@ -16,11 +16,13 @@ from collections.abc import Callable
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
-from acpfs.filesystem.changeable import Changeable
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import Writing
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.changeable import Changeable
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
@@ -28,11 +30,9 @@ from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.outgrown import OutgrownFiles
 from acpfs.filesystem.pages_ahead import ReadyMemory
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import unlocked
-from acpfs.filesystem.warming import Warming
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq

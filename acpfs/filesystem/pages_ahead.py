@@ -19,7 +19,7 @@ from typing import Protocol
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content.body import UNSEEN, Body
-from acpfs.filesystem.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.content.contents import FALLOC_PUNCH_HOLE, Contents
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate

@@ -13,8 +13,8 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.retention import Retention
 from acpfs.ram.control_groups import LimitedGroup, limit_of, limits_of_caller, own_limits
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, TierId

@@ -10,8 +10,8 @@ from __future__ import annotations
 import enum
 
 from acpfs.config import WhenFull
-from acpfs.filesystem.retention import Retention
-from acpfs.filesystem.room import Room
+from acpfs.filesystem.content.retention import Retention
+from acpfs.filesystem.content.room import Room
 from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import Tier
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerEntry
 from acpfs.checkpoints import Checkpoint, Checkpoints
+from acpfs.filesystem.content.reads import Reads
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.paths import Paths
-from acpfs.filesystem.reads import Reads
-from acpfs.filesystem.warming import Warming
 from acpfs.types import ROOT, Ino
 
 TRACKERS = (b"latest_checkpointed_iteration.txt", b"latest", b"latest_checkpoint", b"latest_checkpoint.txt")

@@ -1,7 +1,7 @@
 """RAM tier: numbered files on a tmpfs, and how many bytes of the budget they take.
 
 Owns the tier files and the accounting, and does not know what the bytes mean or who may leave: the file system decides
-that (`filesystem.retention`). Thread-safe where stated; the accounting is used under the file system's lock.
+that (`filesystem.content.retention`). Thread-safe where stated; the accounting is used under the file system's lock.
 """
 
 from __future__ import annotations

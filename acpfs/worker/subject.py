@@ -41,11 +41,11 @@ from acpfs.control.reports import (
 from acpfs.control.socket_messages import Json
 from acpfs.control.verbs import GUARDED
 from acpfs.errors import ConfigError
+from acpfs.filesystem.content.spilling import Unmirrored
 from acpfs.filesystem.durations import BOUNDS_S, Durations
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
-from acpfs.filesystem.spilling import Unmirrored
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
 from acpfs.ram import place as places

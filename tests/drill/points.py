@@ -77,7 +77,7 @@ STEPS = (
     Step("spill: copy", *_SPILL, "_fill"),
     Step("spill: flush", *_SPILLED, "sync_names"),
     Step("spill: row", *_SPILL, "_keep"),
-    Step("spill: RAM freed", "acpfs.filesystem.spilling", "Spilling", "_leave_ram"),
+    Step("spill: RAM freed", "acpfs.filesystem.content.spilling", "Spilling", "_leave_ram"),
     Step("spill: back to RAM", *_SPILL, "_copy_back"),
     Step("spill: copy forgotten", *_SPILL, "forget"),
     Step("spill: remove", *_SPILLED, "remove"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.filesystem import contents
+from acpfs.filesystem.content import contents
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.tier import fallocate
 from tests.filesystem.world import CALLER, World, run

@@ -19,7 +19,7 @@ from acpfs.backing import calls
 from acpfs.backing.health import STUCK_AFTER_S
 from acpfs.backing.lower import LowerPath, Note
 from acpfs.config import WarmReads
-from acpfs.filesystem import whole_reads
+from acpfs.filesystem.content import whole_reads
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world

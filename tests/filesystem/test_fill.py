@@ -14,7 +14,7 @@ import xxhash
 from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.progress import Progress
-from acpfs.filesystem.fill import PIECE_BYTES, Fill
+from acpfs.filesystem.content.fill import PIECE_BYTES, Fill
 
 WAIT_S = 20.0
 PAGE = 4096

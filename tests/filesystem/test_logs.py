@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from acpfs.backing.directory import BackingDirectory
-from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX
+from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import Lane
 from tests.filesystem.world import CALLER, World, world
 

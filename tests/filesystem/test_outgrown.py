@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.outgrown import PIECE
+from acpfs.filesystem.content.outgrown import PIECE
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino

@@ -17,7 +17,7 @@ import trio
 import trio.testing
 
 from acpfs.backing.lower import LowerPath
-from acpfs.filesystem import overflow, whole_reads
+from acpfs.filesystem.content import overflow, whole_reads
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled, wait

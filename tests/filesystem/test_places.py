@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from acpfs.filesystem import retention
+from acpfs.filesystem.content import retention
 from acpfs.filesystem.records import AttributeChange
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, violations

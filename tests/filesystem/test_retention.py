@@ -11,7 +11,7 @@ import trio
 
 from acpfs.config import WarmReads
 from acpfs.errors import RefusedError
-from acpfs.filesystem import retention
+from acpfs.filesystem.content import retention
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 

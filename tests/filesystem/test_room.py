@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from acpfs.config import WhenFull
-from acpfs.filesystem import overflow
+from acpfs.filesystem.content import overflow
 from acpfs.filesystem.records import AttributeChange, Caller, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.filesystem.spilling import Spilling
+from acpfs.filesystem.content.spilling import Spilling
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
 from acpfs.writeback.log.ops import Version

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem import overflow
+from acpfs.filesystem.content import overflow
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.evidence.verify import digest_of

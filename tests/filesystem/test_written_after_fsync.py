@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX
+from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX
 from acpfs.filesystem.records import Lane
 from tests.filesystem.world import world
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
+from acpfs.filesystem.content.fill import Coming
 from acpfs.filesystem.content.runs import ALL, END, NOTHING, Runs
-from acpfs.filesystem.fill import Coming
 from acpfs.filesystem.steps import shared
 from acpfs.ram.tier import HUGE_PAGE_BYTES
 from acpfs.types import NO_TIER, NO_VERSION, TierId, VersionId

@@ -1,7 +1,7 @@
 """Spill tier: copies of complete versions in the spill directory, made in the background, read by streams and by the mount.
 
 Owns which version has a copy (a row each, with size and checksum of what RAM had), what the copies take of their own budget, and whether
-the disk can be used; does not choose what is copied, nor what becomes of the RAM copy (`filesystem.spilling`). A copy counts when all bytes
+the disk can be used; does not choose what is copied, nor what becomes of the RAM copy (`content.spilling`). A copy counts when all bytes
 are on stable storage and its row is written, in this order; it is read back against its checksum. A disk that fails, is full or hangs is
 left alone for a while: nothing is lost, RAM still has the bytes. Used under the file system's lock but for what threads of the pools do.
 """

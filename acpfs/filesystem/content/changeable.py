@@ -12,14 +12,14 @@ from functools import partial
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.outgrown import OutgrownFiles
-from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import wait
-from acpfs.filesystem.warming import Warming
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.writeback.log.log import OperationLog

@@ -10,10 +10,10 @@ import os
 
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.content.body import Body
+from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, wait
-from acpfs.filesystem.versions import Versions
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
 from acpfs.types import TierId

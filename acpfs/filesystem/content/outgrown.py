@@ -22,8 +22,8 @@ from acpfs.backing.calls import CallPool, after
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content.body import OUTGROWN_PIECE_BYTES, Body, MovingOut, Staging, overflowed
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.runs import ALL
-from acpfs.filesystem.contents import Contents
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node, NodeTable

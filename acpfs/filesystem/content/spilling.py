@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from acpfs.backing.progress import Progress
 from acpfs.config import SpillMode
 from acpfs.filesystem.content.body import Body, SpillCopy
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, wait
-from acpfs.filesystem.versions import Versions
 from acpfs.ram.ladder import Rung
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier

@@ -20,13 +20,13 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower
 from acpfs.backing.progress import Progress
 from acpfs.config import Settings, WarmReads
-from acpfs.filesystem.contents import Contents
-from acpfs.filesystem.fill import PIECE_BYTES, Coming, Fill, Fills
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.fill import PIECE_BYTES, Coming, Fill, Fills
+from acpfs.filesystem.content.whole_reads import DamagedFileError
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.nodes import Identity, Node, NodeTable
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked
-from acpfs.filesystem.whole_reads import DamagedFileError
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino
 

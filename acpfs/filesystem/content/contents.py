@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool, after
 from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics, SpillCopy, Staging, Writing, in_ram, overflowed
-from acpfs.filesystem.copy_aside import CopyAside
-from acpfs.filesystem.fill import Coming, Fills
+from acpfs.filesystem.content.copy_aside import CopyAside
+from acpfs.filesystem.content.fill import Coming, Fills
+from acpfs.filesystem.content.leaving import LeavingOrder
+from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.retention import Retention
+from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
-from acpfs.filesystem.leaving import LeavingOrder
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.overflow import Overflow
-from acpfs.filesystem.retention import Retention
-from acpfs.filesystem.room import Room
 from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
-from acpfs.filesystem.versions import Versions
 from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, TierId

@@ -11,14 +11,14 @@ import os
 from collections.abc import Awaitable, Callable
 
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.contents import Contents
+from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.outgrown import OutgrownFiles
+from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.outgrown import OutgrownFiles
-from acpfs.filesystem.overflow import Overflow
 from acpfs.filesystem.read_handle import ReadHandle
 from acpfs.filesystem.steps import unlocked, wait
-from acpfs.filesystem.warming import Warming
 from acpfs.writeback.sources.spill import Spill
 
 

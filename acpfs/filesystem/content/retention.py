@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from acpfs.filesystem.leaving import Claim, LeavingOrder
+from acpfs.filesystem.content.leaving import Claim, LeavingOrder
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
