@@ -561,7 +561,7 @@ class FileSystem:
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
         """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""
         with self.lock:
-            self._view.nameless.keep = keep
+            self._view.notices.pass_on_kept(keep)
             for ino, fd in kept.items():
                 node = self._table.get(ino)
                 if node is not None:

@@ -120,7 +120,7 @@ class Invariants:
         if body.is_spilled and body.busy is None:  # else it is on its way back, and may have been persisted meanwhile
             if not any(version.spilled and version.vid == body.spilled for version in versions):
                 yield "it is in the spill directory, and no version keeps its copy there"
-            if body.modified or body.interrupted:
+            if not body.is_clean:
                 yield "it has changed since its copy was made in the spill directory"
         if body.sealed and not any(version.staging_name == body.staging for version in versions):
             yield "it waits for a version of it that is not in the log"

@@ -97,9 +97,9 @@ class LowerView:
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
         self._recognition, self._first_sight = Recognition(self._there, tree, table, lock), FirstSight(table, tree)
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
-        self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s)
-        self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
         self.notices = Notices()
+        self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s, self.notices)
+        self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
 
     # -- asking
 

@@ -1,8 +1,8 @@
 """Deleted files that are still open, and whose bytes only the backing directory has: one descriptor of each.
 
 A handle opens its file on the backing directory at its first read, by name; so before the last name goes, a descriptor is taken from
-which later readers copy theirs. It is handed to the supervisor as well (`keep`), for the next worker of the session. Who deletes a file
-on the backing directory itself asks nobody: of that one nothing is had (exception X8). Used under the file system's lock.
+which later readers copy theirs. The supervisor is handed it as well (`Notices.keep`), for the next worker of the session. Who deletes a
+file on the backing directory itself asks nobody: of that one nothing is had (exception X8). Used under the file system's lock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 
 from acpfs.backing.calls import BackingTimeoutError, CallPool
 from acpfs.filesystem.nodes import Identity, Node
+from acpfs.filesystem.notices import Notices
 from acpfs.filesystem.steps import wait
 from acpfs.types import Ino
 
@@ -24,14 +25,15 @@ KEPT_MAX = 32
 class Nameless:
     """Node → descriptor."""
 
-    def __init__(self, open_lower: Callable[[Node], Awaitable[int]], close_later: Callable[[int], None], patience_s: float) -> None:
+    def __init__(
+        self, open_lower: Callable[[Node], Awaitable[int]], close_later: Callable[[int], None], patience_s: float, notices: Notices
+    ) -> None:
         """`patience_s`: for so long a removal waits for the supervisor."""
         self._open_lower, self._close_later, self._patience_s = open_lower, close_later, patience_s
+        self._notices = notices
         self._fds: dict[Ino, tuple[int, Identity | None]] = {}
         self._handed_over: set[Ino] = set()
         self._calls = CallPool("keep", 1)  # one thread: the supervisor is told in this order
-        self.keep: Callable[[Ino, list[int]], None] = lambda _ino, _fds: None
-        """Have the supervisor keep descriptors of a node, instead of those that it has; may wait for it."""
 
     async def before_removal(self, node: Node) -> None:
         """A name of the node is about to go; neither a file that cannot be opened nor a supervisor that does not answer holds that up."""
@@ -55,7 +57,7 @@ class Nameless:
 
     async def _hand_over(self, node: Node, fd: int) -> None:
         self._handed_over.add(node.ino)
-        future = self._calls.submit("keep", self.keep, node.ino, [fd])
+        future = self._calls.submit("keep", self._notices.keep, node.ino, [fd])
         try:
             with contextlib.suppress(BackingTimeoutError):
                 await wait(self._calls.patient(future, self._patience_s))
@@ -88,7 +90,7 @@ class Nameless:
 
     def _forget(self, ino: Ino, fd: int) -> None:
         try:
-            self.keep(ino, [])
+            self._notices.keep(ino, [])
         finally:
             self._close_later(fd)
 

@@ -1,6 +1,6 @@
-"""What the kernel is to be told, and who tells it: the transport, which comes after the file system and may be another one later.
+"""What kernel and supervisor are to be told, and who tells them: the transport, which comes after the file system.
 
-Under the file system's lock, from any thread; nothing here waits. With nobody to tell, nothing is told.
+From any thread, and but for `keep` under the file system's lock; these do not wait. With nobody to tell, nothing is told.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ class Notices:
     def __init__(self) -> None:
         self._changed: list[Callable[[Ino], None]] = []
         self._lost: list[Callable[[Ino, bytes, Ino], None]] = []
+        self._keep: list[Callable[[Ino, list[int]], None]] = []
         self._forgotten: list[Callable[[HandleId], None]] = []
 
     def pass_on(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
         """To these, from now on."""
         self._changed.append(changed)
         self._lost.append(lost)
+
+    def pass_on_kept(self, keep: Callable[[Ino, list[int]], None]) -> None:
+        """To this one, from now on."""
+        self._keep.append(keep)
 
     def pass_on_forgotten(self, forgotten: Callable[[HandleId], None]) -> None:
         """To this one, from now on."""
@@ -41,3 +46,8 @@ class Notices:
         """An open file is given up without the kernel's RELEASE."""
         for tell in self._forgotten:
             tell(handle)
+
+    def keep(self, ino: Ino, fds: list[int]) -> None:
+        """The supervisor is to keep descriptors of a node, instead of those that it has; may wait for it, so not under the lock."""
+        for tell in self._keep:
+            tell(ino, fds)

@@ -14,12 +14,12 @@ import trio
 import trio.testing
 
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.content.outgrown import PIECE
-from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.content.outgrown import PIECE, TornError
+from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_hold import Kernel, run, tick, writer
-from tests.filesystem.world import CALLER, World, world
+from tests.filesystem.world import CALLER, World, violations, world
 
 pytestmark = pytest.mark.clause("S61")
 
@@ -279,6 +279,41 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
         assert copies == [len(data)]
         await w.drained()
         assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That it cannot be told is found when the rest is copied; who opened it meanwhile must not wait for a copy that never comes."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
+        begun, goes_on = threading.Event(), threading.Event()
+
+        def torn(body: Body, size: int) -> None:
+            begun.set()
+            goes_on.wait(60)
+            raise TornError(errno.EIO, "overwritten after it had left RAM")
+
+        monkeypatch.setattr(w.fs._outgrown, "_complete", torn)
+        await w.do(w.fs.flush(opened.handle))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, w.fs.release(opened.handle))
+            assert await trio.to_thread.run_sync(begun.wait, 60)
+            again = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            goes_on.set()
+        for call in (w.fs.write(again.handle, 0, b"new"), w.fs.setattr(ino, AttributeChange(size=5), again.handle, CALLER)):
+            with pytest.raises(OSError) as error:
+                await w.do(call)
+            assert error.value.errno == errno.EIO
+        await w.do(w.fs.setattr(ino, AttributeChange(size=0), again.handle, CALLER))
+        await w.do(w.fs.write(again.handle, 0, b"new"))
+        assert await w.read(ino, MIB) == b"new"
+        with pytest.raises(OSError, match="Input/output"):  # the half is parked still, and somebody has to decide about that
+            await w.do(w.fs.flush(again.handle))
+        await w.do(w.fs.release(again.handle))
+        assert violations(w) == []
 
     run(tmp_path, scenario)
 

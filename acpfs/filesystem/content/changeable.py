@@ -6,6 +6,8 @@ contents, not handles. Runs as a call does, under the file system's lock between
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -105,16 +107,22 @@ class Changeable:
         return True
 
     async def ensure(self, node: Node, size: int | None = None) -> None:
-        """Have the content, or its first `size` bytes, where it can be changed."""
-        while True:
-            if node.body.is_cold or node.body.is_spilled:
+        """Have the content, or its first `size` bytes, where it can be changed.
+
+        Raises:
+            OSError: EIO: what it holds cannot be told any more, as it was overwritten while it moved out.
+        """
+        while not (body := node.body).is_writable:
+            if body.is_cold or body.is_spilled:
                 await self.bring_up(node, size)
-            elif node.body.is_outgrown and not node.in_kernel:
-                await self._outgrown.whole(node)
-            elif node.body.sealed:
+            elif body.sealed:
                 await self.persisted(node)  # larger than RAM, and on its way to the backing directory
+            elif node.in_kernel:
+                return  # it is moving out: EBUSY (exception X7)
             else:
-                return
+                await self._outgrown.whole(node)
+                if node.body is body:  # the rest of it never comes
+                    raise OSError(body.failed or errno.EIO, os.strerror(body.failed or errno.EIO))
 
     async def truncate(self, node: Node, size: int) -> None:
         """Change the file's length, whether the content is in RAM or not."""

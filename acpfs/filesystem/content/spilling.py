@@ -249,7 +249,7 @@ class Spilling:
         if node is None or body is None:
             return True
         idle = not node.handles and body.busy is None and not body.in_flight and body.fd < 0
-        return idle and not body.modified and not body.interrupted and on[-1].size == node.size
+        return idle and body.is_clean and on[-1].size == node.size
 
     def _leave_ram(self, version: Version) -> int:
         """Give up the RAM of a version that has a copy, and of the content that is equal to it; returns the bytes that come free."""
