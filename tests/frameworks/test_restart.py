@@ -11,7 +11,7 @@ from tests.frameworks.conftest import WORKLOADS, run
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(300)]
 STEPS, DIE_AT, SAVED = 10, 8, 6
 
 
@@ -22,7 +22,6 @@ def expected(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 @pytest.mark.clause("S105")
-@pytest.mark.transports("native", "libfuse")
 def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str, expected: str) -> None:
     loop = [torch_python, str(WORKLOADS / "training_loop.py")]
     with FaultFs(tmp_path / "source", tmp_path / "backing") as faults:
