@@ -120,8 +120,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     settings = Settings(
         backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport.NATIVE, ram="1G"
     )
-    link = alone()
-    link.on_serving = lambda: print("ready", flush=True)
+    link = alone(lambda: print("ready", flush=True))
     daemon.run(starting.prepare(settings).settings, link)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 
