@@ -26,9 +26,8 @@ from acpfs.config import Settings, Transport
 from acpfs.mounting import starting
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import IN_HEADER, Opcode
 from acpfs.transport.native.request import RequestBuffers
-from acpfs.transport.native.wire import IN_HEADER
 from acpfs.worker import daemon
 from acpfs.worker.link import alone
 from bench import places
