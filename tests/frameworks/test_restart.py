@@ -30,7 +30,9 @@ def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str
             for lost in (False, True):
                 top = mount.path / f"lost-{lost}"
                 top.mkdir()
-                died = subprocess.run([*loop, str(top), str(STEPS), str(DIE_AT)], timeout=WORKLOAD_TIMEOUT_S, check=False, capture_output=True)
+                died = subprocess.run(
+                    [*loop, str(top), str(STEPS), str(DIE_AT)], timeout=WORKLOAD_TIMEOUT_S, check=False, capture_output=True
+                )
                 assert died.returncode < 0, died
                 mount.flush()
                 if lost:
