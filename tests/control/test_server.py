@@ -6,7 +6,7 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ import trio
 
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
-from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
-from acpfs.control.request_slots import NoPlaceError, RequestSlots
-from acpfs.control.server import WAITING_MAX, ControlServer
+from acpfs.control.reports import FileState, GuardedReport, QueueEntry, Verdict
+from acpfs.control.request_slots import ROOT_SHARE, NoPlaceError, RequestSlots
+from acpfs.control.server import CLIENTS_MAX, WAITING_MAX, ControlServer
 from acpfs.control.verbs import answers
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
-from tests.control.double import DoubleSubject, socket_of
+from tests.control.double import DoubleSubject, report_of, socket_of
 
 TEST_LIMIT_S = 20
+OWNER_UID = 54321
 
 Scenario = Callable[[DoubleSubject, MountRecord], Awaitable[None]]
 
@@ -235,6 +236,41 @@ def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
     owner.close()
     group.enter_context(slots.one(owner=False))
     assert slots.taken == 1
+
+
+@pytest.mark.clause("S221")
+@pytest.mark.parametrize(("lasting", "request_line"), [(True, b'{"verb": "watch"}\n'), (False, b"")])
+def test_an_owner_who_takes_all_places_leaves_some_to_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: bool, request_line: bytes
+) -> None:
+    """64 programs of an owner without privilege that watch, or say nothing: root's flush, which waits too, and status find a place."""
+    monkeypatch.setattr(os, "getuid", lambda: OWNER_UID)
+    uid = [OWNER_UID]
+    monkeypatch.setattr(server, "_credentials", lambda _connection: (1, uid[0], OWNER_UID))
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops = [(1, "a", 5, False)]
+        subject.done(1)
+        places = WAITING_MAX if lasting else CLIENTS_MAX
+        refused = trio.Event()
+
+        async def hear(stream: trio.SocketStream) -> None:
+            if b"too many control connections" in await stream.receive_some(1000):
+                refused.set()
+                await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery, AsyncExitStack() as streams:
+            for _ in range(places - places // ROOT_SHARE + 1):
+                stream = await streams.enter_async_context(await trio.open_unix_socket(record.socket))
+                await stream.send_all(request_line)
+                nursery.start_soon(hear, stream)
+            await refused.wait()
+            uid[0] = 0
+            await ask(record, "status")
+            await ask(record, "flush")
+            nursery.cancel_scope.cancel()
+
+    serve(tmp_path, scenario)
 
 
 def test_a_client_that_goes_away_ends_its_request(tmp_path: Path) -> None:
@@ -509,13 +545,6 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_asked_again(tmp_p
 
     trio.run(main)
     listener.close()
-
-
-def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
-    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
-    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
-    values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
-    return CheckpointReport(path, files=files, **values)
 
 
 def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
