@@ -71,8 +71,7 @@ class Supervisor:
         self._ended = self._stopping = False
         self._take_over: dict[str, Any] | None = None
         """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
-        self._door = Door(self._watch, self._forget, self._asked, self._outlived)
-        self._door.left_alone = self._go_on
+        self._door = Door(self._watch, self._forget, self._asked, self._outlived, self._go_on)
         self._rests = False
 
     # -- life
