@@ -18,7 +18,6 @@ from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
 from acpfs.types import HandleId
 
-
 ARRIVAL_S = 2.0
 """So long after its answer an open may not have come to its end in the kernel: far beyond what a crowded machine has a process wait."""
 
