@@ -111,6 +111,7 @@ class Door:
         self,
         watch: Watch,
         forget: Forget,
+        *,
         asked: Callable[[dict[str, Any]], str],
         served: Callable[[], None],
         left_alone: Callable[[], None],
