@@ -184,7 +184,7 @@ class FileSystem:
         self.spill = None if self.spilling is None else self.spilling.spill
         changeable = self._changeable(room)
         places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
-        self._reads = Reads(*places, changeable.persisted)
+        self._reads = Reads(*places, changeable.persisting)
         closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies, ready or NoReadyMemory())
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from acpfs.errors import ConfigError, RefusedError
@@ -88,7 +89,8 @@ def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[s
         for number in place.starts:
             _start(directory, place, number, node, policy)
     addresses = {int(number): address for number, _, address in (one.partition("=") for one in named.split(",") if one)}
-    return Boot(place.job, node, _links(job_directory, place, addresses, policy))
+    call = partial(connect, credentials=_credentials(job_directory, policy))
+    return Boot(place.job, node, _links(job_directory, place, addresses, policy), call)
 
 
 def _start(directory: Path, place: Place, number: int, node: str, policy: Policy) -> None:
@@ -123,10 +125,14 @@ def _told(job_directory: Path, number: int) -> str:
         return ""
 
 
+def _credentials(job_directory: Path, policy: Policy) -> Credentials | None:
+    return Credentials(job_directory / CREDENTIALS) if policy.tls else None
+
+
 def _links(job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy) -> dict[int, SocketLink]:
     """To all of them; a process that comes later takes those that answer."""
     began, links = time.monotonic(), dict[int, SocketLink]()
-    found = Credentials(job_directory / CREDENTIALS) if policy.tls else None
+    found = _credentials(job_directory, policy)
     wanted = len(named) or place.coordinators
     patience = policy.protected_s
     while len(links) < wanted and time.monotonic() - began < patience:
