@@ -64,28 +64,6 @@ FUNCTION_LINES_MAX = 70
 FUNCTION_LINES_MEDIAN_MAX = 12
 BANNED_NAMES = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common)(_|$)")
 
-FILLED_LATER = {
-    "filesystem/content.py: self.when_idle",
-    "filesystem/filesystem.py: self._ahead.hand_over",
-    "filesystem/filesystem.py: self._contents.on_writer",
-    "filesystem/filesystem.py: self._view.nameless.keep",
-    "filesystem/filesystem.py: self._view.tell_changed",
-    "filesystem/filesystem.py: self._view.tell_lost",
-    "filesystem/keeping.py: self._order.keep",
-    "filesystem/pages_ahead.py: content.when_idle",
-    "filesystem/retention.py: tier.make_room",
-    "filesystem/spilling.py: contents.kernel.renewed",
-    "filesystem/spilling.py: contents.on_finished",
-    "filesystem/spilling.py: contents.on_version",
-    "filesystem/spilling.py: room.relief",
-    "filesystem/spilling.py: spill.copied",
-    "filesystem/spilling.py: spill.not_copied",
-    "filesystem/spilling.py: spill.still_frozen",
-    "filesystem/warming.py: contents.retention.give_way",
-    "filesystem/warming.py: fill.wanted",
-    "transport/native/kernel_lanes.py: self._fs.lanes.forgotten",
-}
-"""Callables of `acpfs.filesystem` that are assigned after construction. The list only shrinks."""
 UNGUESSED = re.compile(r"^ *(?:class|def|async def) _*(beware|distrust|doubts?|once)\b", re.IGNORECASE | re.MULTILINE)
 
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
@@ -287,7 +265,7 @@ def test_collaborators_come_through_constructors() -> None:
     looked_at = [path for path in SOURCES if not {"training", "compatible"} & set(path.parts)]
     callables = {name for path in looked_at for name in _of_callables(tree_of(path))}
     found = {slot for path in looked_at for slot in _slots_filled(path, callables)}
-    assert sorted(found - FILLED_LATER) == [], "give it at construction"
+    assert sorted(found) == [], "give it at construction"
 
 
 def test_only_steps_change_where_an_operation_is() -> None:

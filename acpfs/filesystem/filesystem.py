@@ -147,25 +147,21 @@ class FileSystem:
         `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
         `ready`: memory that was made ready for writers.
         """
-        self.settings = settings
-        self.lock, self.durations = RLock(), Durations()
+        self.settings, self.lock, self.durations = settings, RLock(), Durations()
         self.steps = Steps(self.lock, state)
         self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
         self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
         self._table = NodeTable(state, log, tree)
-        self.missing = Missing(self._table, log, tier)
-        self.earlier_calls = EarlierCalls()
+        self.missing, self.earlier_calls = Missing(self._table, log, tier), EarlierCalls()
         self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
         versions, self.urgent = Versions(tier, log), UrgentFiles(state, self._table, tier, settings.reserve)
         self._room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
-        shapes = Checkpoints(settings.checkpoint_patterns)
+        shapes, self._fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
-        self._fills = Fills(tier)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
         self.awaited = AwaitedNames(settings, self._table, self._view, log)
-        """Names that other nodes are about to persist, and those that they may wait for."""
         self.expectations = Expectations(state)
         earlier = EarlierSaves(lower, calls, tree, self._table, self.lock, self.expectations, state.commit)
         self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited, earlier)
@@ -185,7 +181,6 @@ class FileSystem:
         changeable = self._changeable(room)
         places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
         self._reads = Reads(*places, changeable.persisting)
-        closing = closing if settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._open, self._files = self._regular_files(admission, changeable, closing, copies, ready or NoReadyMemory())
         self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
         self.paths = Paths(self._table, self._view, settings.mountpoint)
@@ -200,6 +195,7 @@ class FileSystem:
         self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
     ) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
+        closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock, ready)
         lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
         parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing, self.durations, ready)

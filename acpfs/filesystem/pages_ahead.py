@@ -155,7 +155,7 @@ class PagesAhead:
         if taken is None or node.body is not body or node.kernel_writers:  # the last one of those will cut
             return True
         if body.in_flight:  # a write without the lock may be on its way to where nothing is yet
-            body.when_idle = partial(self.cut, node)
+            body.call_when_idle(partial(self.cut, node))
             return True
         if body.is_whole_in_ram and not body.reserved and self._give_back(node, body, taken):
             return False

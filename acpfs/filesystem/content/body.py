@@ -115,8 +115,7 @@ class Body:
     in_flight: int = 0
     """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
     closing: bool = False
-    when_idle: Callable[[], None] | None = None
-    """Called once, under the lock, by the last of them."""
+    idle_calls: tuple[Callable[[], None], ...] = ()
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
     overflowing: bool = False
@@ -257,6 +256,10 @@ class Body:
             os.close(self.fd)
             self.fd, self.closing = -1, False
 
+    def call_when_idle(self, call: Callable[[], None]) -> None:
+        """Instead of what was to be called so far: once, under the lock, by the last who is at work on the descriptor."""
+        self.idle_calls = (call,)
+
     @contextlib.contextmanager
     def kept_open(self) -> Iterator[None]:
         """Meanwhile the descriptor stays, and nobody moves the bytes elsewhere."""
@@ -265,9 +268,10 @@ class Body:
             yield
         finally:
             self.in_flight -= 1
-            call, self.when_idle = (None, self.when_idle) if self.in_flight else (self.when_idle, None)
-            if call is not None:
-                call()
+            if not self.in_flight:
+                calls, self.idle_calls = self.idle_calls, ()
+                for call in calls:
+                    call()
             if self.closing and not self.in_flight:
                 self.close()
 
