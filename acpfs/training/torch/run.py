@@ -199,15 +199,17 @@ class Run:
     # -- from where
 
     def _found_out(self, fresh: State) -> Sources:
-        newest = snapshot.newest(self.directory, self._policy.tracker) if self._policy.tracker else None
         mine = Having(
             fresh.layout.holders,
             None if self._state is None else self._stopped,
             () if self._state is None else self._state.host.steps,
             {self._buddy.of: tuple(self._buddy.kept)},
-            None if newest is None else newest[0],
         )
-        return sources(dict(enumerate(_gathered(mine))))
+        found = sources(dict(enumerate(_gathered(mine))))
+        if found.origin is Origin.MEMORY or not self._policy.tracker:  # what is in memory is never older: nobody waits for a file
+            return found
+        seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
+        return sources(dict(enumerate(_gathered(replace(mine, mount=seen)))))
 
     def _take(self, found: Sources, fresh: State) -> None:
         """From memory: this process's, or another rank's."""
@@ -249,11 +251,11 @@ class Run:
 
     def _load(self, found: Sources, fresh: State) -> None:
         """From the mount, or as it was built."""
-        newest = snapshot.newest(self.directory, self._policy.tracker)
-        if found.origin is not Origin.MOUNT or newest is None:
+        if found.origin is not Origin.MOUNT:
             return
+        path = snapshot.of_step(self.directory, found.step, self._policy.name, self._policy.files_s)
         owned = {name for names in fresh.layout.parameters.values() for name in names}
-        host = snapshot.load(newest[1], self.rank, fresh.parameters, owned, fresh.optimizers, fresh.local.buffers)
+        host = snapshot.load(path, self.rank, fresh.parameters, owned, fresh.optimizers, fresh.local.buffers)
         if host is not None:
             fresh.host.adopt(found.step, Taken(host, follows=False))
             fresh.host.bring(found.step)
