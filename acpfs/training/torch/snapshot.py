@@ -18,7 +18,7 @@ from acpfs.training.decision import NoCover, cover
 from acpfs.training.host_state import HostState
 from acpfs.training.manifest import GaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, checkpoint_name
-from acpfs.training.mounted import places, readable
+from acpfs.training.mounted import node_name, places, readable
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
@@ -106,11 +106,11 @@ def save(
     own = tuple(shard for shard, writer in chosen.items() if writer == rank)
     order = Save(step, chosen, tuple(range(len(shares))), written, name)
     found: tuple[SavedFile, ...] = DistributedWriter(state, host, rank).write(directory / written, order, own)
+    nodes = tuple(sorted(set(gathered(node_name(directory)))))  # what others wrote is awaited, and the tracker waits for them
     files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
     if rank == 0:
-        publish(
-            directory, Publish(Manifest(job, generation, step, (), chosen, files, {}, ()), written, name), policy.tracker, policy.files_s
-        )
+        manifest = Manifest(job, generation, step, (), chosen, files, {}, nodes)
+        publish(directory, Publish(manifest, written, name), policy.tracker, policy.files_s)
     gathered(None)
     return directory / name
 

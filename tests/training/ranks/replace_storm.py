@@ -30,7 +30,7 @@ from tests.training.ranks.networks import Networks
 from tests.training.ranks.nodes import coordinators, on_nodes
 from tests.training.ranks.replaced import WORLD, Plan, Replaced, run_job
 
-KINDS = ("hsdp", "zero", "ddp", "tensor", "experts")
+KINDS = ("hsdp", "zero", "ddp", "tensor", "expert groups")
 STEPS, SNAPSHOT_AT = 60, 5
 ONE, TWO, STOPPED, COORDINATOR = "a rank", "two ranks", "a rank is stopped", "the coordinator"
 WORKER, SUPERVISOR, HUNG, SLOW, CUT = "the mount's worker", "the mount's supervisor", "the storage hangs", "the storage is slow", "a cable"

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from acpfs.training import resilient
 from acpfs.training.torch.device import DeviceMemoryError
 from tests.training.gasp_job import DEADLINE_S
+from tests.training.ranks.expert_groups import expert_groups
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, whole
 
@@ -41,7 +42,7 @@ def steady(made: Callable[[], Job]) -> Callable[[], Job]:
     return build
 
 
-KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"])}
+KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"]), "expert groups": expert_groups}
 FORKS_MAX = 40
 
 

@@ -24,7 +24,7 @@ clause = pytest.mark.clause
 
 
 @clause("T79")
-@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor", "experts"])
+@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor", "expert groups"])
 @pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
 def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)

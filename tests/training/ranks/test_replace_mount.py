@@ -25,6 +25,7 @@ from tests.training.ranks.test_replace import stayed
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
+JOB_S = 240.0
 DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
 
 
@@ -42,7 +43,9 @@ def mounted(backing: Path, path: Path) -> Iterator[AcpfsMount]:
 @pytest.mark.parametrize("kind", ["zero", "hsdp"])
 def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     with mounted(tmp_path / "backing", tmp_path / "mount") as mount:
-        counts = run_job(Plan(kind, {(1, 0, "gated", 5): die}, snapshot_at=2), tmp_path, yardsticks, site=on_nodes([mount], "run"))
+        counts = run_job(
+            Plan(kind, {(1, 0, "gated", 5): die}, snapshot_at=2), tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes([mount], "run")
+        )
         assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
         mount.flush()
         stored = tmp_path / "backing" / "run"
@@ -52,15 +55,15 @@ def test_a_rank_is_replaced_and_the_snapshot_reaches_the_storage(tmp_path: Path,
 @clause("T82", "T140")
 def test_where_both_copies_are_lost_while_the_storage_stands_still_the_snapshot_comes_from_ram(tmp_path: Path, yardsticks: Path) -> None:
     plan = Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): die}, snapshot_at=2)
-    with FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON) as storage:
-        with mounted(storage.path, tmp_path / "mount") as mount:
-            storage.freeze()
-            run_job(plan, tmp_path, yardsticks, site=on_nodes([mount], "run"))
-            assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
-            assert not (tmp_path / "source" / "run" / "latest").exists()
-            storage.thaw()
-            mount.flush()
-            assert (tmp_path / "source" / "run" / "latest").read_text().strip() == "step-2"
+    storage = FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON)
+    with storage, mounted(storage.path, tmp_path / "mount") as mount:
+        storage.freeze()
+        run_job(plan, tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes([mount], "run"))
+        assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+        assert not (tmp_path / "source" / "run" / "latest").exists()
+        storage.thaw()
+        mount.flush()
+        assert (tmp_path / "source" / "run" / "latest").read_text().strip() == "step-2"
 
 
 @clause("T82", "T140")
@@ -81,7 +84,7 @@ def test_where_the_mount_is_dead_as_well_the_snapshot_comes_from_the_storage(tmp
                 mount.kill_processes()
                 dead.touch()
 
-        run_job(plan, tmp_path, yardsticks, turn, site=on_nodes([mount], "run"))
+        run_job(plan, tmp_path, yardsticks, turn, JOB_S, on_nodes([mount], "run"))
         assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
         mount.abort()
 
@@ -100,7 +103,7 @@ def ended(stand: Stand) -> None:
 def test_a_rank_of_each_of_two_nodes_dies(tmp_path: Path, yardsticks: Path, kind: str) -> None:
     plan = Plan(kind, {(0, 0, "gated", 4): die, (3, 0, "updated", 6): die}, snapshot_at=2)
     with stand_over(tmp_path) as stand:
-        counts = run_job(plan, tmp_path, yardsticks, site=on_nodes(stand.nodes, "run"))
+        counts = run_job(plan, tmp_path, yardsticks, timeout_s=JOB_S, site=on_nodes(stand.nodes, "run"))
         assert stayed(counts, tmp_path) == {0: 2, 1: 1, 2: 1, 3: 2}
         ended(stand)
 
@@ -125,7 +128,7 @@ def test_a_node_dies_with_ranks_coordinator_and_ram_and_another_takes_its_place(
             until(lost.exists)
 
         counts = run_job(
-            Plan("hsdp", {(2, 0, "backward", 5): wait}, snapshot_at=2), tmp_path, yardsticks, turn, site=on_nodes(stand.nodes, "run")
+            Plan("hsdp", {(2, 0, "backward", 5): wait}, snapshot_at=2), tmp_path, yardsticks, turn, JOB_S, on_nodes(stand.nodes, "run")
         )
         assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 2}
         ended(stand)
@@ -150,6 +153,8 @@ def test_the_network_between_two_nodes_is_cut_for_a_while(tmp_path: Path, yardst
         def act(_: Job | None) -> None:
             """A moment that the test can see."""
 
-        run_job(Plan("hsdp", {(0, 0, "backward", 5): act}, steps=60), tmp_path, yardsticks, turn, 240, on_nodes(stand.nodes, "run", cables))
+        run_job(
+            Plan("hsdp", {(0, 0, "backward", 5): act}, steps=60), tmp_path, yardsticks, turn, JOB_S, on_nodes(stand.nodes, "run", cables)
+        )
         assert len(times) == 2
         ended(stand)
