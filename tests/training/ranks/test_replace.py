@@ -64,6 +64,21 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
 
+@clause("T79", "T82")
+def test_a_rank_dies_before_its_first_update(tmp_path: Path, yardsticks: Path) -> None:
+    """There is no other state than what the function has built."""
+    counts = run_job(Plan("hsdp", {(1, 0, "forward", 1): die}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+@clause("T82")
+def test_all_ranks_die_at_once(tmp_path: Path, yardsticks: Path) -> None:
+    faults = {(rank, 0, "backward", 5): die for rank in range(WORLD)}
+    counts = run_job(Plan("zero", faults, snapshot_at=2), tmp_path, yardsticks)
+    assert all(count > 1 for count in counts.values())
+    assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
 @clause("T80")
 def test_an_exception_in_one_rank_costs_the_step_under_way(tmp_path: Path, yardsticks: Path) -> None:
     counts = run_job(Plan("zero", {(2, 0, "reduce", 4): fail}), tmp_path, yardsticks)
