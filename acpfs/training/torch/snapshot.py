@@ -15,16 +15,14 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.decision import Layout as Held
 from acpfs.training.decision import NoCover, cover
-from acpfs.training.host_state import HostState
 from acpfs.training.manifest import GaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, checkpoint_name
 from acpfs.training.mounted import node_name, places, readable
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
-from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.transfer import Piece, fill
-from acpfs.training.torch.writers import HOST_STATE, DistributedWriter
+from acpfs.training.torch.writers import HOST_STATE, Writer
 
 log = get_logger(__name__)
 Found = TypeVar("Found")
@@ -91,8 +89,7 @@ def save(
     generation: int,
     step: int,
     layout: Layout,
-    state: LocalState,
-    host: HostState,
+    writer: Writer,
     policy: Policy,
     gathered: Callable[[Any], list[Any]],
 ) -> Path:
@@ -105,7 +102,7 @@ def save(
     written = f"{name}.snapshot-{generation}.tmp"
     own = tuple(shard for shard, writer in chosen.items() if writer == rank)
     order = Save(step, chosen, tuple(range(len(shares))), written, name)
-    found: tuple[SavedFile, ...] = DistributedWriter(state, host, rank).write(directory / written, order, own)
+    found: tuple[SavedFile, ...] = writer.write(directory / written, order, own)
     nodes = tuple(sorted(set(gathered(node_name(directory)))))  # what others wrote is awaited, and the tracker waits for them
     files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
     if rank == 0:
