@@ -147,9 +147,10 @@ class Replaced(Ranks):
         self.processes = dict.fromkeys(range(world), 0)
         self._environment = environment
         self.forks = 0
-        super().__init__(world, directory, lambda rank: main(rank, self.processes[rank]))
+        super().__init__(world, directory, lambda rank: self._begin(rank, main))
 
-    def _fork(self, rank: int) -> int:
+    def _begin(self, rank: int, main: Callable[[int, int], None]) -> None:
+        """In the rank's process, as a launcher would have begun it."""
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -159,6 +160,9 @@ class Replaced(Ranks):
             "ACPFS_GENERATION": str(self.processes[rank]),
             **self._environment(rank),
         }
+        main(rank, self.processes[rank])
+
+    def _fork(self, rank: int) -> int:
         self.forks += 1
         assert self.forks <= FORKS_MAX * self.world, self.said()
         return super()._fork(rank)
