@@ -51,7 +51,7 @@ ROOMS = [
     ("sources",),
     ("manifest",),
     ("evidence",),
-    ("arrival", "listener", "engine_records", "report"),
+    ("arrival", "parts", "listener", "engine_records", "report"),
     ("log",),
 ]
 """Of `acpfs.writeback`, from top to bottom; modules that are in none stand beside them."""

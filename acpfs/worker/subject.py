@@ -64,21 +64,6 @@ PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's bud
 STATUS_QUEUE_ENTRIES_MAX = 100
 PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
-ENGINE_COUNTERS = (
-    "persisted_ops",
-    "persisted_bytes",
-    "streamed_bytes",
-    "retries",
-    "elided_ops",
-    "discarded_ops",
-    "restarted_streams",
-    "verified_files",
-    "verify_failures",
-    "equal_files",
-    "equal_bytes",
-    "repairs",
-    "commit_groups",
-)
 RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
 """Why held deletions were carried out."""
 UNPERSISTED = ("writing", "complete", "interrupted")
@@ -481,7 +466,7 @@ def _durations(durations: Durations) -> dict[str, DurationsReport]:
 
 def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) -> dict[str, int]:
     """Everything that is counted, by one flat name each. Under the lock."""
-    counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
+    counters: dict[str, int] = asdict(engine.counters)
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
     counters |= {name: value for name, value in asdict(fs.warm).items() if name != "warming"}
     counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}

@@ -147,9 +147,35 @@ class ClusterStatistics:
     error: str
 
 
+@dataclass(slots=True)
+class DrainCounters:
+    """What the engine has done since it was made; its rooms add to it under the lock."""
+
+    persisted_ops: int = 0
+    persisted_bytes: int = 0
+    streamed_bytes: int = 0
+    """All bytes ever written into staging files, retries included."""
+    retries: int = 0
+    elided_ops: int = 0
+    discarded_ops: int = 0
+    restarted_streams: int = 0
+    """Pieces read a second time because the file was changed while it was streamed."""
+    verified_files: int = 0
+    verify_failures: int = 0
+    equal_files: int = 0
+    """Not streamed, because another node had stored the same bytes under the same name."""
+    equal_bytes: int = 0
+    repairs: int = 0
+    """Times the backing directory was not as left (parent removed, name taken from outside) and was put right, or taken as it is."""
+    commit_groups: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """The write-back engine as of now."""
+
+    counters: DrainCounters
+    """As they were then."""
 
     queued_ops: int
     dirty_bytes: int
@@ -162,23 +188,6 @@ class EngineStatistics:
     """Oldest first, at most QUEUE_ENTRIES_MAX."""
     streaming: tuple[QueuedOp, ...]
     parked: tuple[QueuedOp, ...]
-    persisted_ops: int
-    persisted_bytes: int
-    streamed_bytes: int
-    """All bytes ever written into staging files, retries included."""
-    retries: int
-    elided_ops: int
-    discarded_ops: int
-    restarted_streams: int
-    """Pieces read a second time because the file was changed while it was streamed."""
-    verified_files: int
-    verify_failures: int
-    equal_files: int
-    """Not streamed, because another node had stored the same bytes under the same name."""
-    equal_bytes: int
-    repairs: int
-    """Times the backing directory was not as left (parent removed, name taken from outside) and was put right."""
-    commit_groups: int
     held: bool
     """Paused by an operator or a test."""
     streams_max: int

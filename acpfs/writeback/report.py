@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from acpfs.errors import errno_name
 from acpfs.types import Ino
@@ -12,16 +11,6 @@ from acpfs.writeback.engine_records import QueuedOp
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.verdicts import Why
-
-
-@dataclass(slots=True)
-class Totals:
-    """What the engine has done so far."""
-
-    persisted_ops: int = 0
-    persisted_bytes: int = 0
-    discarded_ops: int = 0
-    commit_groups: int = 0
 
 
 def queue_entry(op: Op, listener: Listener, why: Why) -> QueuedOp:

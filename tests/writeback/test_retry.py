@@ -42,7 +42,6 @@ def test_transient_failures_are_retried_for_ever_and_shown() -> None:
         delay_s = retry.failed(op, error(errno.EIO))
         assert delay_s is not None
         assert (op.tries, op.last_error, op.next_attempt_at) == (tries, errno.EIO, 1000.0 + delay_s)
-    assert retry.retries == 99
 
 
 @pytest.mark.clause("S23")

@@ -135,7 +135,7 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(w
     world.restart()
     world.lower.fault = FailNth("lstat", 1, errno.EIO)
     run(world.run_for, 0.01)
-    assert world.engine.statistics().retries
+    assert world.engine.statistics().counters.retries
     world.setattr("d", mode=0o750)
     run(world.drain)
     assert world.lower.inode("d").mode & 0o777 == 0o750
@@ -146,7 +146,7 @@ def test_what_was_not_handed_over_is_in_no_doubt(world: World, run: Run, monkeyp
     world.mkdir("d")
     op = world.log.front(1)[0]
     looks = FailNth("look", 1, errno.EIO)
-    monkeypatch.setattr(world.engine._committer._catching_up, "before", lambda _op: looks("look", ()))
+    monkeypatch.setattr(world.engine._committer, "_catch_up", lambda _op: looks("look", ()))
     run(world.run_for, 0.01)
     assert (op.tries, op.begun) == (1, False)
     world.rmdir("d")

@@ -11,16 +11,15 @@ from __future__ import annotations
 import stat
 import time
 from collections.abc import Callable, Iterable
-from threading import RLock
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.logger import get_logger
-from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq
 from acpfs.writeback.engine_records import Conflict
 from acpfs.writeback.evidence import absence
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.parts import DrainParts
 
 EVERYTHING = Seq(1 << 62)
 """Guard for a mount that is bypassed: also what is written through descriptors that are still open."""
@@ -45,11 +44,10 @@ Look = tuple[int, int, int]
 class Conflicts:
     """Says, per operation, whether and where it may be carried out."""
 
-    def __init__(
-        self, lower: Lower, tree: LowerTree, state: StateDatabase, lock: RLock, left_as: Callable[[Ino], tuple[int, int, int, int] | None]
-    ) -> None:
-        """`left_as`: `Listener.left_as`. Takes up what an earlier worker knew."""
-        self._lower, self._tree, self._state, self._lock, self._left_as = lower, tree, state, lock, left_as
+    def __init__(self, parts: DrainParts) -> None:
+        """Takes up what an earlier worker knew."""
+        self._parts, self._left_as = parts, parts.listener.left_as
+        self._lower, self._tree, self._lock, self._state = parts.lower, parts.tree, parts.lock, (state := parts.state)
         self._checks: dict[OpKind, Callable[[Op], LowerPath | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make,
@@ -97,8 +95,7 @@ class Conflicts:
     def _may_hit_others(self, op: Op) -> bool:
         if op.kind is OpKind.RMDIR:
             return op.tries >= LEAVE_AFTER_TRIES  # something is in it, and does not go
-        with self._lock:
-            return op.kind is OpKind.UNLINK and self._tree.node_at(op.parent, op.name) == op.ino
+        return op.kind is OpKind.UNLINK and self._parts.node_at((op.parent, op.name)) == op.ino
 
     def noted(self, op: Op, st: LowerStat | None) -> None:
         """The operation was carried out: what is there now is ours."""
@@ -128,8 +125,7 @@ class Conflicts:
 
     def is_foreign(self, place: Place, st: LowerStat) -> bool:
         """Not what the operations so far have left there. What never was looked at counts as ours."""
-        with self._lock:
-            node = self._tree.node_at(*place)
+        node = self._parts.node_at(place)
         return node is None or not self._is_node(node, st)
 
     def number(self, ino: Ino) -> int | None:
@@ -187,9 +183,7 @@ class Conflicts:
         return path if self.is_foreign(place, st) else None
 
     def _attributes(self, op: Op) -> LowerPath | None:
-        with self._lock:
-            places = self._tree.places(op.ino)
-        for place in places:
+        for place in self._parts.places(op.ino):
             path, st = self._look(place)
             if path is not None and st is not None and self.is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns:
                 return path
@@ -227,14 +221,8 @@ class Conflicts:
         return None
 
     def _look(self, place: Place) -> tuple[LowerPath | None, LowerStat | None]:
-        with self._lock:
-            path = self._tree.path_at(*place)
-        if path is None:
-            return None, None
-        try:
-            return path, self._lower.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return path, None
+        path = self._parts.path_at(place)
+        return path, None if path is None else self._parts.look(path)
 
     def _is_node(self, node: Ino, st: LowerStat) -> bool:
         if self._made.get(node) == (st.ino, st.size) or self._dated.get(node) == st.mtime_ns:
