@@ -30,9 +30,9 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import OnFailure, Settings, Transport
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
-from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
+from acpfs.drain_records import QueueEntry
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled

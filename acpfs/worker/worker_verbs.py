@@ -13,10 +13,11 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.reports import StayedFile, Verdict
+from acpfs.control.reports import StayedFile
 from acpfs.control.socket_messages import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
 from acpfs.control.worker_contract import Report
+from acpfs.drain_records import Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
 from acpfs.filesystem.nodes import Node
 from acpfs.worker.assembly import Parts
@@ -132,7 +133,7 @@ class WorkerVerbs:
         paths = request.paths()  # not in the nursery, which would wrap what it raises
         one_at_a_time = trio.Lock()
 
-        async def judge(verdict: Verdict) -> None:
+        async def judge(verdict: Verification) -> None:
             async with one_at_a_time:
                 await tell({"event": "items", "items": [asdict(verdict)]})
 

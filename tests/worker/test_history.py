@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from acpfs.cli import history_page
-from acpfs.control.reports import ConflictReport, HealthReport, HistoryEntry, Status
+from acpfs.control.reports import HealthReport, HistoryEntry, Status
+from acpfs.drain_records import ConflictReport
 from acpfs.ram.state import StateDatabase
 from acpfs.worker import history
 from acpfs.worker.history import History

@@ -261,7 +261,7 @@ def test_a_removal_that_waited_leaves_what_another_node_has_written_since(world:
     let_pass(world)
     run(world.drain)
     assert world.lower.visible() == {b"last/": b"", b"last/theirs": b"theirs"}
-    assert [conflict.path for conflict in world.engine.statistics().conflicts] == [b"last/theirs", b"last"]
+    assert [conflict.path for conflict in world.engine.statistics().conflicts] == ["last/theirs", "last"]
     assert world.engine.statistics().parked == ()
 
 

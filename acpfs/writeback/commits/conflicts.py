@@ -8,14 +8,15 @@ moment that no file system call closes: a native change in just that moment is l
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections.abc import Callable, Iterable
 
 from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.drain_records import ConflictReport
 from acpfs.logger import get_logger
 from acpfs.types import Ino, Seq
-from acpfs.writeback.engine_records import Conflict
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
@@ -74,7 +75,7 @@ class Conflicts:
         """By what operations of the last worker can be known again: inode and size of a content, or its time."""
         rows = state.rows("SELECT path, kind, kept_as, at FROM conflict ORDER BY number")
         self.total = len(rows)
-        self.told = [Conflict(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
+        self.told = [_report(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
 
     def guard(self, until: Seq, inos: Iterable[Ino] = ()) -> Guarding:
         """Be careful with operations up to that number, and with those of these nodes; returns what it was before. Under the lock."""
@@ -256,17 +257,20 @@ class Conflicts:
         self._remember(path, op, b"/".join((*path[:-1], aside)))
 
     def _remember(self, path: LowerPath, op: Op, kept_as: bytes) -> None:
-        conflict = Conflict(b"/".join(path), op.kind.value, kept_as, time.time())
+        values = (b"/".join(path), op.kind.value, kept_as, time.time())
         with self._lock:
             self.total += 1
-            self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], conflict]
-            values = (conflict.path, conflict.kind, conflict.kept_as, conflict.at)
+            self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], _report(*values)]
             self._state.change("INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values)
             self._state.commit()
         why = "changed natively while the mount was away" if self.covers(op) else "changed by others since it was deleted here"
         what = "the mount's is kept beside" if kept_as else "left as it is"
-        told = {"path": _shown(conflict.path), "kind": conflict.kind} | ({"kept_as": _shown(kept_as)} if kept_as else {})
+        told = {"path": _shown(b"/".join(path)), "kind": op.kind.value} | ({"kept_as": _shown(kept_as)} if kept_as else {})
         _log.warning(f"conflict: {why}; {what}", **told)
+
+
+def _report(path: bytes, kind: str, kept_as: bytes, at: float) -> ConflictReport:
+    return ConflictReport(os.fsdecode(path), kind, os.fsdecode(kept_as) or None, at)
 
 
 def _shown(path: bytes) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -21,10 +22,11 @@ import trio
 
 from acpfs.backing.lower import LowerPath
 from acpfs.checkpoints import Checkpoints
+from acpfs.drain_records import GuardedReport
 from acpfs.logger import get_logger
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.engine_records import GuardedCheckpoint, GuardStatistics
+from acpfs.writeback.engine_records import GuardStatistics
 from acpfs.writeback.guard.former_paths import FormerPaths
 from acpfs.writeback.guard.guarded import Guarded, Key, SpaceWatch
 from acpfs.writeback.guard.survey import Inventory, Question, Survey, look
@@ -456,14 +458,14 @@ class Guard:
         return GuardStatistics(tuple(sorted(told, key=lambda t: t.since)), len(self._log.all_aside()), dict(self.released), self._orphans)
 
 
-def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedCheckpoint:
+def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedReport:
     inventory = held.inventory or Inventory(held.checkpoint)
-    return GuardedCheckpoint(
-        path=held.checkpoint.path,
-        kept_as=b"/".join(moved or ()),
+    return GuardedReport(
+        path=os.fsdecode(held.checkpoint.path),
+        kept_as=os.fsdecode(b"/".join(moved or ())) or None,
         operations=len(held.ops),
         files=inventory.files,
-        size_bytes=inventory.size_bytes,
+        size=inventory.size_bytes,
         since=held.since,
         until=held.newest_at + time_s,
         why=held.why,
