@@ -245,9 +245,7 @@ class Worker:
         """What a killed worker's call still does must not come after what this one does with the same file."""
         stuck = self.link.kept.get(STUCK)
         if stuck:
-            log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(stuck)
-            )
+            log.warning("a call of a killed worker on the backing directory has not returned: the drain waits for it", workers=len(stuck))
             ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
             self._parts.fs.earlier_calls.begin_after(ended)

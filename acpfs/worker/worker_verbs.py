@@ -106,7 +106,7 @@ class WorkerVerbs:
             raise BadRequestError(f"{request.verb}: for no time at all")
         node = await self._found(path)
         if not node.is_dir and not node.is_file:
-            raise RefusedError(f"{os.fsdecode(path)} is no directory and no file (a symlink to one is neither): name that itself")
+            raise RefusedError(f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one")
         if request.uid not in (0, node.uid):
             raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
         fs = self._parts.fs
@@ -194,7 +194,7 @@ class WorkerVerbs:
         except OSError as error:
             raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
         if not forgotten:
-            raise RefusedError(f"{node} lives, or there is no node of that name: only one that is missing can be forgotten")
+            raise RefusedError(f"{node} is alive, or does not exist: only a missing node can be forgotten")
         return {"node": node}
 
 
