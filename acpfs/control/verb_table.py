@@ -106,9 +106,12 @@ VERBS: dict[str, Verb] = {
         has_handler=False,
     ),
     "top": Verb(
-        help="Show the mount on a screen that is kept up to date, with keys.",
+        help="Show one mount, or all of this machine, on a screen that is kept up to date, with keys.",
         usage=("top [--interval SECONDS]",),
-        does="a screen with RAM, drain, queue, who waits and checkpoints, and keys that act ([below](#a-screen))",
+        does=(
+            "a screen with RAM, drain, queue, who waits, checkpoints and members, of one mount or of all on this machine, "
+            "and keys that act ([below](#a-screen))"
+        ),
         has_handler=False,
     ),
     "ls": Verb(
