@@ -169,10 +169,9 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             make_spill=spill.maker(tier, operations, directory),
         )
         fs.before_writers(prefault.give_back, prefault.hand_over)
-        manifest = Manifest(state, directory, fs.lock, identity.node_id)
+        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, directory, identity)
         drained = DrainParts(directory, tree, operations, tier, state, fs.lock, fs.changes, calls, settings)
-        journal = mirroring.journal(fs.spill, directory, identity)
-        engine = Engine(drained, manifest, fs.spill, journal, place=lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
+        engine = Engine(drained, manifest, fs.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
         cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
         state.accept()
