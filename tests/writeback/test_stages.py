@@ -14,7 +14,7 @@ from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Sta
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower
 from tests.writeback.test_guard_random import settle
-from tests.writeback.test_random import Application, Mortal, assert_arrived, faults, live_until_killed
+from tests.writeback.test_random import Application, Mortal, assert_arrived, faults, live_and_die
 from tests.writeback.world import World
 
 SEEDS = 8
@@ -74,14 +74,7 @@ def live(tmp_path: Path, seed: int) -> None:
     mortal = Mortal(lower)
     world = World(tmp_path, mortal, keep_last_persisted=seed % 2 == 1)
     application = Closer(world, rng)
-    for _ in range(15):
-        for _ in range(rng.randrange(1, 15)):
-            application.act()
-        mortal.calls_left, mortal.after = rng.randrange(1, 60), rng.random() < 0.5
-        if not live_until_killed(world, rng) or rng.random() < 0.3:
-            lower.descriptors.clear()
-            world.restart()
-    mortal.calls_left = -1
+    live_and_die(application, mortal, lower, rounds=15, calls_max=15)
     application.finish_all()
     lower.fault = lambda _label, _path: None
     world.engine.retry()
