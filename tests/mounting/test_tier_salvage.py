@@ -135,7 +135,7 @@ def test_a_tier_in_use_and_a_target_in_use_are_refused(tier: Path, tmp_path: Pat
     salvage(tier, tmp_path / "target")
     with pytest.raises(ConfigError, match="is not empty"):
         salvage(tier, tmp_path / "target")
-    with pytest.raises(ConfigError, match="is no RAM tier"):
+    with pytest.raises(ConfigError, match="is not a RAM tier"):
         salvage(tmp_path / "backing", tmp_path / "another")
 
 
