@@ -12,6 +12,9 @@ import os
 from pathlib import Path
 
 PROC = Path("/proc")
+_KILL = 1 << 8
+_HARMLESS = sum(1 << (number - 1) for number in (17, 18, 19, 20, 21, 22, 23, 28))
+"""SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody. Signals of real time, from 32 on, are deadly as well."""
 
 
 def directory_of(pid: int, proc: Path = PROC) -> Path | None:
@@ -26,3 +29,20 @@ def _counts_like_us(proc: Path, own: int) -> bool:
         return os.readlink(proc / "self") == str(own)
     except OSError:
         return False
+
+
+def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
+    """Whether a signal waits for the process of a thread that ends it; `own`: or for the thread itself, which an exit of another one sends.
+
+    A deadly signal reaches every thread as SIGKILL, but for one case: the only thread of a process sleeps, and has a signal already that
+    it catches. Then what comes next only waits beside that one, and the kernel does not call it deadly before the thread runs again.
+
+    Raises:
+        OSError: it is gone, or /proc does not show it.
+        KeyError, ValueError: that is no status of a thread.
+    """
+    text = (thread / "status").read_text(encoding="ascii", errors="replace")
+    fields = dict(line.split(":", 1) for line in text.splitlines())
+    pending, blocked, ignored, caught = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
+    is_deadly = bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))
+    return is_deadly or (own and bool(int(fields["SigPnd"], 16) & _KILL))

@@ -13,13 +13,10 @@ from __future__ import annotations
 import enum
 from pathlib import Path
 
-from acpfs.processes import PROC, directory_of
+from acpfs.processes import PROC, directory_of, is_ended_by_signal
 
 _EXITING, _DUMPED_CORE, _SIGNALED = 0x4, 0x200, 0x400
 """Flags of a thread (PF_EXITING, PF_DUMPCORE, PF_SIGNALED); their values are older than this century."""
-_KILL = 1 << 8
-_HARMLESS = sum(1 << (number - 1) for number in (17, 18, 19, 20, 21, 22, 23, 28))
-"""SIGCHLD, SIGCONT, the four that stop, SIGURG, SIGWINCH: they end nobody. Signals of real time, from 32 on, are deadly as well."""
 
 
 class Closing(enum.Enum):
@@ -49,7 +46,7 @@ def _closing_of(thread: Path) -> Closing:
     tasks = [_state_and_flags(task) for task in (thread / "task").iterdir()]
     if all(state in "ZX" for state, _flags in tasks):
         return Closing.CALL  # it has closed what it had already, and somebody else has a copy
-    if flags & _SIGNALED and (_is_deadly(thread) or any(others & _DUMPED_CORE for _state, others in tasks)):
+    if flags & _SIGNALED and (is_ended_by_signal(thread) or any(others & _DUMPED_CORE for _state, others in tasks)):
         return Closing.KILL
     return Closing.END
 
@@ -60,11 +57,3 @@ def _state_and_flags(task: Path) -> tuple[str, int]:
     except (FileNotFoundError, ProcessLookupError):
         return "X", 0
     return fields[0], int(fields[6])
-
-
-def _is_deadly(thread: Path) -> bool:
-    """Whether a signal waits for the process that ends it."""
-    text = (thread / "status").read_text(encoding="ascii", errors="replace")
-    fields = dict(line.split(":", 1) for line in text.splitlines())
-    pending, blocked, ignored, caught = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
-    return bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))

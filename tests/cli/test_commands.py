@@ -62,6 +62,7 @@ def test_every_setting_is_an_option_with_its_default(tmp_path: Path) -> None:
         ("main", ["mount", "/b", "/m", "--config", "/none.toml"], ExitCode.USAGE, "/none.toml"),
         ("main", ["umount", "/nowhere"], ExitCode.NOT_MOUNTED, "no acpfs is mounted on /nowhere"),
         ("main", ["umount"], ExitCode.USAGE, "name a mount point"),
+        ("main", ["mount"], ExitCode.USAGE, "name BACKING and MOUNTPOINT"),
         ("main", ["mount", "/nowhere", "/tmp"], ExitCode.ENVIRONMENT, "backing directory /nowhere does not exist"),
         ("main", ["mount", "/tmp", "/nowhere"], ExitCode.ENVIRONMENT, "mount point /nowhere does not exist"),
         ("main", ["mount", "/etc/passwd", "/mnt"], ExitCode.ENVIRONMENT, "backing directory /etc/passwd is not a directory"),

@@ -204,6 +204,26 @@ os.stat(sys.argv[1])
         assert finished(stuck)[0] == -signal.SIGKILL
 
 
+@pytest.mark.clause("S132")
+def test_a_caller_with_a_signal_that_it_catches_can_be_ended_by_another(tmp_path: Path) -> None:
+    """Timers are such signals. The kernel keeps the second one beside the first, and calls it deadly when the program runs again."""
+    text = """
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+os.stat(sys.argv[1])
+"""
+    lies_below(tmp_path, "hangs")
+    with NativeMount(tmp_path, "--hang", "hangs") as mounted:
+        stuck = program(text, mounted.path / "hangs")
+        wait_for_request(mounted)
+        status, deadline = Path(f"/proc/{stuck.pid}/status"), time.monotonic() + 60
+        while f"ShdPnd:\t{1 << (signal.SIGALRM - 1):016x}" not in status.read_text():
+            assert time.monotonic() < deadline
+            threading.Event().wait(LOOK_AGAIN_S)
+        stuck.terminate()
+        assert finished(stuck, 60)[0] == -signal.SIGTERM
+
+
 # -- takeover
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import enum
 import os
 
-from acpfs.processes import directory_of
-
-SIGKILL_BIT = 1 << 8
-"""A deadly signal, whichever it was, reaches every thread of the process as SIGKILL."""
+from acpfs.processes import directory_of, is_ended_by_signal
 
 
 class Fate(enum.Enum):
@@ -29,13 +26,9 @@ def fate_of(pid: int) -> Fate:
     if directory is None:
         return Fate.UNSEEN
     try:
-        text = (directory / "status").read_text(encoding="ascii", errors="replace")
+        return Fate.DYING if is_ended_by_signal(directory, own=True) else Fate.LIVES
     except OSError:
         return Fate.UNSEEN if _exists(pid) else Fate.DYING
-    fields = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    if any(int(fields[name], 16) & SIGKILL_BIT for name in ("SigPnd", "ShdPnd") if name in fields):
-        return Fate.DYING
-    return Fate.LIVES
 
 
 def _exists(pid: int) -> bool:
