@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wa
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
-QUICK: dict[str, object] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
+QUICK: dict[str, Any] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
 
 
 @dataclass
