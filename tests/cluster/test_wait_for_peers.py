@@ -18,7 +18,8 @@ from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount, wait_gone
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("libfuse", "native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+BOTH = pytest.mark.transports("libfuse", "native")
 SHARD = b"shard" * 1000
 PENDING = 3
 """Operations: a file, a directory, and a file in that."""
@@ -80,6 +81,7 @@ def opened(node: AcpfsMount, *paths: Path) -> Iterator[list[Future[bytes]]]:
 
 
 @clause("S172")
+@BOTH
 def test_an_open_waits_for_what_another_node_still_drains(transport: str, tmp_path: Path) -> None:
     """A file, and one in a directory that is not there either; meanwhile everything elsewhere goes on."""
     with stand(tmp_path, transport) as two:
@@ -96,6 +98,7 @@ def test_an_open_waits_for_what_another_node_still_drains(transport: str, tmp_pa
 
 
 @clause("S172", "X12")
+@BOTH
 def test_a_lookup_that_waits_holds_up_its_directory_over_libfuse_only(transport: str, tmp_path: Path) -> None:
     """The kernel asks libfuse for one name of a directory at a time. What it knows already, and other directories, go on."""
     with stand(tmp_path, transport) as two, ThreadPoolExecutor(1) as another:

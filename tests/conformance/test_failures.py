@@ -20,17 +20,17 @@ QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 
 @clause("S23")
-@pytest.mark.parametrize("error", ["EIO", "ENOSPC", "ESTALE", "EDQUOT", "ETIMEDOUT"])
-def test_passing_errors_are_waited_out(transport: str, make_mount: MakeMount, fault_fs: FaultFs, error: str) -> None:
+def test_a_passing_error_is_waited_out(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
+    """Each of the others is a row of `tests/faults/test_backing.py`."""
     mount = make_mount(fault_fs.path, transport, **QUICK)
-    rule = fault_fs.fail(error, ["write"])
+    rule = fault_fs.fail("EIO", ["write"])
     (mount.path / "d").mkdir()
     (mount.path / "d" / "f").write_bytes(b"content")
     fault_fs.wait_hits(rule, 3)
     entry = mount.wait_status(lambda s: any(q["tries"] > 1 for q in s["queue"]))["queue"]
     failing = next(q for q in entry if q["tries"])
     assert failing["name"].endswith("f")
-    assert failing["last_error"] == error
+    assert failing["last_error"] == "EIO"
     assert failing["next_attempt"]
     assert (mount.path / "d" / "f").read_bytes() == b"content"
     (mount.path / "after").write_bytes(b"the application does not notice")

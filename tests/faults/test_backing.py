@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,12 +15,12 @@ from acpfs.backing.health import STUCK_VARIABLE
 from acpfs.errors import ExitCode
 from acpfs.worker.worker import ANCHOR_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import CommandError, MakeMount, is_mounted, wait_gone
+from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wait_gone
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
-QUICK: dict[str, object] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
+QUICK: dict[str, Any] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
 
 
 @dataclass
@@ -47,40 +49,57 @@ TABLE = [
 ]
 
 
+@dataclass
+class Ground:
+    """One mount for all rows of the table: each of them has to leave it as it was."""
+
+    mount: AcpfsMount
+    faults: FaultFs
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory, transport: str) -> Iterator[Ground]:
+    base = tmp_path_factory.mktemp("table")
+    with FaultFs(base / "disk", base / "backing") as faults:
+        with AcpfsMount(faults.path, base / "mnt", transport, watchdog_s=1800, **QUICK) as mount:
+            yield Ground(mount, faults)
+        assert mount.leaks() == []
+
+
 @clause("S23", "S24", "S3", "S7")
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_nothing_is_lost_nor_wrongly_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs, row: Row) -> None:
-    mount = make_mount(fault_fs.path, transport, **QUICK)
-    (mount.path / "d").mkdir()
-    (mount.path / "d" / "old").write_bytes(b"old")
+def test_nothing_is_lost_nor_wrongly_persisted(ground: Ground, row: Row) -> None:
+    mount, faults = ground.mount, ground.faults
+    shown, below = mount.path / row.name, faults.source / row.name
+    shown.mkdir()
+    (shown / "old").write_bytes(b"old")
     mount.flush()
-    rule = fault_fs.rule(row.action, ops=row.ops, **row.words)
-    contents = {f"d/f{number}": os.urandom(20_000 * number + 1) for number in range(4)} | {"d/old": b"rewritten"}
-    for name, data in contents.items():
-        (mount.path / name).write_bytes(data)
-    (mount.path / "d" / "tmp").write_bytes(b"t")
-    (mount.path / "d" / "tmp").rename(mount.path / "d" / "latest")
-    contents["d/latest"] = b"t"
-    if row.shows:
-        mount.wait_status(lambda s: any(q["last_error"] == row.shows for q in s["queue"]) or s["backing_health"]["state"] == row.shows)
-        assert {p.name for p in (fault_fs.source / "d").iterdir()} <= {"old", "tmp", *(n[2:] for n in contents)}
-        assert (fault_fs.source / "d" / "old").read_bytes() in (b"old", b"rewritten")
-    assert all((mount.path / name).read_bytes() == data for name, data in contents.items())
-    assert "latest" in os.listdir(mount.path / "d")
+    rule = faults.rule(row.action, ops=row.ops, **row.words)
+    try:
+        contents = {f"f{number}": os.urandom(20_000 * number + 1) for number in range(4)} | {"old": b"rewritten"}
+        for name, data in contents.items():
+            (shown / name).write_bytes(data)
+        (shown / "tmp").write_bytes(b"t")
+        (shown / "tmp").rename(shown / "latest")
+        contents["latest"] = b"t"
+        if row.shows:
+            mount.wait_status(lambda s: any(q["last_error"] == row.shows for q in s["queue"]) or s["backing_health"]["state"] == row.shows)
+            assert {p.name for p in below.iterdir()} <= {"tmp", *contents}
+            assert (below / "old").read_bytes() in (b"old", b"rewritten")
+        assert all((shown / name).read_bytes() == data for name, data in contents.items())
+        assert "latest" in os.listdir(shown)
+        if row.parks:
+            mount.wait_status(lambda s: s["parked"] > 0)
+            assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
+    finally:
+        faults.clear(rule)
     if row.parks:
-        mount.wait_status(lambda s: s["parked"] > 0)
-        assert mount.run("acpfs-ctl", str(mount.path), "flush", check=False).returncode == ExitCode.FAILED
-    fault_fs.clear(rule)
-    if row.parks:
-        mount.run("acpfs-ctl", str(mount.path), "retry", "d")
+        mount.run("acpfs-ctl", str(mount.path), "retry", row.name)
     mount.flush()
-    for name, data in contents.items():
-        assert (fault_fs.source / name).read_bytes() == data
+    assert {name: (below / name).read_bytes() for name in contents} == contents
     assert all(verdict["status"] == "ok" for verdict in mount.ctl("verify"))
     status = mount.status()
     assert (status["queue_length"], status["parked"], status["ram"]["dirty_bytes"]) == (0, 0, 0)
-    mount.umount()
-    assert mount.leaks() == []
 
 
 @clause("S25", "S53")

@@ -148,7 +148,7 @@ def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: Fau
     wait_counted(mount, "warmed_files", 1)
 
 
-@BOTH
+@NATIVE
 @clause("S101")
 def test_who_asks_for_what_does_not_come_gets_an_error_in_the_end(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     (fault_fs.source / "f").write_bytes(b"f" * (32 * MIB))
@@ -225,7 +225,7 @@ def test_changed_below_in_the_middle(transport: str, make_mount: MakeMount, faul
         assert whole(seen) == new
 
 
-@BOTH
+@NATIVE
 @clause("S102")
 def test_changed_below_when_it_has_come(transport: str, make_mount: MakeMount, cold: Path) -> None:
     (cold / "f").write_bytes(b"old" * MIB)
@@ -281,7 +281,7 @@ def test_changed_here_in_the_middle(transport: str, make_mount: MakeMount, fault
     }
 
 
-@BOTH
+@NATIVE
 @clause("S103")
 def test_it_goes_when_a_writer_needs_the_room(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     data = os.urandom(40 * MIB)
@@ -303,7 +303,7 @@ def test_it_goes_when_a_writer_needs_the_room(transport: str, make_mount: MakeMo
     assert status["ram"]["used_bytes"] <= 64 * MIB
 
 
-@BOTH
+@NATIVE
 @clause("S103")
 def test_nothing_that_is_dirty_or_used_leaves_for_it(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     (fault_fs.source / "f").write_bytes(b"f" * (40 * MIB))
@@ -341,7 +341,7 @@ def test_with_on_clean_files_leave_for_it_and_neither_checkpoints_nor_pins(
     assert counter(mount, "warmed_files") >= 1
 
 
-@BOTH
+@NATIVE
 @clause("S104")
 def test_a_large_file_that_is_damaged_is_not_served_again(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     """Without `verify_reads`: bytes may have been served before the last was read."""
@@ -360,7 +360,7 @@ def test_a_large_file_that_is_damaged_is_not_served_again(transport: str, make_m
     assert where(mount) == {}
 
 
-@BOTH
+@NATIVE
 @clause("S104")
 @pytest.mark.parametrize(("size", "verify_reads"), [(5000, False), (20 * MIB, True)])
 def test_what_is_not_as_it_was_stored_is_not_served(
@@ -400,7 +400,7 @@ def test_ram_serves_what_the_backing_directory_spoils(transport: str, make_mount
     assert counter(mount, "checksum_mismatches") == 0
 
 
-@BOTH
+@NATIVE
 @clause("S104")
 def test_somebody_else_may_change_a_file_that_was_stored_here(transport: str, make_mount: MakeMount, cold: Path) -> None:
     """Its checksum is void then: a change is no damage."""

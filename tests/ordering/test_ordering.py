@@ -23,7 +23,8 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-ROUNDS = 25
+ROUNDS, ROUNDS_IN_CI = 25, 12
+"""The longer ones where operations are asked for (`tools/test random`)."""
 QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "no_keep_last_persisted": True}
 STAGING = ".acpfs/*"
 
@@ -84,14 +85,19 @@ def finish(mount: AcpfsMount, faults: FaultFs, application: Application) -> None
 @clause("S6", "S7", "S8", "S9", "S11", "S23", "S25")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
 def test_every_instant_is_a_state_of_the_application(
-    transport: str, make_mount: MakeMount, fault_fs: FaultFs, seed: int, fault: Callable[[FaultFs, random.Random], None]
+    transport: str,
+    make_mount: MakeMount,
+    fault_fs: FaultFs,
+    seed: int,
+    fault: Callable[[FaultFs, random.Random], None],
+    request: pytest.FixtureRequest,
 ) -> None:
-    chooser = random.Random(seed)
+    rounds, chooser = ROUNDS if request.config.getoption("--ops") else ROUNDS_IN_CI, random.Random(seed)
     mount = make_mount(fault_fs.path, transport, **QUICK)
     application = Application(mount.path)
     run = training(mount, application, seed)
     fault(fault_fs, chooser)
-    for number in range(ROUNDS):
+    for number in range(rounds):
         run.round()
         if number % 8 == 7:
             mount.flush(timeout_s=90)

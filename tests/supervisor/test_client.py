@@ -29,9 +29,10 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 
 
 @pytest.fixture
@@ -86,6 +87,7 @@ def _as_expected(checkpoint: client.SafeCheckpoint, mount: AcpfsMount, name: str
 
 
 @pytest.mark.clause("S115")
+@BOTH
 def test_a_callback_gets_each_safe_checkpoint_with_names_sizes_and_checksums(mount: AcpfsMount) -> None:
     told: queue.SimpleQueue[client.SafeCheckpoint] = queue.SimpleQueue()
 

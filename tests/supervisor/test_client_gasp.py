@@ -18,9 +18,10 @@ from tests.rig.mounts import REPOSITORY, AcpfsMount, MakeMount
 clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def needs_of(path: Path) -> bytes:
 
 
 @clause("S280", "S284", "S285")
+@BOTH
 def test_a_gasp_from_declaration_to_storage(mount: AcpfsMount) -> None:
     gasp = mount.path / "gasp"
     gasp.mkdir()

@@ -14,9 +14,10 @@ from tests.rig.mounts import AcpfsMount, CommandError, MakeMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 MIB = 1 << 20
 
 
@@ -93,6 +94,7 @@ def test_evict_leaves_what_is_open_mapped_or_not_persisted(mount: AcpfsMount) ->
 
 
 @pytest.mark.clause("S116")
+@BOTH
 def test_part_of_a_large_file_leaves_and_the_rest_is_read_from_ram(transport: str, tmp_path: Path, make_mount: MakeMount) -> None:
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, ram="192M")

@@ -20,9 +20,10 @@ from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 
 MIB = 1 << 20
 
@@ -75,6 +76,7 @@ def same(a: Path, b: Path) -> bool:
 
 
 @pytest.mark.clause("S216")
+@BOTH
 def test_mount_write_flush_umount(make_mount: MakeMount, transport: str, tmp_path: Path) -> None:
     backing = tmp_path / "back, ing"
     backing.mkdir()
@@ -214,6 +216,7 @@ def test_what_a_killed_daemon_left_is_found_and_drained(slow: AcpfsMount) -> Non
     assert slow.leaks() == []
 
 
+@BOTH
 def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMount) -> None:
     for clear in (lambda: slow.run("acpfs", "umount", str(slow.path)), lambda: None):
         slow.kill_processes()
@@ -223,6 +226,7 @@ def test_a_dead_mount_is_cleared_by_umount_and_by_the_next_mount(slow: AcpfsMoun
         slow.flush()
 
 
+@BOTH
 def test_sigterm_drains_and_ends(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
     content = (slow.path / "big").read_bytes()
@@ -264,6 +268,7 @@ def test_sigterm_takes_the_mount_from_its_users(make_mount: MakeMount, transport
     assert (backing / "done").read_text() == "x"
 
 
+@BOTH
 def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
     slow.ctl("set", "bandwidth=8M")
     content, pid = (slow.path / "big").read_bytes(), slow.pid
@@ -273,6 +278,7 @@ def test_umount_by_others_drains_afterwards(slow: AcpfsMount) -> None:
     assert slow.leaks() == []
 
 
+@BOTH
 def test_control_answers_while_the_backing_directory_hangs(fault_fs: FaultFs, make_mount: MakeMount, transport: str) -> None:
     (fault_fs.source / "unread").write_text("y")
     mount = make_mount(fault_fs.path, transport)

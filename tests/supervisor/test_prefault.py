@@ -16,9 +16,10 @@ from tests.rig.mounts import CommandError, MakeMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 
 MIB = 1 << 20
 READY = 128 * MIB
@@ -41,6 +42,7 @@ def given_back(status: dict[str, Any]) -> bool:
     return bool(status["ram"]["prefaulted_bytes"] == 0)
 
 
+@BOTH
 def test_the_first_writer_gets_what_was_made_ready(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport, ram="256M", prefault="50%")
     status = mount.wait_status(ready)

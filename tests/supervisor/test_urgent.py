@@ -18,9 +18,10 @@ from tests.rig.processes import Child
 clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.transports("libfuse", "native"),
+    pytest.mark.transports("native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
+BOTH = pytest.mark.transports("libfuse", "native")
 MIB = 1 << 20
 RESERVE = 8 * MIB
 BLOCK = os.urandom(MIB)
@@ -53,6 +54,7 @@ def full(mount: AcpfsMount) -> Child:
 
 
 @clause("S279", "S280", "S22")
+@BOTH
 def test_an_urgent_file_of_the_reserve_s_size_completes_while_the_storage_stands_still(mount: AcpfsMount) -> None:
     ordinary = full(mount)
     client.declare_urgent(mount.path / "gasp")

@@ -141,6 +141,7 @@ class Together:
                 nursery.cancel_scope.cancel()
         finally:
             self._outbox = None
+            await link.close()  # the meeting ends when nobody is connected any more, and its host waits for it
 
     async def _send_all(self, link: TrioLink, waiting: trio.MemoryReceiveChannel[FromLauncher]) -> None:
         with contextlib.suppress(LinkClosedError):  # who receives is told as well
