@@ -147,8 +147,8 @@ class Job:
         return lines
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(60)
+        with self._process:  # its pipes are closed, too
+            self._process.kill()
 
 
 def run(report: Report, torch_python: str, mib: int, rounds: int) -> int:
