@@ -349,6 +349,8 @@ class Settings:
     """Brought to RAM behind the mount: latest (the newest checkpoint that is there), or paths below the mount point, a:b:c."""
     on_failure: OnFailure = OnFailure.NATIVE
     """What applications meet when acpfs cannot go on: native (the backing directory itself, at the same path) or stop (errors)."""
+    keeper_wait_s: Seconds = 300.0
+    """How long a keeper holds the mount for the next daemon when all its processes were killed; then `on_failure` holds. 0: for ever."""
     max_dirty_age_s: Seconds = 30.0
     """A log that stays open (a file that only grows, S12) is committed as of now this often; 0: never."""
     verify_after_write: bool = False

@@ -17,6 +17,7 @@ COMMANDS = {
     "convert": ("acpfs.cli.convert", "Rewrite a checkpoint in MindIO's format as a plain torch file."),
     "completion": ("acpfs.cli.completion", "Print what a shell needs to complete these commands."),
     "salvage": ("acpfs.cli.salvage", "Copy files out of a RAM tier that no mount takes any more."),
+    "keeper": ("acpfs.cli.keeper_command", "Hold mounts for the daemon that comes after one was killed with all its processes."),
     "deploy": ("acpfs.cli.deploy", "Print or write what a cluster needs to run acpfs."),
 }
 

@@ -69,14 +69,14 @@ def _metavar(name: str, field: Attribute[Any]) -> str:
     }.get(name, "VALUE")
 
 
-def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take_over: bool = False) -> int:
+def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take_over: bool = False, instance: str = "") -> int:
     """Mount with these settings; the exit code."""
     settings = load_settings(values, config)
     from acpfs.mounting import starting
 
     if foreground:
-        starting.run_foreground(starting.prepare(settings, take_over=take_over))
-    starting.start(lambda: starting.prepare(settings, take_over=take_over))
+        starting.run_foreground(starting.prepare(settings, take_over=take_over, instance=instance))
+    starting.start(lambda: starting.prepare(settings, take_over=take_over, instance=instance))
     return 0
 
 
@@ -91,10 +91,11 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take
         ),
         click.Option(["--foreground"], is_flag=True, help="Stay in the foreground, log to stderr, notify the service manager."),
         click.Option(["--take-over"], is_flag=True, help="Take over a mount that exists, from the process that serves it."),
+        click.Option(["--instance"], default="", metavar="NAME", help="Who mounts (a pod's uid): not given a mount taken from it."),
         *setting_options(),
     ],
 )
-def command(config: Path | None, foreground: bool, take_over: bool, **options: Any) -> int:
+def command(config: Path | None, foreground: bool, take_over: bool, instance: str, **options: Any) -> int:
     """Mount BACKING on MOUNTPOINT; returns when the mount is ready to use, or fails with one line that says why.
 
     Sizes are bytes or 512M, 64G …; ram also takes a share such as 25%. BACKING and MOUNTPOINT may come from the configuration file.
@@ -102,4 +103,4 @@ def command(config: Path | None, foreground: bool, take_over: bool, **options: A
     given = {name: value for name, value in options.items() if value is not None}
     if config is None and not given.keys() >= set(ARGUMENTS):
         raise click.UsageError("name BACKING and MOUNTPOINT, or a --config FILE that has them")
-    return mount(given, config, foreground=foreground, take_over=take_over)
+    return mount(given, config, foreground=foreground, take_over=take_over, instance=instance)

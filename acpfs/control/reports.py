@@ -113,6 +113,8 @@ class WorkerReport:
     """Why its predecessor is not there any more: died, hung, reload, or why a reload was refused."""
     reload_failed: str = ""
     """Why the last reload did not get as far as another worker; this one goes on."""
+    keeper: bool = False
+    """Whether a keeper holds the session, so that the mount outlives the end of all its processes."""
 
 
 @dataclass(frozen=True, slots=True)

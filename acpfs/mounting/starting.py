@@ -14,8 +14,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,11 +26,14 @@ from acpfs.control import runtime
 from acpfs.control.registry import slug
 from acpfs.control.socket_messages import error_from
 from acpfs.descriptors import readable
-from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError
-from acpfs.supervisor import handover
+from acpfs.errors import AcpfsError, DeadlineError, ExitCode, MachineError, RefusedError
+from acpfs.supervisor import handover, keeper_client
 from acpfs.supervisor.child import Limits
 
 CHILD_ENDS_WAIT_S = 10.0
+CHANGES_HANDS_S = 30.0
+LOOK_AGAIN_S = 0.1
+LOST = "what was open in it has ended with an error"
 SUPERVISOR_LATE_S = 30.0
 """How much later than a step's time is up its supervisor says so, on a machine in heavy use."""
 READY: dict[str, Any] = {"result": {}}
@@ -39,41 +44,78 @@ RENEWED = (*CHANGEABLE, "drain_timeout_s", "log_file", "metrics_port", "metrics_
 """Settings that hold from a take-over on; all others are the mount's own until it ends."""
 
 
+class Origin(Enum):
+    """Whether a mount is there already."""
+
+    NEW = "new"
+    TAKEN_OVER = "take_over"
+    """A living supervisor has it, and is asked for it."""
+    RESUMED = "resume"
+    """All its processes were killed, and a keeper holds it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What the supervisor is told."""
 
     settings: Settings
-    taken_over: bool
-    """A living supervisor has the mount, and is asked for it."""
+    origin: Origin = Origin.NEW
+    instance: str = ""
+    """Who mounts, where a container may be started again after another one has taken its mount; "": a person."""
 
     def as_json(self) -> bytes:
         told = self.settings.as_json(given_only=True)
-        if self.taken_over:
-            told["take_over"] = {name: told[name] for name in RENEWED if name in told}
+        if self.origin is not Origin.NEW:
+            told[self.origin.value] = {name: told[name] for name in RENEWED if name in told}
+        if self.instance:
+            told["instance"] = self.instance
         return json.dumps(told).encode()
 
 
-def prepare(settings: Settings, *, take_over: bool = False) -> Prepared:
+def prepare(settings: Settings, *, take_over: bool = False, instance: str = "") -> Prepared:
     """Checks, absolute paths, runtime directory: everything that can fail before a daemon is started.
 
-    `take_over`: a mount that is there already is asked for, where its supervisor answers.
+    `take_over`: a mount that is there already is asked for, where its supervisor answers. One that only a keeper holds is gone on with.
 
     Raises:
         AcpfsError: with one line that says what is wrong.
     """
     from acpfs.mounting.checks import check_all, normal  # while the supervisor loads
+    from acpfs.mounting.mountpoint import is_mounted
 
     directory = Path(os.path.abspath(settings.runtime_dir or runtime.runtime_dir()))
     files = {name: Path(os.path.abspath(path)) for name in ("log_file", "metrics_file") if (path := getattr(settings, name)) is not None}
     settings = normal(settings).changed(runtime_dir=directory, **files)
-    taken_over = take_over and handover.answers(handover.door_of(settings.as_json()))
-    settings = check_all(settings, is_mounted=taken_over)
+    origin = _origin(settings.as_json(), take_over=take_over)
+    dead = origin is Origin.NEW and is_mounted(os.fspath(settings.mountpoint))
+    settings = check_all(settings, is_mounted=origin is not Origin.NEW)
+    if dead:
+        sys.stderr.write(f"acpfs: {settings.mountpoint}: all processes of the mount before were killed and no keeper held it: {LOST}\n")
     try:
         runtime.prepare(directory)
     except OSError as error:
         raise MachineError(f"the runtime directory {directory} cannot be made: {error.strerror}") from error
-    return Prepared(settings, taken_over)
+    return Prepared(settings, origin, instance)
+
+
+def _origin(told: dict[str, Any], *, take_over: bool) -> Origin:
+    """Who has the mount now; while that changes, it is waited for.
+
+    Raises:
+        RefusedError: a supervisor is about to go on with it, and does not come to serve.
+    """
+    until = time.monotonic() + CHANGES_HANDS_S
+    while True:
+        if take_over and handover.answers(handover.door_of(told)):
+            return Origin.TAKEN_OVER
+        held = keeper_client.held_mount(told)
+        if held is None or (held["phase"] == "served" and not take_over):
+            return Origin.NEW  # where somebody serves it, the check of the mount point says so
+        if held["phase"] == "alone":
+            return Origin.RESUMED
+        if time.monotonic() >= until:
+            raise RefusedError(f"{told['mountpoint']} is held by the keeper for a supervisor that does not serve it: {held['phase']}")
+        time.sleep(LOOK_AGAIN_S)
 
 
 def default_log_file(settings: Settings) -> Path:

@@ -10,10 +10,12 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from typing import Any
 
 from acpfs.errors import ExitCode
+from acpfs.supervisor import channel, stuck_processes
 
 HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
 HANG_TIMEOUT_S = 30.0
@@ -24,6 +26,8 @@ START_TIMEOUT_S = 120.0
 RAM tier takes seconds."""
 OVERSLEPT_S = 2.0
 """What a supervisor may be late without looking at its worker with other eyes."""
+DUMP_WAIT_S = 1.0
+"""Between asking a hung worker for its stacks and killing it."""
 FIRST_STEP = "loading the program"
 
 
@@ -59,6 +63,15 @@ class Template:
             self.pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             self.pidfd = -1  # it has crashed by now
+
+    @classmethod
+    def spawned(cls) -> Template:
+        """A new one, of the code as it is installed now."""
+        ours, theirs = channel.pair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            arguments = [sys.executable, "-m", "acpfs.worker.template", str(theirs.fileno())]
+            return cls(ours, os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0))
 
     def kill(self) -> None:
         """One that hangs; it is in no call of the backing directory."""
@@ -102,6 +115,26 @@ class Child:
             self.error = message["error"]
         if "ended" in message:
             self.exit_code = message["ended"]
+
+    def kill(self, number: int) -> None:
+        """Send it a signal; one that has ended does not matter."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def is_left_behind(self, now: float, *, allowed: bool) -> bool:
+        """Whether nothing is left of it but a call that does not return, and that for a while."""
+        if not allowed or not stuck_processes.is_stuck(self.pid):
+            if self.main_end >= 0:
+                self.stuck_at = 0.0
+            return False
+        self.stuck_at = self.stuck_at or now
+        return now - self.stuck_at >= stuck_processes.STUCK_S
+
+    def look_again_s(self, limits: Limits) -> float:
+        """When it is to be looked at next."""
+        if self.stuck_at:
+            return stuck_processes.LOOK_AGAIN_S
+        return DUMP_WAIT_S / 2 if self.dumped_at else min(1.0, limits.shortest_s / 4)
 
     def excuse(self, seconds: float) -> None:
         """Nobody listened for so long: that was no silence of the worker."""

@@ -20,6 +20,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from acpfs.control import registry
 from acpfs.control.runtime import places_to_look
@@ -142,6 +143,15 @@ def fall(runtime: Path, mountpoint: str, reason: str, *, kept: Kept | None = Non
         _remove_aside(found.aside)
     log.error("bypassed: new opens are native", mount=mountpoint, backing=found.backing, reason=reason, kept_operations=operations)
     return True
+
+
+def end_mount(runtime: Path, settings: dict[str, Any], facts: dict[str, Any], reason: str) -> None:
+    """Nobody will serve this mount any more: uncover what lies beneath, or take it away; with `on_failure = "stop"` it stays dead."""
+    mountpoint, tier = settings["mountpoint"], facts.get("tier")
+    with contextlib.suppress(OSError):
+        fell = fall(runtime, mountpoint, reason, tier=Path(tier) if tier else None)
+        if not fell and settings.get("on_failure") != "stop":
+            unmount(Path(mountpoint), detach=True)
 
 
 def _uncover(mountpoint: str, tree: int) -> None:

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
-import struct
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from acpfs.control.registry import slug
-from acpfs.control.socket_messages import socket_address
 from acpfs.supervisor import channel
+from acpfs.supervisor.local_sockets import connected, listening, uid_of
 
 PREDECESSOR = "predecessor"
 """Name under which the connection is kept until a worker serves."""
 CONNECT_TIMEOUT_S = 5.0
-_BACKLOG = 4
 
 Watch = Callable[[socket.socket, Callable[[], None]], None]
 Forget = Callable[[socket.socket], None]
@@ -37,27 +38,35 @@ def door_of(settings: dict[str, Any]) -> Path:
 
 def knock(path: Path) -> socket.socket | None:
     """A connection to the supervisor that listens there; None: there is none."""
-    end, directory = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), None
-    try:
-        address, directory = socket_address(path)
-        end.settimeout(CONNECT_TIMEOUT_S)
-        end.connect(address)
-        end.settimeout(None)
-    except OSError:
-        end.close()
-        return None
-    finally:
-        if directory is not None:
-            os.close(directory)
-    return end
+    return connected(path, CONNECT_TIMEOUT_S)
 
 
-def ask(settings: dict[str, Any]) -> socket.socket | None:
-    """Ask the supervisor of this mount for it; None: there is none."""
+def ask(settings: dict[str, Any], instance: str) -> socket.socket | None:
+    """Ask the supervisor of this mount for it, as this instance (`instances`); None: there is none."""
     end = knock(door_of(settings))
     if end is not None:
-        channel.send(end, {"take_over": os.getpid(), "backing": settings["backing"]})
+        send_with_pidfd(end, {"take_over": os.getpid(), "backing": settings["backing"], "instance": instance}, os.getpid())
     return end
+
+
+def send_with_pidfd(end: socket.socket, message: channel.Message, pid: int) -> None:
+    """Say something about a process, which whoever hears it can end even where its number means nothing to them."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        channel.send(end, message, [pidfd], wait=False)
+    except BlockingIOError:
+        return  # it is stopped
+    finally:
+        os.close(pidfd)
+
+
+def say_starting(end: socket.socket) -> None:
+    """To the old supervisor: this one lives, and is about to serve."""
+    with contextlib.suppress(OSError):
+        channel.send(end, {"starting": True}, wait=False)
 
 
 def answers(path: Path) -> bool:
@@ -73,35 +82,6 @@ def tell_serving(fds: list[int]) -> None:
     for fd in fds:
         with socket.socket(fileno=fd) as end, contextlib.suppress(OSError):
             channel.send(end, {"serving": os.getpid()}, wait=False)
-
-
-def _listening(path: Path) -> socket.socket:
-    """A socket that takes the place of what lies there: never is there none, and never one that does not listen."""
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    new, directory = path.with_suffix(f".{os.getpid()}"), None
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            new.unlink()
-        address, directory = socket_address(new)
-        umask = os.umask(0o177)
-        try:
-            door.bind(address)
-        finally:
-            os.umask(umask)
-        door.listen(_BACKLOG)
-        new.rename(path)
-    except OSError:
-        door.close()
-        raise
-    finally:
-        if directory is not None:
-            os.close(directory)
-    return door
-
-
-def _uid_of(end: socket.socket) -> int:
-    peer = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", peer)[1])
 
 
 class Door:
@@ -124,6 +104,9 @@ class Door:
         self._asked, self._served, self._left_alone = asked, served, left_alone
         self._door: socket.socket | None = None
         self._successor: socket.socket | None = None
+        self._processes: list[int] = []
+        """pidfds of whoever was given the mount."""
+        self._heard_at = 0.0
         self.given = False
         """What was kept has been sent to it, and it has not served yet."""
 
@@ -136,7 +119,7 @@ class Door:
         """Listen, from the first worker that serves on."""
         if self._door is None:
             with contextlib.suppress(OSError):  # a full disk, no descriptor: it is tried again
-                self._door = _listening(door_of(settings))
+                self._door = listening(door_of(settings))
                 self._watch(self._door, self._answer)
 
     def close(self) -> None:
@@ -146,6 +129,7 @@ class Door:
                 self._forget(end)
         self._door = self._successor = None
         self.given = False
+        self._let_go()
 
     def remove(self, settings: dict[str, Any]) -> None:
         """The mount ends."""
@@ -158,16 +142,31 @@ class Door:
         """Send what is kept; False: nobody takes it."""
         if self._successor is None:
             return False
+        self._heard_at = time.monotonic()
         try:
             self.given = channel.send(self._successor, {"kept": names, **state}, fds)
         except OSError:
             self.given = False
         return self.given
 
+    def look(self, silence_s: float) -> None:
+        """Whoever was given the mount and gives no sign of life, stopped or hung, is killed: its end tells this one to go on."""
+        now = time.monotonic()
+        if not self.given or now - self._heard_at < silence_s:
+            return
+        self._heard_at = now
+        for pidfd in self._processes:
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            except OSError as error:  # it lives in a PID name space that this one does not see into
+                sys.stderr.write(f"acpfs: who took the mount over gives no sign of life, and cannot be ended from here: {error.strerror}\n")
+
     def _answer(self) -> None:
         assert self._door is not None
         end, _address = self._door.accept()
-        if _uid_of(end) not in (os.geteuid(), 0):
+        if uid_of(end) not in (os.geteuid(), 0):
             end.close()
             return
         self._watch(end, lambda: self._hear(end))
@@ -176,8 +175,12 @@ class Door:
         if end.fileno() < 0:
             return
         message, fds = channel.receive(end)
-        for fd in fds:
-            os.close(fd)
+        if end is self._successor or (message is not None and "take_over" in message and not self.is_asked):
+            self._heard_at = time.monotonic()
+            self._processes += fds
+        else:
+            for fd in fds:
+                os.close(fd)
         if message is None:
             self._forget(end)
             if end is self._successor:
@@ -187,12 +190,20 @@ class Door:
             if why:
                 channel.send(end, {"refused": why})
                 self._forget(end)
+                if not self.is_asked:
+                    self._let_go()
             else:
                 self._successor = end
         elif "serving" in message and end is self._successor:
             self._served()
 
+    def _let_go(self) -> None:
+        for pidfd in self._processes:
+            os.close(pidfd)
+        self._processes.clear()
+
     def _gone(self) -> None:
+        self._let_go()
         given, self._successor, self.given = self.given, None, False
         if self._door is not None:
             self._forget(self._door)  # its name may be the other one's by now

@@ -29,6 +29,13 @@ class KeptDescriptors(dict[str, list[int]]):
         """Each name with how many descriptors it has, in the order of `all`."""
         return [[name, len(fds)] for name, fds in self.items()]
 
+    def put(self, name: str, fds: Sequence[int]) -> None:
+        """Copies for the next worker only: the stores are not told. None: away with the name."""
+        for old in self.pop(name, ()):
+            os.close(old)
+        if fds:
+            self[name] = [os.dup(fd) for fd in fds]
+
     def all(self) -> list[int]:
         """Every descriptor."""
         return [fd for fds in self.values() for fd in fds]

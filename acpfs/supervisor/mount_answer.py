@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from typing import Any
 
 
@@ -16,6 +17,8 @@ class MountAnswer:
 
     def __init__(self, fd: int) -> None:
         """`fd`: -1 where nobody waits."""
+        if fd >= 0:
+            os.set_inheritable(fd, False)
         self._fd = fd
 
     def write(self, message: dict[str, Any]) -> None:
@@ -30,3 +33,12 @@ class MountAnswer:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def settings_from_input() -> dict[str, Any]:
+    """What whoever mounts has written to standard input, which nothing reads after this."""
+    settings: dict[str, Any] = json.loads(sys.stdin.buffer.read() or b"{}")
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.close(null)
+    return settings

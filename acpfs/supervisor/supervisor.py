@@ -13,7 +13,6 @@ channel of a living worker whose supervisor is gone.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -21,21 +20,24 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from acpfs.errors import ExitCode
 from acpfs.ram import descriptor_limits
-from acpfs.supervisor import channel, handover, privileges, stuck_processes
-from acpfs.supervisor.child import Attention, Child, Limits, Template
+from acpfs.supervisor import channel, handover, keeper_client, privileges, resting, signal_pipe, stuck_processes
+from acpfs.supervisor.child import DUMP_WAIT_S, Attention, Child, Limits, Template
 from acpfs.supervisor.handover import PREDECESSOR, Door
+from acpfs.supervisor.instances import OUTLIVED, next_generation, outlived
+from acpfs.supervisor.keeper_client import KEEPER, KeeperClient
 from acpfs.supervisor.kept_descriptors import KeptDescriptors
-from acpfs.supervisor.mount_answer import MountAnswer
+from acpfs.supervisor.local_sockets import close
+from acpfs.supervisor.mount_answer import MountAnswer, settings_from_input
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
 EARLY_DEATHS_VARIABLE = "ACPFS_EARLY_DEATHS_MAX"
-DUMP_WAIT_S = 1.0
-"""Between asking a hung worker for its stacks and killing it."""
 BUG_WAIT_S = 0.2
 FAILED = 1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -52,7 +54,8 @@ class Supervisor:
         self._facts: dict[str, Any] = {}
         self._workers = 0
         self._service = Service()
-        self._kept = KeptDescriptors(self._service.store)
+        self._keeper = KeeperClient(self._watch, self._forget, self._keeper_changed)
+        self._kept = KeptDescriptors(self._service.store, self._keeper.store)
         self._selector = selectors.DefaultSelector()
         self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
         self._attention = Attention()
@@ -72,6 +75,13 @@ class Supervisor:
         self._ended = self._stopping = False
         self._take_over: dict[str, Any] | None = None
         """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
+        self._resume: dict[str, Any] | None = None
+        """The same for one that only a keeper holds, until a worker serves it."""
+        self._instance = ""
+        self._predecessor: socket.socket | None = None
+        """The supervisor that waits until a worker of this one serves."""
+        self._lineage: dict[str, Any] = {}
+        """Who had the mount (`instances`)."""
         self._door = Door(self._watch, self._forget, asked=self._asked, served=self._outlived, left_alone=self._go_on)
         self._rests = False
 
@@ -87,12 +97,16 @@ class Supervisor:
             self._kept.update(found)
             if state:
                 self._service.takes(self._kept)
-                self._facts, self._workers = state["facts"], int(state["workers"])
-                self._settings = state.get("settings", self._settings)  # as they were changed in use; absent: an older acpfs stored it
-            if "session" in self._kept or self._workers:
-                self._workers, self._reason, self._died_at = max(1, self._workers), "the supervisor was started again", time.monotonic()
+                before = {"settings": self._settings, "died_at": time.monotonic()} | state  # an older acpfs stored no settings
+                self._go_on_from(before, None, "the supervisor was started again")
+                if "session" not in self._kept and not state["workers"]:
+                    self._workers, self._reason, self._died_at = 0, "", None
+            elif self._resume is not None:
+                self._take_from_keeper()
+            else:
+                self._lineage = next_generation({}, self._instance)
         self._template = self._template or self._spawn_template()
-        if not adopted and (self._take_over is None or self._workers):
+        if not adopted and not self._ended and (self._take_over is None or self._workers):
             self._start_worker()  # else when the template has loaded: the mount is served meanwhile
         while not self._ended:
             try:
@@ -107,10 +121,10 @@ class Supervisor:
                 traceback.print_exc()  # a bug here must not cost the session, which would die with this process
                 time.sleep(BUG_WAIT_S)
         self._service.forget()
+        if self._resume is None:
+            self._keeper.forget_mount()
         self._door.remove(self._settings)
-        if self._rests:
-            self._rest()
-        return self._exit_code
+        return resting.rest(self._settings, self._look_once) if self._rests else self._exit_code
 
     def load(self) -> None:
         """Have the template load already, for settings that whoever mounts is still checking."""
@@ -119,7 +133,8 @@ class Supervisor:
 
     def told(self, settings: dict[str, Any]) -> bool:
         """With these; False without any: nothing is to be mounted after all."""
-        self._take_over = settings.pop("take_over", None)
+        self._take_over, self._resume = settings.pop("take_over", None), settings.pop("resume", None)
+        self._instance = settings.pop("instance", "")
         self._settings = settings
         if not settings and self._template is not None:
             self._template.kill()  # by itself it ends when it has loaded
@@ -132,18 +147,16 @@ class Supervisor:
         self._settings, self._facts, self._workers = message["settings"], message["facts"], message["workers"]
         child = self._child = Child(end)
         child.serving_at = child.beat_at = time.monotonic()
+        self._lineage = message.get("lineage") or next_generation({}, "")  # absent: an older worker
         self._kept.keep(message["keep"], fds)
-        self._store_state()
+        self._kept.put(KEEPER, [])  # the worker has it on; here a new connection is made
         self._watch(end, lambda: self._hear(child))
         self._know_pid(child, message["adopt"])
+        self._look_for_keeper()
         self._let_predecessor_go()
 
     def _heed_signals(self) -> None:
-        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        for number in _SIGNALS:
-            signal.signal(number, lambda *_: None)
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # templates are not waited for
+        woken = signal_pipe.heed(_SIGNALS)
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._pass_on(os.read(woken, 64)))
 
     def _pass_on(self, numbers: bytes) -> None:
@@ -152,24 +165,15 @@ class Supervisor:
             if number in _SIGNALS:
                 self._stopping = self._stopping or number != signal.SIGHUP
                 if self._child is not None and self._child.pid:  # before it serves it must not unmount: whoever had the mount goes on
-                    self._kill(self._child, signal.SIGKILL if self._stopping and PREDECESSOR in self._kept else number)
+                    self._child.kill(signal.SIGKILL if self._stopping and self._is_borrowed else number)
                 elif self._stopping:
                     self._finish(0)
-
-    @staticmethod
-    def _kill(child: Child, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(child.pidfd, number)
 
     # -- templates
 
     def _spawn_template(self) -> Template:
-        ours, theirs = channel.pair()
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            arguments = [sys.executable, "-m", "acpfs.worker.template", str(theirs.fileno())]
-            template = Template(ours, os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0))
-        self._watch(ours, lambda: self._hear_template(template))
+        template = Template.spawned()
+        self._watch(template.end, lambda: self._hear_template(template))
         return template
 
     def _hear_template(self, template: Template) -> None:
@@ -226,7 +230,9 @@ class Supervisor:
             "reason": self._reason,
             "supervisor": os.getpid(),
             "detached": self._detached,
+            "lineage": self._lineage,
         }
+        self._keeper.starting()
         with theirs:
             channel.send(self._template.end, orders, [theirs.fileno(), *self._kept.all()])
         self._watch(ours, lambda: self._hear(child))
@@ -238,12 +244,15 @@ class Supervisor:
         except ProcessLookupError:
             self._worker_gone(child)
             return
+        self._keeper.worker(child.pidfd)
+        if self._predecessor is not None:
+            handover.send_with_pidfd(self._predecessor, {"starting": True}, pid)
         self._selector.register(child.pidfd, selectors.EVENT_READ, lambda: self._worker_gone(child))
         child.main_end = stuck_processes.main_thread_end(pid)
         if child.main_end >= 0:
             self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
         if self._stopping:
-            self._kill(child, signal.SIGTERM)
+            child.kill(signal.SIGTERM)
 
     def _main_thread_gone(self, child: Child) -> None:
         """The others follow in a moment, unless one is stuck."""
@@ -279,7 +288,11 @@ class Supervisor:
             self._next_template = self._spawn_template()
 
     def _store_state(self) -> None:
-        self._service.store_state({"facts": self._facts, "workers": self._workers, "settings": self._settings})
+        self._service.store_state(self._state())
+        self._keeper.store_state(self._state())
+
+    def _state(self) -> dict[str, Any]:
+        return {"facts": self._facts, "workers": self._workers, "settings": self._settings, **self._lineage}
 
     def _now_serving(self) -> None:
         self._workers += 1
@@ -288,6 +301,9 @@ class Supervisor:
         if self._old_template is not None:
             self._forget_template(self._old_template)  # a worker of the new code serves
             self._old_template = None
+        self._resume = None
+        self._keeper.begin_anew()
+        self._look_for_keeper()
         self._let_predecessor_go()
         self._answer.last({"result": {}})
 
@@ -299,6 +315,7 @@ class Supervisor:
         for end in (child.end, child.pidfd, child.main_end):
             self._forget(end)
         self._child = None
+        self._keeper.worker()
         now = time.monotonic()
         if child.exit_code is None and self._door.is_asked and self._give(child, now):
             return
@@ -306,7 +323,9 @@ class Supervisor:
             self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
         elif self._workers == 0:
             if child.error is None or child.dumped_at:
-                self._clear_away()
+                from acpfs.supervisor import fallthrough
+
+                fallthrough.clear_away(Path(self._settings["runtime_dir"]), self._settings["mountpoint"], mounted="session" in self._kept)
             self._finish(FAILED, child.error)
         else:
             self._replace(child, now)
@@ -327,7 +346,7 @@ class Supervisor:
     def _replace(self, child: Child, now: float) -> None:
         self._died_at = self._died_at or child.stuck_at or now
         self._reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
-        if PREDECESSOR in self._kept:
+        if self._is_borrowed:
             self._fail((child.error or {}).get("message", "the worker of this version died before it served; see the log"))
             return
         if child.leaving and self._next_template is not None:
@@ -350,6 +369,8 @@ class Supervisor:
 
     def _asked(self, message: channel.Message) -> str:
         """Have the worker make room for the other supervisor's; or why not."""
+        if why := outlived(self._lineage, message.get("instance", "")):
+            return why
         if "session" not in self._kept:
             return "a libfuse mount cannot be taken over: unmount and mount again"
         if message["backing"] != self._settings["backing"]:
@@ -363,12 +384,13 @@ class Supervisor:
     def _give(self, child: Child, now: float) -> bool:
         """What the next supervisor needs, now that nobody serves."""
         self._died_at = child.stuck_at or now
-        state = {"facts": self._facts, "settings": self._settings, "workers": self._workers, "died_at": self._died_at}
-        return self._door.give(self._kept.names(), self._kept.all(), state)
+        self._kept.put(KEEPER, [])  # the next one has a connection of its own; this one's client has its own copy
+        return self._door.give(self._kept.names(), self._kept.all(), self._state() | {"died_at": self._died_at})
 
     def _go_on(self) -> None:
         """Whoever was given the mount has ended before it served."""
         self._reason = "a take-over failed: the other supervisor ended before its worker served"
+        self._kept.put(KEEPER, self._keeper.connection)
         self._start_worker()
 
     def _outlived(self) -> None:
@@ -380,16 +402,49 @@ class Supervisor:
         self._rests = not self._detached and not self._service.present
         self._finish(0)
 
-    def _rest(self) -> None:
-        """In the foreground: who runs a container would start it again, and that would take the mount back."""
-        sys.stderr.write("acpfs: another process has taken the mount over; this one only waits to be ended\n")
-        while not self._stopping:
-            for key, _events in self._selector.select():
-                key.data()
+    def _look_once(self, patience_s: float) -> bool:
+        """Whether this process is to end."""
+        for key, _events in self._selector.select(patience_s):
+            key.data()
+        return self._stopping
+
+    # -- what a keeper holds
+
+    def _take_from_keeper(self) -> None:
+        """All processes of the mount were killed."""
+        taken = keeper_client.take(self._settings, self._instance)
+        if taken.end is None:
+            self._refuse(taken.refused)
+            return
+        self._kept.update(taken.kept)
+        self._go_on_from(taken.state, self._resume, "all processes of the mount were killed; a keeper held the session")
+        self._keeper.use(taken.end)
+        self._kept.put(KEEPER, self._keeper.connection)
+
+    def _go_on_from(self, state: dict[str, Any], renewed: dict[str, Any] | None, why: str) -> None:
+        self._settings, self._reason = state["settings"] | (renewed or {}), why
+        self._facts, self._workers, self._died_at = state["facts"], max(1, state["workers"]), state["died_at"]
+        self._lineage = next_generation(state, self._instance)
+
+    def _keeper_changed(self, connection: Sequence[int]) -> None:
+        self._kept.put(KEEPER, connection)
+        if self._child is not None:
+            with contextlib.suppress(BlockingIOError):
+                channel.send(self._child.end, {KEEPER: len(connection)}, connection, wait=False)
+
+    def _look_for_keeper(self) -> None:
+        """One that has come is told everything, and so is one that was there all along when a worker begins to serve."""
+        if self._child is not None and "session" in self._kept:
+            self._keeper.look(self._settings, self._kept, self._state(), self._child.pidfd)
+
+    @property
+    def _is_borrowed(self) -> bool:
+        """Whether no worker of this supervisor has served yet, and others can go on with the mount."""
+        return PREDECESSOR in self._kept or self._resume is not None
 
     def _ask_for_mount(self) -> None:
         self._answer.write({"step": "waiting for the supervisor that has the mount"})
-        end = handover.ask(self._settings)
+        end = handover.ask(self._settings, self._instance)
         if end is not None:
             self._watch(end, lambda: self._hear_predecessor(end))
         else:
@@ -398,16 +453,17 @@ class Supervisor:
     def _hear_predecessor(self, end: socket.socket) -> None:
         message, fds = channel.receive(end)
         if message is not None and "kept" in message:
-            self._settings, self._reason = message["settings"] | (self._take_over or {}), "taken over by another supervisor"
-            self._facts, self._workers, self._died_at = message["facts"], message["workers"], message["died_at"]
+            self._go_on_from(message, self._take_over, "taken over by another supervisor")
             self._kept.keep(message["kept"], fds)
             self._store_state()
             self._kept[PREDECESSOR] = [os.dup(end.fileno())]
+            self._predecessor = end
             self._start_worker()
             return
+        self._predecessor = None
         self._forget(end)
         if message is not None:
-            self._fail(message.get("refused", "its supervisor refuses to give it"), ExitCode.REFUSED)
+            self._refuse(message.get("refused", "its supervisor refuses to give it"))
         elif not self._workers:
             self._fail("its supervisor ended before it gave it: mount again")
         elif PREDECESSOR in self._kept:  # there is nobody to go back to: this one does what it can
@@ -418,7 +474,11 @@ class Supervisor:
         if PREDECESSOR in self._kept:
             self._door.open(self._settings)
             handover.tell_serving(self._kept.pop(PREDECESSOR))
-            self._take_over = None
+            self._take_over = self._predecessor = None
+
+    def _refuse(self, why: str) -> None:
+        self._rests = why == OUTLIVED and not self._detached and not self._service.present
+        self._fail(why, ExitCode.REFUSED)
 
     def _fail(self, why: str, code: ExitCode = ExitCode.FAILED) -> None:
         self._finish(FAILED, {"exit_code": int(code), "message": f"the mount cannot be taken over: {why}"})
@@ -429,11 +489,11 @@ class Supervisor:
         now, times = time.monotonic(), []
         if self._start_at:
             times.append(self._start_at - now)
-        if self._child is not None and self._child.stuck_at:
-            times.append(stuck_processes.LOOK_AGAIN_S)
-        elif self._child is not None:
-            times.append(DUMP_WAIT_S / 2 if self._child.dumped_at else min(1.0, self._limits.shortest_s / 4))
+        if self._child is not None:
+            times.append(self._child.look_again_s(self._limits))
         if self._next_template is not None:
+            times.append(1.0)
+        if self._door.given:
             times.append(1.0)
         if self._service.watchdog_s:
             times.append(self._fed_at + self._service.watchdog_s - now)
@@ -442,8 +502,12 @@ class Supervisor:
     def _look_after(self) -> None:
         now = time.monotonic()
         self._kept.bury()
+        self._door.look(self._limits.hang_s)
+        if self._predecessor is not None:
+            handover.say_starting(self._predecessor)
         if self._workers and self._child is not None and self._child.serving_at and "session" in self._kept:
             self._door.open(self._settings)
+            self._look_for_keeper()
         if self._template is None and not self._ended:
             self._template = self._spawn_template()
         if self._start_at and now >= self._start_at and not self._ended:
@@ -458,7 +522,9 @@ class Supervisor:
 
     def _look_at(self, child: Child, now: float) -> bool:
         """Whether the worker is well; one that is not is asked for its stacks, and then killed."""
-        if child.pid and self._is_left_behind(child, now):
+        left_behind = self._kept.get(stuck_processes.STUCK, ())
+        if child.pid and child.is_left_behind(now, allowed=len(left_behind) < stuck_processes.STUCK_MAX):
+            self._leave_behind(child)
             return True
         if child.dumped_at:
             if now - child.dumped_at >= DUMP_WAIT_S:
@@ -468,57 +534,31 @@ class Supervisor:
             return True
         child.dumped_at = now
         if child.pid:
-            self._kill(child, signal.SIGUSR1)
+            child.kill(signal.SIGUSR1)
         return False
 
     def _end_hung(self, child: Child) -> None:
         """Its process, or the template that does not fork it."""
         if child.pid:
-            self._kill(child, signal.SIGKILL)
+            child.kill(signal.SIGKILL)
         elif self._template is not None:
             self._template.kill()
-
-    def _is_left_behind(self, child: Child, now: float) -> bool:
-        if not stuck_processes.is_stuck(child.pid) or len(self._kept.get(stuck_processes.STUCK, ())) >= stuck_processes.STUCK_MAX:
-            if child.main_end >= 0:
-                child.stuck_at = 0.0
-            return False
-        child.stuck_at = child.stuck_at or now
-        if now - child.stuck_at < stuck_processes.STUCK_S:
-            return False
-        self._leave_behind(child)
-        return True
 
     # -- the end
 
     def _give_up(self, child: Child) -> None:
         """No worker lives: let the mount fall through to the backing directory, if that lies beneath."""
-        from pathlib import Path
-
-        from acpfs.ram.mounts import unmount
         from acpfs.supervisor import fallthrough
 
         said = (child.error or {}).get("message", "it died")
         reason = f"{self._restarts.early} workers in a row could not serve; the last one: {said}"
-        mountpoint, tier = self._settings["mountpoint"], self._facts.get("tier")
-        with contextlib.suppress(OSError):
-            fell = fallthrough.fall(Path(self._settings["runtime_dir"]), mountpoint, reason, tier=Path(tier) if tier else None)
-            if not fell and self._settings.get("on_failure") != "stop":
-                unmount(Path(mountpoint), detach=True)
-        sys.stderr.write(f"acpfs: {mountpoint}: {reason}\n")
+        fallthrough.end_mount(Path(self._settings["runtime_dir"]), self._settings, self._facts, reason)
+        sys.stderr.write(f"acpfs: {self._settings['mountpoint']}: {reason}\n")
         self._finish(FAILED, child.error)
-
-    def _clear_away(self) -> None:
-        """The mount that never came to be: its worker was killed before it could do so."""
-        from pathlib import Path
-
-        from acpfs.supervisor import fallthrough
-
-        fallthrough.clear_away(Path(self._settings["runtime_dir"]), self._settings["mountpoint"], mounted="session" in self._kept)
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
-        if self._kept.get(stuck_processes.STUCK) and PREDECESSOR not in self._kept:
+        if self._kept.get(stuck_processes.STUCK) and not self._is_borrowed:
             self._kept.unlock()
         if error is not None:
             self._answer.last({"error": error})
@@ -532,11 +572,7 @@ class Supervisor:
     def _forget(self, end: socket.socket | int) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(end)
-        if isinstance(end, socket.socket):
-            end.close()
-        elif end >= 0:
-            with contextlib.suppress(OSError):
-                os.close(end)
+        close(end)
 
 
 def main(arguments: list[str]) -> int:
@@ -551,14 +587,8 @@ def main(arguments: list[str]) -> int:
     answer_fd = int(arguments[1]) if arguments[0] == "--start" else -1
     supervisor = Supervisor({}, answer_fd, detached=answer_fd >= 0)
     if answer_fd >= 0:
-        os.set_inheritable(answer_fd, False)
         supervisor.load()
-    if not supervisor.told(json.loads(sys.stdin.buffer.read() or b"{}")):
-        return FAILED
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.close(null)
-    return supervisor.run()
+    return supervisor.run() if supervisor.told(settings_from_input()) else FAILED
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 from acpfs.logger import get_logger
 from acpfs.supervisor import channel
+from acpfs.supervisor.keeper_client import KEEPER
 from acpfs.worker.outbox import Outbox
 
 BEAT_INTERVAL_S = 1.0
@@ -74,6 +75,12 @@ class Link:
     def supervisor_pid(self) -> int:
         """Process that outlives this one."""
         return int(self._orders["supervisor"])
+
+    @property
+    def keeper_holds(self) -> bool:
+        """Whether a keeper holds the session, for a supervisor that comes when all processes of the mount were killed."""
+        with self._telling:
+            return bool(self.kept.get(KEEPER))
 
     # -- to the supervisor
 
@@ -150,15 +157,25 @@ class Link:
     def _heed(self, leave: Callable[[], None]) -> None:
         """Until the supervisor is gone."""
         while True:
-            message, _fds = channel.receive(self._end)
+            message, fds = channel.receive(self._end)
             if message is None:
                 return
+            if KEEPER in message:
+                self._set_keeper(fds)
             if "leave" in message:
                 leave()
                 os._exit(HANDED_OVER)
             if "reload_failed" in message:
                 self.reload_failed = message["reload_failed"]
                 log.error("reload failed: this worker goes on", why=self.reload_failed)
+
+    def _set_keeper(self, fds: list[int]) -> None:
+        """A keeper has come, or gone."""
+        with self._telling:
+            for old in self.kept.pop(KEEPER, ()):
+                os.close(old)
+            if fds:
+                self.kept[KEEPER] = fds
 
     def _have_another(self, adopted: Callable[[int], None]) -> None:
         """Start a supervisor, however long the machine has no process, memory or descriptor left for it."""
@@ -198,6 +215,7 @@ class Link:
             with self._telling:
                 names = [[name, len(fds)] for name, fds in self.kept.items()]
                 state = {"facts": self.facts, "settings": self._orders["settings"], "workers": self.workers_before + 1}
+                state["lineage"] = self._orders.get("lineage")
                 channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
                 self._outbox.close()
                 self._end, self._outbox = ours, Outbox(ours)

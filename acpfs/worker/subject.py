@@ -122,7 +122,14 @@ class WorkerSubject:
             lane_choices=fs.lane_choices,
             fsync=parts.settings.fsync.value,
             worker=WorkerReport(
-                os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason, link.reload_failed
+                os.getpid(),
+                parts.started_at,
+                __version__,
+                link.workers_before + 1,
+                link.pause_s,
+                link.reason,
+                link.reload_failed,
+                link.keeper_holds,
             ),
             ram=ram,
             queue=list(engine.queue[:STATUS_QUEUE_ENTRIES_MAX]),

@@ -35,7 +35,8 @@ def printed(*words: str) -> list[dict[str, Any]]:
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    (found,) = [document for document in documents if document["kind"] == kind]
+    """The daemon's, where the keeper has one of the kind as well."""
+    (found,) = [document for document in documents if document["kind"] == kind and not document["metadata"]["name"].endswith("-keeper")]
     return found
 
 
@@ -66,7 +67,7 @@ def names(documents: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
 def test_all_parts_are_there_once_and_select_the_same_pods() -> None:
     documents = printed()
     assert sorted(kind for kind, _name in names(documents)) == sorted(
-        ["Namespace", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "DaemonSet", "PodMonitor", "Job"]
+        ["Namespace", "ServiceAccount", "ConfigMap", "PodDisruptionBudget", "DaemonSet", "DaemonSet", "PodMonitor", "Job"]
     )
     labels = of_kind(documents, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     for kind in ("DaemonSet", "PodDisruptionBudget", "PodMonitor"):
@@ -74,6 +75,21 @@ def test_all_parts_are_there_once_and_select_the_same_pods() -> None:
     (port,) = daemon(documents)["containers"][0]["ports"]
     assert port["name"] == of_kind(documents, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["port"]
     assert {kind for kind, _name in names(printed("--no-monitor", "--no-example"))}.isdisjoint({"PodMonitor", "Job"})
+
+
+def test_the_keeper_outlives_the_daemons_pod_and_sees_what_it_sees() -> None:
+    """A pod of its own that no roll-out touches; not selected with the daemon's; evicted last; the same directories."""
+    documents = printed("--claim", "checkpoints")
+    (keeper,) = [document for document in documents if document["metadata"]["name"] == "acpfs-keeper"]
+    template = keeper["spec"]["template"]
+    labels = of_kind(documents, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert keeper["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    assert not labels.items() <= template["metadata"]["labels"].items()
+    (container,), (served,) = template["spec"]["containers"], daemon(documents)["containers"]
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    assert [one for one in container["volumeMounts"] if one not in served["volumeMounts"]] == []
+    assert template["spec"]["nodeSelector"] == daemon(documents)["nodeSelector"]
+    assert "--instance=$(POD_UID)" in served["command"]
 
 
 def test_settings_go_through_unchanged_and_the_times_follow_them(tmp_path: Path) -> None:

@@ -259,9 +259,67 @@ def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount) -> N
             process.wait(60)
 
 
-def foreground(mount: AcpfsMount) -> subprocess.Popen[bytes]:
+def rests(mount: AcpfsMount) -> int:
+    """How often a supervisor has begun to wait for its end."""
+    return mount.log.read_text().count("this one only waits to be ended")
+
+
+@pytest.mark.long
+@pytest.mark.clause("S374")
+@pytest.mark.transports("native")
+def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: AcpfsMount) -> None:
+    """The old container crashes during a roll-out; when the new one is withdrawn, the old one mounts again."""
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    old = foreground(mount, "--instance", "old")
+    until(lambda: mount.supervisor == old.pid)
+    new = foreground(mount, "--instance", "new")
+    again: subprocess.Popen[bytes] | None = None
+    try:
+        until(lambda: mount.supervisor == new.pid and rests(mount) == 1)
+        old.kill()
+        old.wait(60)
+        again = foreground(mount, "--instance", "old")
+        until(lambda: rests(mount) == 2)
+        assert (mount.supervisor, again.poll()) == (new.pid, None)
+        third = foreground(mount, "--instance", "third")
+        until(lambda: mount.supervisor == third.pid)
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(60) == 0
+        assert (mount.path).is_dir()
+        third.send_signal(signal.SIGTERM)
+        assert third.wait(60) == 0
+        assert new.wait(60) == 1  # nobody has the mount: it is to be started again
+    finally:
+        for process in (old, new, *([again] if again is not None else [])):
+            process.kill()
+            process.wait(60)
+
+
+@pytest.mark.long
+@pytest.mark.clause("S375")
+@pytest.mark.transports("native")
+@pytest.mark.parametrize("stopped", ["all", "worker"])
+def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(tmp_path: Path, transport: str, stopped: str) -> None:
+    (tmp_path / "backing").mkdir()
+    environment = {"ACPFS_HANG_TIMEOUT_S": "4", "ACPFS_START_TIMEOUT_S": "4"}
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as mount:
+        supervisor = mount.supervisor
+        module, line, _done = BROKEN["is killed"]
+        also = "os.kill(self.link.supervisor_pid, 19); " if stopped == "all" else ""
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            with pytest.raises(CommandError):
+                take_over(mount, spoilt(tmp_path / "spoilt", module, line, f"{also}os.kill(os.getpid(), 19)"))
+            file.write(b"two")
+        mount.wait_status(lambda status: status["worker"]["number"] == 2)
+        assert mount.supervisor == supervisor
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+
+
+def foreground(mount: AcpfsMount, *more: str) -> subprocess.Popen[bytes]:
     program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
-    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M"]
+    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M", *more]
     environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
     with open(mount.log, "ab") as log:
         return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=log, stdin=subprocess.DEVNULL)

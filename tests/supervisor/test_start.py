@@ -157,7 +157,7 @@ def test_a_supervisor_that_is_stopped_ends_the_wait_for_the_mount(tmp_path: Path
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "2")
     settings = Settings(backing=tmp_path, mountpoint=tmp_path / "mnt", log_file=tmp_path / "log")
     with pytest.raises(DeadlineError, match="hangs, or was stopped") as caught:
-        within(WAIT_S, "does not return", lambda: starting.start(lambda: starting.Prepared(settings, taken_over=False)))
+        within(WAIT_S, "does not return", lambda: starting.start(lambda: starting.Prepared(settings)))
     pid = int(str(caught.value).partition("process ")[2].partition(")")[0])
     os.kill(pid, signal.SIGCONT)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM

@@ -104,6 +104,7 @@ def values_of(settings: Settings, cluster: KubernetesCluster) -> dict[str, Any]:
         "cpu": json.dumps(cluster.cpu),
         "memory": json.dumps(f"{math.ceil((settings.ram + DAEMON_BYTES) / (1 << 20))}Mi"),
         "drain_s": drain_s,
+        "keeper_wait_s": math.ceil(settings.keeper_wait_s),
         "grace_s": grace_s,
         "job_grace_s": math.ceil(grace_s / FLUSH_SHARE),
         "flush_s": grace_s,

@@ -32,7 +32,10 @@ def command(target: Target, as_json: bool, watch: bool) -> None:
     """What is not yet safe, and why; RAM tier, queue, health of the backing directory."""
     while True:
         try:
-            status = ask(target.record(), "status")
+            record = target.record()
+            if not record.alive and _tell_held(record.mountpoint, as_json=as_json):
+                return  # its control socket is held as well, and would wait with the rest
+            status = ask(record, "status")
         except AcpfsError as error:
             tell_bypassed(target, error, as_json=as_json)
             return
@@ -82,6 +85,25 @@ def tell_bypassed(target: Target, error: AcpfsError, *, as_json: bool) -> None:
     show.console().print(_kept(beneath.kept_operations, beneath.kept_bytes), style="bold yellow", markup=False)
 
 
+def _tell_held(mountpoint: str, *, as_json: bool) -> bool:
+    """Whether a keeper holds the mount for the next daemon, or for one that starts just now; then that is what is said."""
+    from acpfs.control import runtime
+    from acpfs.supervisor import keeper_client
+
+    all_held = [one for place in runtime.places_to_look() for one in keeper_client.held(place / keeper_client.SOCKET) or ()]
+    found = [one for one in all_held if one["mount"] == mountpoint and one["phase"] != "served"]
+    if not found:
+        return False
+    if as_json:
+        show.print_json({"state": "held", **found[0]})
+        return True
+    one = found[0]
+    until = "" if one["left_s"] is None else f"; for another {show.duration(one['left_s'])}"
+    line = f"HELD by a keeper for {show.duration(one['alone_s'])}, without a daemon: calls in {show.printable(one['mount'])} wait{until}"
+    show.console().print(line, style="bold red", markup=False)
+    return True
+
+
 def _kept(operations: int | None, size: int | None) -> str:
     if operations is None or size is None:
         return (
@@ -119,7 +141,8 @@ def _facts(status: show.Json) -> list[tuple[str, str]]:
         ("mount", f"{where}, node {status['node']}, fsync {status['fsync']}"),
         (
             "daemon",
-            f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files",
+            f"process {worker['pid']}, acpfs {worker['version']}, {status['transport']}, up {up}, {status['open_files']} open files"
+            + (", held by a keeper" if worker.get("keeper") else ""),
         ),
         ("lanes", _lanes(status)),
         ("RAM", f"{used} of {budget} used: {parts}; huge pages {ram['huge_pages']}{ready}"),
