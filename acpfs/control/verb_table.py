@@ -106,9 +106,12 @@ VERBS: dict[str, Verb] = {
         has_handler=False,
     ),
     "top": Verb(
-        help="A screen that shows the mount as it is now, with keys.",
+        help="A screen that shows one mount, or all of this machine, as they are now, with keys.",
         usage=("top [--interval SECONDS]",),
-        does="a screen with RAM, drain, queue, who waits and checkpoints, and keys that act ([below](#a-screen))",
+        does=(
+            "a screen with RAM, drain, queue, who waits, checkpoints and members, of one mount or of all on this machine, "
+            "and keys that act ([below](#a-screen))"
+        ),
         has_handler=False,
     ),
     "ls": Verb(

@@ -145,7 +145,7 @@ class Protection:
             name=policy.name,
             begun=rank.marks.now.done,
         )
-        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy)
+        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy, booted.call)
         rank.ask, member.clues = member.ask, rank.groups.clues
         self._charge = Charge(interrupter, lambda: self._fault(None))
         member.on_stuck = self._charge.stand_in

@@ -71,7 +71,7 @@ _log = get_logger(__name__)
 
 
 class Engine:
-    """Runs the operation log: streams ahead in parallel, commits in order. Sets `log.on_append` and `log.wake`."""
+    """Runs the operation log: streams ahead in parallel, commits in order."""
 
     def __init__(
         self,
@@ -87,8 +87,9 @@ class Engine:
         settings: Settings,
         spill: Spill | None = None,
         before: Callable[[Op], None] = lambda _op: None,
+        place: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`."""
+        """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`; `place`: see `Stagger`."""
         self._ops, self._tree, self._lower, self._calls, self._tier = log, tree, lower, calls, tier
         self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
         self._due: dict[Seq, float] = {}
@@ -134,14 +135,14 @@ class Engine:
         self._order = Order(log, tree, pointers, self.gate, self._due, self._elide, self.guard, listener.is_directory)
         self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
-        self.stagger = Stagger(settings.stagger_s)
+        self.stagger = Stagger(settings.stagger_s, place)
         self._streams_stand_back = self._commits_stand_back = False
         self._stream_bell, self._commit_bell = Bell(), Bell()
         self._staged = Staged(log, self._order.has_work)
         self._rewritten_since: dict[Seq, float] = {}
         self._before: Future[None] | None = None
         self.set_streams(settings.streams)
-        log.on_append, log.wake = self._appended, self.wake
+        log.follow(self._appended, self.wake)
 
     # -- life
 

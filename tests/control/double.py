@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -199,3 +200,11 @@ def socket_of(server: ControlServer) -> Iterator[MountRecord]:
     """The record by which a client finds a server in this process."""
     pid = 1
     yield MountRecord("/mnt/x", "/b", "n", pid, process_started(pid), str(server.path), "0", str(Path(server.path).parent))
+
+
+def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
+    """Of a checkpoint that is safe, unless `changes` say otherwise."""
+    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
+    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
+    values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
+    return CheckpointReport(path, files=files, **values)

@@ -162,7 +162,7 @@ def live_until_killed(world: World, rng: random.Random) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 60))])
 def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     lower = MemoryLower()

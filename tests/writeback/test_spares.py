@@ -511,7 +511,7 @@ async def live(world: World, application: Application, rng: random.Random, acts:
 
 
 @pytest.mark.clause("S231")
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 30))])
 def test_at_random_with_kills_at_any_call(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spares, "SPARE_BYTES_MIN", 1000)
     rng = random.Random(seed)

@@ -137,8 +137,8 @@ class Training:
         model = self.model.module.sharded_state_dict(metadata=METADATA)
         return {"model": model, "optimizer": self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=METADATA)}
 
-    def load(self, run: Run) -> None:
-        """As Megatron's loop does: its tracker, its loader."""
+    def load(self, run: Run) -> Any:
+        """As Megatron's loop does: its tracker, its loader. What was in the checkpoint."""
         from megatron.core import dist_checkpointing
 
         from acpfs.training.frameworks.megatron import give_steps_back
@@ -154,7 +154,7 @@ class Training:
         give_steps_back(self.optimizer)
         self.scheduler.load_state_dict(found["opt_param_scheduler"])
         self.done = found["iteration"]
-        assert found["of the script"] == self.done * 8
+        return found
 
     def state(self) -> dict[str, Any]:
         from acpfs.training.frameworks.megatron import MegatronShards
@@ -178,7 +178,8 @@ def as_rank(rank: int, run: Run, name: str) -> None:
     training = Training(rank, run)
     if run.resumed:
         with torch.no_grad():  # in single precision its loader copies into the parameters themselves
-            training.load(run)
+            found = training.load(run)
+        assert found["of the script"] == training.done * 8
         torch.save(training.state(), run.directory.parent / f"{name}-loaded-{rank}.pt")
         return
     if not run.protected:

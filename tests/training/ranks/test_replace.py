@@ -24,7 +24,7 @@ clause = pytest.mark.clause
 
 
 @clause("T79")
-@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor"])
+@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor", "expert groups"])
 @pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
 def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)
@@ -61,6 +61,21 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
 ) -> None:
     run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
+    assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
+@clause("T79", "T82")
+def test_a_rank_dies_before_its_first_update(tmp_path: Path, yardsticks: Path) -> None:
+    """There is no other state than what the function has built."""
+    counts = run_job(Plan("hsdp", {(1, 0, "forward", 1): die}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+@clause("T82")
+def test_all_ranks_die_at_once(tmp_path: Path, yardsticks: Path) -> None:
+    faults = {(rank, 0, "backward", 5): die for rank in range(WORLD)}
+    counts = run_job(Plan("zero", faults, snapshot_at=2), tmp_path, yardsticks)
+    assert all(count > 1 for count in counts.values())
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
 
