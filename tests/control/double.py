@@ -16,17 +16,15 @@ from acpfs.control.reports import (
     CheckpointReport,
     DurationsReport,
     FileState,
-    GuardedReport,
     HealthReport,
-    QueueEntry,
     RamReport,
     Remaining,
     Status,
-    Verdict,
     WorkerReport,
 )
 from acpfs.control.server import ControlServer
 from acpfs.control.socket_messages import Json
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
 
 
@@ -36,7 +34,7 @@ class DoubleSubject:
     def __init__(self) -> None:
         self.ops: list[tuple[int, str, int, bool]] = []
         self.file_rows: list[FileState] = []
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[Verification] = []
         self.lost: list[QueueEntry] = []
         self.guarded_rows: list[GuardedReport] = []
         self.reports: list[CheckpointReport] = []
@@ -132,11 +130,11 @@ class DoubleSubject:
     def records(self, path: bytes) -> bool:
         return any(verdict.path.startswith(path.decode()) for verdict in self.verdicts)
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
         for verdict in self.verdicts:
             await tell(verdict)
 
-    async def restore(self, verdict: Verdict) -> int | str:
+    async def restore(self, verdict: Verification) -> int | str:
         return "its copy has left RAM"
 
     def retry(self, path: bytes) -> int:

@@ -15,9 +15,10 @@ import trio
 
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
-from acpfs.control.reports import FileState, GuardedReport, QueueEntry, Verdict
+from acpfs.control.reports import FileState
 from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, report_of, socket_of
 
@@ -292,9 +293,9 @@ def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Pa
 
 def test_wait_verified_reads_back(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.verdicts = [Verdict("a", "ok"), Verdict("new", "unknown")]
+        subject.verdicts = [Verification("a", "ok"), Verification("new", "unknown")]
         assert (await ask(record, "wait", {"paths": ["a"], "verified": True}))["verified"] == 2
-        subject.verdicts.append(Verdict("b", "mismatch", 1, "x", "y"))
+        subject.verdicts.append(Verification("b", "mismatch", 1, "x", "y"))
         with pytest.raises(AcpfsError, match="1 of 3 files are not as they were written, first b: mismatch"):
             await ask(record, "wait", {"paths": ["a"], "verified": True})
 

@@ -16,7 +16,8 @@ import trio
 
 from acpfs.checkpoints import Checkpoint
 from acpfs.cli import history_page
-from acpfs.control.reports import CheckpointReport, ConflictReport, HealthReport, HistoryEntry, Status
+from acpfs.control.reports import CheckpointReport, HealthReport, HistoryEntry, Status
+from acpfs.drain_records import ConflictReport
 from acpfs.ram.state import StateDatabase
 from acpfs.worker import history
 from acpfs.worker.assembly import Parts

@@ -149,7 +149,7 @@ class WithExperts(Job):
 
     experts: Any = None
     """Their optimizer."""
-    reduce: Callable[[], None] = int
+    reduce: Callable[[], object] = int
     """Gradients of experts over those who have the same ones."""
 
     @property
@@ -174,7 +174,7 @@ class WithExperts(Job):
         self.scheduler.step()
 
 
-class Expert(torch.nn.Module):
+class Expert(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
     """The one of this rank, of one or all of the experts."""
 
     def __init__(self, weight: Any) -> None:
@@ -186,7 +186,7 @@ class Expert(torch.nn.Module):
         return torch.tanh(tokens @ weight)
 
 
-class Experts(torch.nn.Module):
+class Experts(torch.nn.Module):  # type: ignore[misc]
     """One expert per rank of `group`; the half of the tokens that a router likes best goes to the second one."""
 
     def __init__(self, group: Any, name: str, weight: Any) -> None:
@@ -205,16 +205,16 @@ class Experts(torch.nn.Module):
         return found * torch.sigmoid(liked)
 
 
-class _Exchange(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, values: Any, group: Any) -> Any:  # type: ignore[override]
+    def forward(context: Any, values: Any, group: Any) -> Any:
         context.group = group
         found = torch.empty_like(values)
         dist.all_to_all_single(found, values.contiguous(), group=group)
         return found
 
     @staticmethod
-    def backward(context: Any, gradients: Any) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradients: Any) -> Any:
         return _Exchange.apply(gradients, context.group), None
 
 
