@@ -15,7 +15,7 @@ class TorchRandom:
     """Of the host, and of devices in use."""
 
     def take(self) -> Any:
-        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+        devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return {"cpu": torch.get_rng_state(), "cuda": devices}
 
     def give(self, value: Any) -> None:

@@ -87,7 +87,7 @@ def yardstick(kind: str, directory: Path) -> Path:
     """Where it is; made once."""
     if not (directory / f"{kind}-{DIES}.pt").exists():
         with Ranks(WORLD, directory, lambda rank: without_fault(rank, kind, directory)) as ranks:
-            assert ranks.statuses() == [0] * WORLD, ranks.said()
+            assert ranks.statuses(600) == [0] * WORLD, ranks.said()
     return directory
 
 

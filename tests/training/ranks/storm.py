@@ -41,6 +41,8 @@ NOTHING, SECOND, MOMENT, STOPPED, COORDINATOR, WORKER = (
 ON_ONE = {NOTHING: 5, SECOND: 4, MOMENT: 4, STOPPED: 0.3}
 ON_TWO = {NOTHING: 3, SECOND: 2, MOMENT: 2, COORDINATOR: 3, WORKER: 3, STOPPED: 0.3}
 """How often. After the coordinator's death more than half of the ranks must be left to elect the next one, so no second rank then."""
+ENDS_S = 300.0
+"""A rank has not ended by then: only bounds what hangs."""
 DELAY_S = 0.6
 """Whatever else dies does so this long after the first rank, at most."""
 
@@ -145,7 +147,7 @@ class Storm:
     def _disturb(self, one: Round, ranks: Ranks, stand: Stand, name: str) -> None:
         """What else happens, after the first rank's death."""
         first = next(iter(one.fault.ranks))
-        assert ranks.status(first) == -signal.SIGKILL, ranks.said()
+        assert ranks.status(first, ENDS_S) == -signal.SIGKILL, ranks.said()
         self.kills += len(one.fault.ranks) + (one.also not in (NOTHING, SECOND))
         threading.Event().wait(one.delay_s)
         if one.also in (MOMENT, STOPPED):
@@ -160,7 +162,7 @@ class Storm:
     def _judge(self, one: Round, ranks: Ranks) -> None:
         may_have_left = {one.who} if one.also in (MOMENT, STOPPED) else set(one.fault.ranks)
         for rank in sorted(set(range(WORLD)) - may_have_left - one.fault.ranks.keys()):
-            assert ranks.status(rank) == ExitStatus.SAVED, ranks.said()
+            assert ranks.status(rank, ENDS_S) == ExitStatus.SAVED, ranks.said()
 
     def told(self) -> str:
         """The result, in words."""
