@@ -177,8 +177,8 @@ class Crew:
         return frozenset(rank for rank in self._roster.aboard if now - self._heard.get(rank, now) <= self._limits.silent_s)
 
     def could_save(self, ranks: Iterable[int]) -> bool:  # the interface of `phases`
-        """Half of a job never goes on: the other half may still train."""
-        return False
+        """Half of a job may have a coordinator: nothing runs before there is a process for each rank, and launchers start those once."""
+        return 0 < self.world <= 2 * len(set(ranks))
 
     @property
     def alone_s(self) -> float:
