@@ -140,8 +140,9 @@ class Crew:
             return self._ended(now)
         self._look(now)
         if self.state is not CrewState.ENDING:
-            silent = [rank for rank in self._roster.aboard if now - self._heard.get(rank, now) > self._limits.silent_s]
-            self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
+            patience = self._limits.building_s if self.state is CrewState.REBUILDING else self._limits.silent_s
+            silent = [rank for rank in self._roster.aboard if now - self._heard.get(rank, now) > patience]
+            self._lose(silent, f"silent for {patience:g} s", now)
         if now >= self._deadline:
             self._late(now)
         return self._ended(now)

@@ -53,6 +53,7 @@ class Plan:
     faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(default_factory=dict)
     snapshot_at: int = 0
     steps: int = STEPS
+    device: str = "auto"
 
 
 def die(_: Job | None) -> None:
@@ -61,6 +62,10 @@ def die(_: Job | None) -> None:
 
 def fail(_: Job | None) -> None:
     raise ValueError("a bug that shows once")
+
+
+def poison(_: Job | None) -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def lose_memory(job: Job | None) -> None:
@@ -188,7 +193,7 @@ def run_job(
     directory = tmp_path / "run"
 
     def main(rank: int, process: int) -> None:
-        resilient(directory)(train)(plan, tmp_path, process)
+        resilient(directory, device=plan.device)(train)(plan, tmp_path, process)
 
     ranks = Replaced(WORLD, tmp_path, main)
     with ranks:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
-from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, run_job
+from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
@@ -63,6 +63,13 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
+@clause("T126")
+def test_a_process_whose_device_is_poisoned_is_replaced(tmp_path: Path, yardsticks: Path) -> None:
+    """CUDA's text on a processor: a double of the device."""
+    counts = run_job(Plan("hsdp", {(2, 0, "backward", 4): poison}, device="cuda"), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 1}
 
 
 @clause("T80")
