@@ -132,8 +132,7 @@ def be_daemon(directory: Path, transport: str) -> None:
     settings = Settings(
         backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport(transport), ram="2G"
     )
-    link = alone()
-    link.on_serving = lambda: print("ready", flush=True)
+    link = alone(lambda: print("ready", flush=True))
     threading.Thread(target=switches.serve, name="switches", daemon=True).start()
     daemon.run(starting.prepare(settings).settings, link)
 

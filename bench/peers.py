@@ -149,9 +149,9 @@ def rclone(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
 def juicefs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     bucket, path, meta = storage.path / "bucket", scratch / "mnt", f"sqlite3://{scratch / 'meta.db'}"
     bucket.mkdir()
-    subprocess.run(
-        ["juicefs", "format", "--trash-days", "0", "--bucket", f"{bucket}/", meta, "peer"], check=True, capture_output=True, timeout=60
-    )
+    options = subprocess.run(["juicefs", "format", "--help"], check=True, capture_output=True, text=True, timeout=60).stdout
+    trash = ["--trash-days", "0"] if "--trash-days" in options else []  # before 1.0, which PyPI has, there is none
+    subprocess.run(["juicefs", "format", *trash, "--bucket", f"{bucket}/", meta, "peer"], check=True, capture_output=True, timeout=60)
     words = ["juicefs", "mount", "--writeback", "--cache-dir", str(scratch / "cache"), "--no-usage-report", meta, str(path)]
     with served(words, path, scratch / "juicefs.log") as pid:
         # objects, not files, are on the storage: nothing to look at without JuiceFS and its metadata

@@ -26,9 +26,8 @@ from acpfs.config import Settings, Transport
 from acpfs.mounting import starting
 from acpfs.transport.native import session
 from acpfs.transport.native.dispatch import Dispatch
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import IN_HEADER, Opcode
 from acpfs.transport.native.request import RequestBuffers
-from acpfs.transport.native.wire import IN_HEADER
 from acpfs.worker import daemon
 from acpfs.worker.link import alone
 from bench import places
@@ -120,8 +119,7 @@ def be_daemon(arguments: argparse.Namespace, directory: Path) -> None:
     settings = Settings(
         backing=directory / "backing", mountpoint=directory / "mnt", runtime_dir=directory / "run", transport=Transport.NATIVE, ram="1G"
     )
-    link = alone()
-    link.on_serving = lambda: print("ready", flush=True)
+    link = alone(lambda: print("ready", flush=True))
     daemon.run(starting.prepare(settings).settings, link)
     (directory / "requests.json").write_text(json.dumps(tally.record()))
 

@@ -291,8 +291,8 @@ class _Timer:
 
     __slots__ = ("action",)
 
-    def __init__(self) -> None:
-        self.action: Callable[[], None] | None = None
+    def __init__(self, action: Callable[[], None] | None = None) -> None:
+        self.action = action
 
     def stop(self) -> None:
         """Too late is fine: results are set only once."""
@@ -349,8 +349,7 @@ _TIMERS = _Timers()
 
 def call_later(delay_s: float, action: Callable[[], None]) -> Callable[[], None]:
     """Run something short after so long, on the thread that ends patience; returns what stops it, if it is not too late."""
-    timer = _Timer()
-    timer.action = action
+    timer = _Timer(action)
     _TIMERS.start(delay_s, timer)
     return timer.stop
 

@@ -1,13 +1,15 @@
-"""The screen of `acpfs-ctl top`, the only module that imports textual: a summary, the queue, checkpoints, and keys that ask before they do.
+"""The screen of `acpfs-ctl top`, the only module that imports textual: a summary, the queue, checkpoints, members, and keys that ask.
 
-The daemon is asked in a thread; one that does not answer leaves the screen as it was, and says so.
+With several mounts a table of them stands above, and the rest is of the one that its cursor is on. Daemons are asked in threads; one that
+does not answer leaves its picture as it was, and says so.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from textual import work
@@ -16,13 +18,30 @@ from textual.binding import Binding
 from textual.widgets import DataTable, Footer, Static
 
 from acpfs.cli import show
+from acpfs.cli.verbs import nodes
 from acpfs.errors import AcpfsError
 
 BAR = 40
+TIME_LINE = 24
+MOUNTS = ("mount", "state", "not safe", "oldest", "RAM", "dirty", "storage", "wrong")
 QUEUE = ("name", "operation", "size", "state", "age", "tries", "why")
-CHECKPOINTS = ("checkpoint", "state", "size", "saved in", "persisted in", "loads from")
+CHECKPOINTS = ("checkpoint", "state", "size", "saved in", "persisted in", "loads from", "time line: █ saved ▒ persisted")
 SHOWN_MAX = 50
+MISSING_MAX = 5
+"""Members that are named; of a rack that is down nobody reads them all."""
+MEMBERS_EVERY = 5
+"""Looks: a daemon reads a record for each member, and there may be a thousand."""
+SILENT_S = 3.0
+"""So long an answer may take before it is said that there is none."""
 Ask = Callable[[str, dict[str, Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One daemon: `ask` asks it one verb, and may block."""
+
+    mountpoint: str
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +70,41 @@ def summary(status: show.Json, rate: float | None) -> str:
         + (f": {health['last_error']}" if health["last_error"] else ""),
         f"not safe {safe if status['queue_length'] else 'nothing: all is persisted'}",
     ]
-    wrong = [f"{status[key]} {text}" for key, text in (("parked", "refused for good"), ("interrupted", "without a writer")) if status[key]]
     if cluster is not None:
         lines.append(f"members  {cluster['live']} of {cluster['nodes']} others live; {len(cluster['waiting'])} pointers wait")
-        wrong += [f"{node} is missing" for node in cluster["missing"]]
-    if wrong:
-        lines.append(f"WRONG    {'; '.join(wrong)}")
+    if found := wrong(status):
+        lines.append(f"WRONG    {'; '.join(found)}")
     for one in status["waiting"][:3]:
         age = show.duration(max(0.0, time.time() - one["since"]))
         lines.append(
             f"waits    {one['command'] or one['pid'] or '?'} for {show.size(one['wanted_bytes'])} ({show.printable(one['path'])}), {age}"
         )
     return "\n".join(lines)
+
+
+def wrong(status: show.Json) -> list[str]:
+    """What needs a person."""
+    found = [f"{status[key]} {text}" for key, text in (("parked", "refused for good"), ("interrupted", "without a writer")) if status[key]]
+    missing = status["cluster"]["missing"] if status["cluster"] is not None else []
+    found += [f"{node} is missing" for node in missing[:MISSING_MAX]]
+    return found + ([f"and {len(missing) - MISSING_MAX} more"] if len(missing) > MISSING_MAX else [])
+
+
+def mount_row(mountpoint: str, status: show.Json | None) -> tuple[str, ...]:
+    """Of the table of mounts; None: it has not answered."""
+    if status is None:
+        return (show.printable(mountpoint), "no answer", *("?" for _ in MOUNTS[2:]))
+    ram, many = status["ram"], status["queue_length"]
+    return (
+        show.printable(mountpoint),
+        status["state"],
+        f"{many} operations, {show.size(status['queue_bytes'])}" if many else "nothing",
+        show.duration(status["oldest_unpersisted_age_s"]) if many else "",
+        f"{show.size(ram['used_bytes'])} of {show.size(ram['budget_bytes'])}",
+        show.size(ram["dirty_bytes"]),
+        status["backing_health"]["state"],
+        "; ".join(wrong(status)),
+    )
 
 
 def queue_row(entry: show.Json) -> tuple[str, ...]:
@@ -72,74 +114,162 @@ def queue_row(entry: show.Json) -> tuple[str, ...]:
     return (show.printable(entry["name"]), entry["operation"], *figures, show.printable(why))
 
 
-def checkpoint_row(report: show.Json) -> tuple[str, ...]:
-    """Of the checkpoints' table."""
-    times = ("?" if report[key] is None else show.duration(report[key]) for key in ("save_s", "persist_s"))
-    return (show.printable(report["path"]), report["state"], show.size(report["bytes"]), *times, report["loads_from"])
+def time_line(report: show.Json, since: float, now: float) -> str:
+    """When it was saved (█) and then persisted (▒) between two times. What was not written through this mount has none."""
+    began = report["began_at"]
+    if began is None or now <= since:
+        return ""
+    closed = now if report["closed_at"] is None else report["closed_at"]
+    persisted = now if report["persisted_at"] is None else report["persisted_at"]
+    first, between, last = (min(TIME_LINE, max(0, int(TIME_LINE * (at - since) / (now - since)))) for at in (began, closed, persisted))
+    first = min(first, TIME_LINE - 1)
+    saving = "█" * max(1, between - first)  # also the shortest save can be seen
+    return (("·" * first + saving).ljust(last, "▒")).ljust(TIME_LINE, "·")[:TIME_LINE]
+
+
+def checkpoint_rows(reports: Sequence[show.Json], now: float) -> list[tuple[str, ...]]:
+    """Of the checkpoints' table, whose time lines go from the first of them until now."""
+    began = [report["began_at"] for report in reports if report["began_at"] is not None]
+    since = min(began, default=now)
+    rows = []
+    for report in reports:
+        times = ("?" if report[key] is None else show.duration(report[key]) for key in ("save_s", "persist_s"))
+        figures = (report["state"], show.size(report["bytes"]), *times, report["loads_from"])
+        rows.append((show.printable(report["path"]), *figures, time_line(report, since, now)))
+    return rows
+
+
+def members_worst_first(rows: Sequence[show.Json]) -> list[show.Json]:
+    """This one, what is missing or lost, then who is furthest behind."""
+    calm = ("live", "left", "forgotten")
+    return sorted(rows, key=lambda row: (row["state"] != "this", row["state"] in calm, -(row["lag_s"] or 0.0), row["node"]))
 
 
 class TopScreen(App[None]):
     """See above."""
 
-    CSS = "#summary {height: auto; padding: 0 1} #told {height: 1; padding: 0 1} DataTable {height: 1fr}"
+    CSS = (
+        "#summary {height: auto; padding: 0 1} #told {height: 1; padding: 0 1} DataTable {height: 1fr} "
+        "#mounts {height: auto; max-height: 8} .hidden {display: none}"
+    )
     BINDINGS = [  # noqa: RUF012 -- textual reads it from the class
         Binding("f", "flush", "flush"),
         Binding("t", "retry", "retry entry"),
         Binding("p", "pin", "pin checkpoint"),
         Binding("r", "release", "release deletions"),
+        Binding("m", "members", "members"),
+        Binding("s", "next", "next mount"),
         Binding("y", "confirm", "yes", show=False),
         Binding("n", "dismiss", "no", show=False),
         Binding("q", "quit", "quit"),
     ]
 
-    def __init__(self, mountpoint: str, ask: Ask, interval_s: float) -> None:
-        """`ask`: asks the daemon one verb; it may block."""
+    def __init__(self, mounts: Sequence[Mount], interval_s: float) -> None:
+        """At least one mount."""
         super().__init__()
-        self.title = f"acpfs {mountpoint}"
-        self._ask, self._interval_s = ask, interval_s
+        self._mounts, self._interval_s = mounts, interval_s
+        self._shown = mounts[0]
         self.told = ""
         self._asked: Asked | None = None
-        self._persisted: tuple[float, int] | None = None
+        self._statuses: dict[str, show.Json] = {}
+        self._persisted: dict[str, tuple[float, int]] = {}
+        self._looks = 0
+        self._out: dict[str, float] = {}
+        """Mounts that are being asked, and since when (monotonic, seconds)."""
         self._queue: list[show.Json] = []
         self._checkpoints: list[show.Json] = []
 
     def compose(self) -> ComposeResult:
+        yield DataTable(id="mounts", cursor_type="row", classes="" if len(self._mounts) > 1 else "hidden")
         yield Static(id="summary", markup=False)
         yield DataTable(id="queue", cursor_type="row")
         yield DataTable(id="checkpoints", cursor_type="row")
+        yield DataTable(id="members", cursor_type="row", classes="hidden")
         yield Static(id="told", markup=False)
         yield Footer()
 
     def on_mount(self) -> None:
-        for name, headings in (("#queue", QUEUE), ("#checkpoints", CHECKPOINTS)):
-            self._table(name).add_columns(*headings)
-        self.look()
-        self.set_interval(self._interval_s, self.look)
+        headings = (("#mounts", MOUNTS), ("#queue", QUEUE), ("#checkpoints", CHECKPOINTS), ("#members", nodes.HEADINGS))
+        for name, columns in headings:
+            self._table(name).add_columns(*columns)
+        self._show(self._shown)
+        self.set_interval(self._interval_s, self._look_at_all)
 
     def _table(self, name: str) -> DataTable[str]:
         table: DataTable[str] = self.query_one(name, DataTable)
         return table
 
-    @work(thread=True, exclusive=True, group="look")
-    def look(self) -> None:
-        """Ask the daemon, in a thread, and draw what it says."""
-        try:
-            status, checkpoints = self._ask("status", {}), self._ask("checkpoints", {"paths": []})["items"]
-        except (AcpfsError, OSError) as error:
-            self.call_from_thread(self.tell, f"no answer: {error}")
-            return
-        self.call_from_thread(self._draw, status, checkpoints)
+    def _show(self, mount: Mount) -> None:
+        """Draw this one from now on. What was asked about another one is not carried out."""
+        self._shown, self._asked, self._looks = mount, None, 0
+        self.title = f"acpfs {mount.mountpoint}"
+        self.tell("")
+        self._look_at_all()
 
-    def _draw(self, status: show.Json, checkpoints: list[show.Json]) -> None:
-        now, persisted = time.monotonic(), status["counters"].get("persisted_bytes", 0)
-        rate = None
-        if self._persisted is not None and now > self._persisted[0]:
-            rate = max(0.0, (persisted - self._persisted[1]) / (now - self._persisted[0]))
-        self._persisted = (now, persisted)
-        self.query_one("#summary", Static).update(summary(status, rate))
+    def _look_at_all(self) -> None:
+        """One thread for each daemon: one that hangs holds up no other, and is not asked again meanwhile."""
+        for mount in self._mounts:
+            shown, since = mount is self._shown, self._out.get(mount.mountpoint)
+            if since is not None:
+                if shown and (silent_s := time.monotonic() - since) > SILENT_S:
+                    self.tell(f"no answer for {show.duration(silent_s)}")
+                continue
+            members = shown and self._table("#members").display and self._looks % MEMBERS_EVERY == 0
+            self._looks += shown
+            self._out[mount.mountpoint] = time.monotonic()
+            self.run_worker(partial(self._look, mount, shown=shown, members=members), thread=True, group="look")
+
+    def _look(self, mount: Mount, *, shown: bool, members: bool) -> None:
+        """In a thread."""
+        try:
+            status = mount.ask("status", {})
+            checkpoints = mount.ask("checkpoints", {"paths": []})["items"] if shown else []
+            rows = mount.ask("nodes", {})["nodes"] if members else None
+        except (AcpfsError, OSError) as error:
+            self.call_from_thread(self._no_answer, mount, error)
+        else:
+            self.call_from_thread(self._draw, mount, status, checkpoints if shown else None, rows)
+        finally:
+            self._out.pop(mount.mountpoint, None)
+
+    def _is_closing(self) -> bool:
+        """An answer may come when the screen is being taken down, and has nowhere to go."""
+        return not self.query("#told")
+
+    def _no_answer(self, mount: Mount, error: Exception) -> None:
+        if self._is_closing():
+            return
+        self._statuses.pop(mount.mountpoint, None)
+        self._fill_mounts()
+        if mount is self._shown:
+            self.tell(f"no answer: {error}")
+
+    def _draw(self, mount: Mount, status: show.Json, checkpoints: list[show.Json] | None, members: list[show.Json] | None) -> None:
+        if self._is_closing():
+            return
+        self._statuses[mount.mountpoint] = status
+        self._fill_mounts()
+        if mount is not self._shown or checkpoints is None:
+            return  # asked for the line in the table only
+        self.query_one("#summary", Static).update(summary(status, self._rate(mount, status)))
         self._queue, self._checkpoints = status["queue"][:SHOWN_MAX], checkpoints[::-1][:SHOWN_MAX]
         self._fill("#queue", [queue_row(entry) for entry in self._queue])
-        self._fill("#checkpoints", [checkpoint_row(report) for report in self._checkpoints])
+        self._fill("#checkpoints", checkpoint_rows(self._checkpoints, time.time()))
+        if members is not None:
+            self._fill("#members", [nodes.member_row(row) for row in members_worst_first(members)[:SHOWN_MAX]])
+
+    def _rate(self, mount: Mount, status: show.Json) -> float | None:
+        """Bytes persisted per second since the last look at it."""
+        now, persisted = time.monotonic(), status["counters"].get("persisted_bytes", 0)
+        before = self._persisted.get(mount.mountpoint)
+        self._persisted[mount.mountpoint] = (now, persisted)
+        return max(0.0, (persisted - before[1]) / (now - before[0])) if before is not None and now > before[0] else None
+
+    def _fill_mounts(self) -> None:
+        if len(self._mounts) > 1:
+            names = [mount.mountpoint for mount in self._mounts]
+            self._fill("#mounts", [mount_row(name, self._statuses.get(name)) for name in names])
+            self._table("#mounts").move_cursor(row=names.index(self._shown.mountpoint))
 
     def _fill(self, name: str, rows: list[tuple[str, ...]]) -> None:
         from rich.text import Text
@@ -158,6 +288,17 @@ class TopScreen(App[None]):
         """One line below the tables."""
         self.told = show.printable(text)
         self.query_one("#told", Static).update(self.told)
+
+    def action_next(self) -> None:
+        self._show(self._mounts[(self._mounts.index(self._shown) + 1) % len(self._mounts)])
+
+    def action_members(self) -> None:
+        """All mounts of the backing directory, in the place of the checkpoints; and back."""
+        members = self._table("#members")
+        members.toggle_class("hidden")
+        self._table("#checkpoints").set_class(members.display, "hidden")
+        self._looks = 0
+        self._look_at_all()
 
     def action_flush(self) -> None:
         self._propose(Asked("wait until all is persisted", "flush", {"paths": []}))
@@ -191,13 +332,13 @@ class TopScreen(App[None]):
         asked, self._asked = self._asked, None
         if asked is not None:
             self.tell(f"{asked.text} …")
-            self.carry_out(asked)
+            self.carry_out(self._shown, asked)
 
     @work(thread=True, group="act")
-    def carry_out(self, asked: Asked) -> None:
+    def carry_out(self, mount: Mount, asked: Asked) -> None:
         """In a thread: a flush may take long."""
         try:
-            self._ask(asked.verb, asked.args)
+            mount.ask(asked.verb, asked.args)
         except (AcpfsError, OSError) as error:
             self.call_from_thread(self.tell, f"{asked.text}: {error}")
         else:

@@ -34,6 +34,8 @@ def built(package: Path = SITE / "mindio_ttp") -> tuple[Path, Path]:
 
 
 def _build(target: Path, source: Path, *further: str) -> None:
+    if not os.access(target.parent, os.W_OK):  # the linker's last words would not say so
+        raise MachineError(f"{target} cannot be built, where MindSpore's runtime looks for it: that directory cannot be written here")
     made = target.with_name(f".{target.name}.{os.getpid()}")
     words = ["cc", "-std=c11", "-O2", "-shared", "-fPIC", "-Wl,-soname," + target.name, "-o", str(made), str(source), *further]
     try:

@@ -111,12 +111,14 @@ def tft_init_processor(
     _job.rank, _job.init = rank, (rank, world_size, enable_tls)
 
 
-def _entry_points() -> EntryPoints | None:
+def _entry_points() -> EntryPoints:
+    """Without them nobody would know of an update that is under way, and a torn state could be saved."""
     try:
         return EntryPoints(built()[0])
     except (MachineError, OSError) as error:
-        log.error("MindSpore's runtime cannot say when an update begins", why=str(error))
-        return None
+        raise RefusedError(
+            f"MindSpore's runtime cannot say when an update begins: {error}; begin a processor once as a user who may write there, with cc"
+        ) from error
 
 
 def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:

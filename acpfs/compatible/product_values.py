@@ -32,6 +32,7 @@ class ReportState(Enum):
     RS_STEP_FINISH = 6
     RS_UNKNOWN = 7
     RS_RETRY = 8
+    """A guess: the product's documents name it and give it no number, and its published sources have the eight above only."""
 
 
 class RepairType(Enum):

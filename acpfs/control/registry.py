@@ -98,6 +98,12 @@ def records(directories: Iterable[Path] | None = None) -> list[MountRecord]:
     return found
 
 
+def reachable(known: list[MountRecord] | None = None) -> list[MountRecord]:
+    """Those whose daemon lives and hears this user; where it hears this user of none, those that live."""
+    living = [record for record in (records() if known is None else known) if record.alive]
+    return [record for record in living if os.access(record.socket, os.W_OK)] or living  # others' mounts are no choice
+
+
 def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> MountRecord:
     """The mount that a command is about; with None, the only one there is.
 
@@ -108,8 +114,7 @@ def find(mountpoint: str | None, known: list[MountRecord] | None = None) -> Moun
     known = records() if known is None else known
     if mountpoint is not None:
         return locate(mountpoint, known)[0]
-    living = [record for record in known if record.alive]
-    living = [record for record in living if os.access(record.socket, os.W_OK)] or living  # others' mounts are no choice
+    living = reachable(known)
     if len(living) == 1:
         return living[0]
     if not living:

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import RLock
 
 from acpfs.backing.identity import Identity
+from acpfs.backing.lower import Lower
 from acpfs.config import Settings, SpillMode
 from acpfs.errors import RefusedError
 from acpfs.mounting.checks import within
@@ -19,6 +20,8 @@ from acpfs.ram.mounts import LOCAL, mount_of
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.ram.state import StateDatabase
 from acpfs.ram.tier import Tier
+from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.sources.mirror import Mirror
 from acpfs.writeback.sources.spill import Spill, recorded_place
 
 SPILL_WAIT_S = 30.0
@@ -54,7 +57,7 @@ class SpillPlace:
             raise RefusedError(f"the last mount left files in the spill directory {left}: mount with --spill {left} until they are drained")
         self.path = settings.spill or left
         """None: there is no spill tier."""
-        self._settings, self._state = settings, state
+        self._settings, self._state, self._node_id = settings, state, identity.node_id
         self._name = f"acpfs-{identity.volume_id}-{identity.node_id}"
 
     def prepare(self) -> list[str]:
@@ -77,12 +80,12 @@ class SpillPlace:
         assert self.path is not None
         return SpillDirectory(self.path / self._name)
 
-    def maker(self, tier: Tier) -> Callable[[RLock], Spill] | None:
+    def maker(self, tier: Tier, operations: OperationLog, lower: Lower) -> Callable[[RLock], Spill] | None:
         """Makes the spill tier, given the file system's lock."""
-        path, settings = self.path, self._settings
-        if path is None:
+        settings = self._settings
+        if self.path is None:
             return None
-        closed = settings.spill is None
+        closed, directory, state = settings.spill is None, self.directory, self._state
         mode = SpillMode.MOVE if closed else settings.spill_mode
-        directory = self.directory
-        return lambda lock: Spill(directory, self._state, tier, lock, mode, settings.spill_budget, closed=closed)
+        mirror = Mirror(directory, state, operations, lower, self._node_id) if mode is SpillMode.MIRROR else None
+        return lambda lock: Spill(directory, state, tier, lock, mode, settings.spill_budget, closed=closed, mirror=mirror)

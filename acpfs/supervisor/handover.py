@@ -107,16 +107,25 @@ def _uid_of(end: socket.socket) -> int:
 class Door:
     """The old supervisor's side: where it is asked, and who has asked."""
 
-    def __init__(self, watch: Watch, forget: Forget, asked: Callable[[dict[str, Any]], str], served: Callable[[], None]) -> None:
-        """`asked` has the worker leave, or says why not; `served`: another supervisor has the mount now."""
+    def __init__(
+        self,
+        watch: Watch,
+        forget: Forget,
+        *,
+        asked: Callable[[dict[str, Any]], str],
+        served: Callable[[], None],
+        left_alone: Callable[[], None],
+    ) -> None:
+        """`asked` has the worker leave, or says why not; `served`: another supervisor has the mount now.
+
+        `left_alone`: whoever was given the mount has ended without having served.
+        """
         self._watch, self._forget = watch, forget
-        self._asked, self._served = asked, served
+        self._asked, self._served, self._left_alone = asked, served, left_alone
         self._door: socket.socket | None = None
         self._successor: socket.socket | None = None
         self.given = False
         """What was kept has been sent to it, and it has not served yet."""
-        self.left_alone: Callable[[], None] = lambda: None
-        """Called where whoever was given the mount has ended without having served."""
 
     @property
     def is_asked(self) -> bool:
@@ -189,4 +198,4 @@ class Door:
             self._forget(self._door)  # its name may be the other one's by now
             self._door = None
         if given:
-            self.left_alone()
+            self._left_alone()

@@ -13,7 +13,6 @@ channel of a living worker whose supervisor is gone.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import selectors
@@ -29,6 +28,8 @@ from acpfs.ram import descriptor_limits
 from acpfs.supervisor import channel, handover, privileges, stuck_processes
 from acpfs.supervisor.child import Attention, Child, Limits, Template
 from acpfs.supervisor.handover import PREDECESSOR, Door
+from acpfs.supervisor.kept_descriptors import KeptDescriptors
+from acpfs.supervisor.mount_answer import MountAnswer
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import Service, inherited
 
@@ -47,11 +48,11 @@ class Supervisor:
         """`settings`: as JSON has them, not looked into but for the places that falling through needs. `detached`: from any terminal."""
         self._detached = detached
         self._settings = settings
-        self._answer_fd = answer_fd
-        self._kept: dict[str, list[int]] = {}
+        self._answer = MountAnswer(answer_fd)
         self._facts: dict[str, Any] = {}
         self._workers = 0
         self._service = Service()
+        self._kept = KeptDescriptors(self._service.store)
         self._selector = selectors.DefaultSelector()
         self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
         self._attention = Attention()
@@ -71,8 +72,7 @@ class Supervisor:
         self._ended = self._stopping = False
         self._take_over: dict[str, Any] | None = None
         """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
-        self._door = Door(self._watch, self._forget, self._asked, self._outlived)
-        self._door.left_alone = self._go_on
+        self._door = Door(self._watch, self._forget, asked=self._asked, served=self._outlived, left_alone=self._go_on)
         self._rests = False
 
     # -- life
@@ -83,7 +83,8 @@ class Supervisor:
             self._heed_signals()
         adopted = bool(self._kept)  # the worker that handed them over may be dead by now
         if not adopted:
-            self._kept, state = inherited()
+            found, state = inherited()
+            self._kept.update(found)
             if state:
                 self._service.takes(self._kept)
                 self._facts, self._workers = state["facts"], int(state["workers"])
@@ -131,7 +132,8 @@ class Supervisor:
         self._settings, self._facts, self._workers = message["settings"], message["facts"], message["workers"]
         child = self._child = Child(end)
         child.serving_at = child.beat_at = time.monotonic()
-        self._keep(message["keep"], fds)
+        self._kept.keep(message["keep"], fds)
+        self._store_state()
         self._watch(end, lambda: self._hear(child))
         self._know_pid(child, message["adopt"])
         self._let_predecessor_go()
@@ -215,10 +217,9 @@ class Supervisor:
         ours, theirs = channel.pair()
         self._start_at = 0.0
         child = self._child = Child(ours)
-        names = [[name, len(fds)] for name, fds in self._kept.items()]
         orders = {
             "settings": self._settings,
-            "keep": names,
+            "keep": self._kept.names(),
             "facts": self._facts,
             "workers_before": self._workers,
             "died_at": self._died_at,
@@ -227,7 +228,7 @@ class Supervisor:
             "detached": self._detached,
         }
         with theirs:
-            channel.send(self._template.end, orders, [theirs.fileno(), *(fd for fds in self._kept.values() for fd in fds)])
+            channel.send(self._template.end, orders, [theirs.fileno(), *self._kept.all()])
         self._watch(ours, lambda: self._hear(child))
 
     def _know_pid(self, child: Child, pid: int) -> None:
@@ -259,7 +260,8 @@ class Supervisor:
             self._forget(child.end)
             return
         if "keep" in message:
-            self._keep(message["keep"], fds)
+            self._kept.keep(message["keep"], fds)
+            self._store_state()
         if "facts" in message:
             self._facts = message["facts"]
             self._store_state()
@@ -270,23 +272,11 @@ class Supervisor:
             self._service.notify(message["notify"])
         child.heard(message)
         if "step" in message:
-            self._write_answer({"step": message["step"]})
+            self._answer.write({"step": message["step"]})
         if "serving" in message:
             self._now_serving()
         if "reload" in message and self._next_template is None:
             self._next_template = self._spawn_template()
-
-    def _keep(self, names: list[tuple[str, int]], fds: list[int]) -> None:
-        position = 0
-        for name, count in names:
-            for old in self._kept.get(name, ()):
-                os.close(old)
-            self._kept[name] = fds[position : position + count]
-            position += count
-            self._service.store(name, self._kept[name])
-            if not count:
-                del self._kept[name]
-        self._store_state()
 
     def _store_state(self) -> None:
         self._service.store_state({"facts": self._facts, "workers": self._workers, "settings": self._settings})
@@ -299,7 +289,7 @@ class Supervisor:
             self._forget_template(self._old_template)  # a worker of the new code serves
             self._old_template = None
         self._let_predecessor_go()
-        self._answer({"result": {}})
+        self._answer.last({"result": {}})
 
     def _worker_gone(self, child: Child) -> None:
         """Its process has ended: what now?"""
@@ -324,18 +314,8 @@ class Supervisor:
     def _leave_behind(self, child: Child) -> None:
         """It will never run again, and may never end: the next one starts, and knows of it."""
         sys.stderr.write(f"acpfs: worker {child.pid} was killed in a call on the backing directory that does not return\n")
-        self._kept.setdefault(stuck_processes.STUCK, []).append(os.dup(child.pidfd))
-        self._service.store(stuck_processes.STUCK, self._kept[stuck_processes.STUCK])
+        self._kept.leave_behind(child.pidfd)
         self._worker_gone(child)
-
-    def _bury(self) -> None:
-        """Forget those whose calls came back."""
-        ended = [fd for fd in self._kept.get(stuck_processes.STUCK, ()) if stuck_processes.has_ended(fd)]
-        for fd in ended:
-            self._kept[stuck_processes.STUCK].remove(fd)
-            os.close(fd)
-        if ended:
-            self._service.store(stuck_processes.STUCK, self._kept[stuck_processes.STUCK])
 
     def _drain_channel(self, child: Child) -> None:
         """What it said last."""
@@ -382,9 +362,9 @@ class Supervisor:
 
     def _give(self, child: Child, now: float) -> bool:
         """What the next supervisor needs, now that nobody serves."""
-        names, self._died_at = [[name, len(fds)] for name, fds in self._kept.items()], child.stuck_at or now
+        self._died_at = child.stuck_at or now
         state = {"facts": self._facts, "settings": self._settings, "workers": self._workers, "died_at": self._died_at}
-        return self._door.give(names, [fd for fds in self._kept.values() for fd in fds], state)
+        return self._door.give(self._kept.names(), self._kept.all(), state)
 
     def _go_on(self) -> None:
         """Whoever was given the mount has ended before it served."""
@@ -393,9 +373,7 @@ class Supervisor:
 
     def _outlived(self) -> None:
         """Another supervisor has the mount: nothing of it is this one's any more."""
-        for fd in (fd for fds in self._kept.values() for fd in fds):
-            os.close(fd)
-        self._kept.clear()
+        self._kept.let_go()
         self._door.close()
         if self._template is not None:
             self._forget_template(self._template)
@@ -410,7 +388,7 @@ class Supervisor:
                 key.data()
 
     def _ask_for_mount(self) -> None:
-        self._write_answer({"step": "waiting for the supervisor that has the mount"})
+        self._answer.write({"step": "waiting for the supervisor that has the mount"})
         end = handover.ask(self._settings)
         if end is not None:
             self._watch(end, lambda: self._hear_predecessor(end))
@@ -422,13 +400,14 @@ class Supervisor:
         if message is not None and "kept" in message:
             self._settings, self._reason = message["settings"] | (self._take_over or {}), "taken over by another supervisor"
             self._facts, self._workers, self._died_at = message["facts"], message["workers"], message["died_at"]
-            self._keep(message["kept"], fds)
+            self._kept.keep(message["kept"], fds)
+            self._store_state()
             self._kept[PREDECESSOR] = [os.dup(end.fileno())]
             self._start_worker()
             return
         self._forget(end)
         if message is not None:
-            self._fail(message.get("refused", "its supervisor does not give it"), ExitCode.REFUSED)
+            self._fail(message.get("refused", "its supervisor refuses to give it"), ExitCode.REFUSED)
         elif not self._workers:
             self._fail("its supervisor ended before it gave it: mount again")
         elif PREDECESSOR in self._kept:  # there is nobody to go back to: this one does what it can
@@ -462,7 +441,7 @@ class Supervisor:
 
     def _look_after(self) -> None:
         now = time.monotonic()
-        self._bury()
+        self._kept.bury()
         if self._workers and self._child is not None and self._child.serving_at and "session" in self._kept:
             self._door.open(self._settings)
         if self._template is None and not self._ended:
@@ -540,24 +519,10 @@ class Supervisor:
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
         if self._kept.get(stuck_processes.STUCK) and PREDECESSOR not in self._kept:
-            for fd in (fd for fds in self._kept.values() for fd in fds):
-                with contextlib.suppress(OSError):
-                    fcntl.flock(fd, fcntl.LOCK_UN)  # what has not ended has copies of the descriptors: the next mount is not to wait for it
+            self._kept.unlock()
         if error is not None:
-            self._answer({"error": error})
+            self._answer.last({"error": error})
             self._exit_code = int(error.get("exit_code", code))
-
-    def _answer(self, message: channel.Message) -> None:
-        """To whoever mounts: once."""
-        self._write_answer(message)
-        if self._answer_fd >= 0:
-            os.close(self._answer_fd)
-            self._answer_fd = -1
-
-    def _write_answer(self, message: channel.Message) -> None:
-        if self._answer_fd >= 0:
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._answer_fd, json.dumps(message).encode() + b"\n")
 
     # -- descriptors
 

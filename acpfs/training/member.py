@@ -318,6 +318,7 @@ class Member:
         if header.job != self._job:
             raise MalformedError(f"a message of job {header.job}")
         if isinstance(message, Vote):
+            self._ballot.disconnected(number)  # whoever asks does not command: one that did has stood back
             self._send(link, Voted(message.term, self._ballot.vote(message.term)))
         elif isinstance(message, Welcome):
             if message.active:

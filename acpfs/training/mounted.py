@@ -35,6 +35,26 @@ def node_name(directory: Path) -> str:
         return socket.gethostname()
 
 
+def places(directory: Path) -> list[Path]:
+    """Where what lies in a directory can be read: the mount, which has it in RAM, and the storage below it."""
+    found = [directory]
+    try:
+        record, below = registry.locate(os.fspath(directory))
+        found.append(Path(record.backing) / below.strip("/"))
+    except (AcpfsError, OSError):
+        pass  # no mount
+    return found
+
+
+def readable(directory: Path) -> Path:
+    """Where to read small files of the job: in the mount, or in the storage where the mount is dead or gone."""
+    try:
+        record, below = registry.locate(os.fspath(directory))
+    except (AcpfsError, OSError):
+        return directory
+    return directory if os.path.ismount(record.mountpoint) else Path(record.backing) / below.strip("/")
+
+
 def needed(nodes: Iterable[str]) -> tuple[str, ...]:
     """Ids that a pointer can wait for. Who has no mount wrote to the storage itself."""
     return tuple(name.removeprefix(PREFIX) for name in nodes if name.startswith(PREFIX))

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from acpfs.errors import ConfigError, RefusedError
+from acpfs.errors import AcpfsError, ConfigError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.boot import JOBS, LOOK_AGAIN_S, Boot, first_line, own_host
 from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.credentials import Credentials, connect
-from acpfs.training.mounted import node_name
+from acpfs.training.mounted import node_name, readable
 from acpfs.training.policy import Policy
 from acpfs.training.wire import LinkClosedError, SocketLink
 
@@ -83,14 +84,22 @@ def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[s
         RefusedError: none answers.
     """
     environment = os.environ if environment is None else environment
-    job_directory, node = directory / JOBS / place.job, node_name(directory)
+    job_directory, node = directory / JOBS / place.job, _node(directory)
     named = environment.get("ACPFS_COORDINATORS", "")
     if not named:
         for number in place.starts:
             _start(directory, place, number, node, policy)
     addresses = {int(number): address for number, _, address in (one.partition("=") for one in named.split(",") if one)}
-    call = partial(connect, credentials=_credentials(job_directory, policy))
-    return Boot(place.job, node, _links(job_directory, place, addresses, policy), call)
+    links = _links(job_directory, place, addresses, policy)  # by then the credentials are there
+    return Boot(place.job, node, links, partial(connect, credentials=_credentials(job_directory) if policy.tls else None))
+
+
+def _node(directory: Path) -> str:
+    """A mount that does not answer right now has a name all the same, and a process that comes later needs none of its node's."""
+    try:
+        return node_name(directory)
+    except AcpfsError:
+        return socket.gethostname()
 
 
 def _start(directory: Path, place: Place, number: int, node: str, policy: Policy) -> None:
@@ -120,25 +129,28 @@ def _address(job_directory: Path, number: int, policy: Policy) -> str:
 
 def _told(job_directory: Path, number: int) -> str:
     try:
-        return str(json.loads((job_directory / f"coordinator-{number}").read_bytes())["address"])
+        return str(json.loads((readable(job_directory) / f"coordinator-{number}").read_bytes())["address"])
     except (OSError, ValueError, KeyError):
         return ""
 
 
-def _credentials(job_directory: Path, policy: Policy) -> Credentials | None:
-    return Credentials(job_directory / CREDENTIALS) if policy.tls else None
+def _credentials(job_directory: Path) -> Credentials | None:
+    """The job's; None: not there yet."""
+    found = Credentials(readable(job_directory) / CREDENTIALS)
+    return found if (found.directory / "certificate.pem").exists() else None
 
 
 def _links(job_directory: Path, place: Place, named: Mapping[int, str], policy: Policy) -> dict[int, SocketLink]:
     """To all of them; a process that comes later takes those that answer."""
     began, links = time.monotonic(), dict[int, SocketLink]()
-    found = _credentials(job_directory, policy)
+    found: Credentials | None = None
     wanted = len(named) or place.coordinators
     patience = policy.protected_s
     while len(links) < wanted and time.monotonic() - began < patience:
+        found = found or (_credentials(job_directory) if policy.tls else None)
         for number in named or range(place.coordinators):
             address = named.get(number) or _told(job_directory, number)
-            if number in links or not address or (found is not None and not (found.directory / "certificate.pem").exists()):
+            if number in links or not address or (policy.tls and found is None):
                 continue
             try:
                 links[number] = connect(address, found)

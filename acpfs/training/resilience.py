@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -104,7 +105,8 @@ class Voyage:
         from acpfs.training.torch.rendezvous import rendezvous_by
 
         place = self._place
-        self._directory.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError) if place.generation else nullcontext():  # a mount that does not answer right now is no reason to stay away
+            self._directory.mkdir(parents=True, exist_ok=True)
         booted = muster(self._directory, place, self._policy)
         hello = Hello(place.rank, place.world, booted.node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {}, self._policy.name)
         self._member = member = Member(booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call)

@@ -59,6 +59,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.give_way import GiveWay
 
 COPY_THREADS = 4
@@ -165,13 +166,13 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             kept=kept,
             fills=calls.fills,
             available=lambda: available_bytes() + prefault.ready_bytes,  # that is given back to whoever writes
-            make_spill=spill.maker(tier),
+            make_spill=spill.maker(tier, operations, directory),
         )
         fs.before_writers(prefault.give_back, prefault.hand_over)
-        manifest = Manifest(state, directory, fs.lock, identity.node_id)
-        before = mirroring.journal(fs.spill, state, operations, directory, identity)
-        engine = Engine(operations, tree, tier, directory, calls, manifest, fs.changes, fs.lock, state, settings, fs.spill, before)
-        cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
+        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, directory, identity)
+        drained = DrainParts(directory, tree, operations, tier, state, fs.lock, fs.changes, calls, settings)
+        engine = Engine(drained, manifest, fs.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
+        cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
         state.accept()
         mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
@@ -250,9 +251,7 @@ def _cluster(
     coherent = mounts.kind_at(directory.descriptor) in mounts.LOCAL
     records = NodeRecords(directory)
     parts = (records, who, engine.gate, operations, state, settings, pool, engine.section, engine.wake)
-    cluster = Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
-    engine.stagger.place = cluster.place
-    return cluster
+    return Cluster(*parts, coherent=coherent, names=awaited.peers, pending=awaited.pending)
 
 
 def _take_place(settings: Settings, runtime: Path, identity: Identity, link: Link) -> Place:

@@ -41,12 +41,8 @@ class Link:
         self.kept = kept
         self.facts: dict[str, Any] = orders.get("facts") or {}
         """What earlier workers of the session had the supervisor remember."""
-        self.leave: Callable[[], None] = lambda: None
-        """Called on the order to leave, in the listening thread; returns when it is safe to end the process."""
         self.reload_failed = ""
         """Why the last reload did not get as far as another worker."""
-        self.adopted: Callable[[int], None] = lambda _pid: None
-        self.on_serving: Callable[[], None] = lambda: None
         self.session_name = ""
         """The token, also of a session that this worker is about to begin."""
         self.pause_s = 0.0
@@ -118,7 +114,6 @@ class Link:
         died_at = self._orders.get("died_at")
         self.pause_s = 0.0 if died_at is None else time.monotonic() - died_at
         self.tell(serving=text, pause_s=self.pause_s)
-        self.on_serving()
 
     def reload(self) -> None:
         """Restart the worker with the installed code."""
@@ -132,14 +127,17 @@ class Link:
 
     # -- from the supervisor
 
-    def listen(self) -> None:
-        """Begin to listen."""
-        threading.Thread(target=self._listen, name="supervisor", daemon=True).start()
+    def listen(self, leave: Callable[[], None], adopted: Callable[[int], None]) -> None:
+        """Begin to listen, in a thread that calls both.
 
-    def _listen(self) -> None:
+        `leave`: the order to leave has come; returns when it is safe to end the process. `adopted`: by the supervisor of that number.
+        """
+        threading.Thread(target=self._listen, args=(leave, adopted), name="supervisor", daemon=True).start()
+
+    def _listen(self, leave: Callable[[], None], adopted: Callable[[int], None]) -> None:
         started_at = -math.inf
         while True:
-            self._heed()
+            self._heed(leave)
             if os.environ.get("NOTIFY_SOCKET"):
                 log.warning("the supervisor is gone; the service manager will start it again")
                 return
@@ -147,29 +145,29 @@ class Link:
             if time.monotonic() - started_at < SUPERVISOR_AGAIN_S:
                 time.sleep(SUPERVISOR_AGAIN_S)  # one that cannot live is not started as fast as it dies
             started_at = time.monotonic()
-            self._have_another()
+            self._have_another(adopted)
 
-    def _heed(self) -> None:
+    def _heed(self, leave: Callable[[], None]) -> None:
         """Until the supervisor is gone."""
         while True:
             message, _fds = channel.receive(self._end)
             if message is None:
                 return
             if "leave" in message:
-                self.leave()
+                leave()
                 os._exit(HANDED_OVER)
             if "reload_failed" in message:
                 self.reload_failed = message["reload_failed"]
-                log.error("no reload, this worker goes on", why=self.reload_failed)
+                log.error("reload failed: this worker goes on", why=self.reload_failed)
 
-    def _have_another(self) -> None:
+    def _have_another(self, adopted: Callable[[int], None]) -> None:
         """Start a supervisor, however long the machine has no process, memory or descriptor left for it."""
         pid = self._try_another()
         while not pid:
             time.sleep(SUPERVISOR_AGAIN_S)
             pid = self._try_another()
         try:
-            self.adopted(pid)
+            adopted(pid)
         except OSError as error:
             log.error("the mount's record still names the supervisor that is gone", error=str(error))
 
@@ -209,13 +207,14 @@ class Link:
         return child.pid
 
 
-def alone() -> Link:
-    """The link of a worker without a supervisor, for measurements in one process: what it says is thrown away."""
+def alone(on_serving: Callable[[], None]) -> Link:
+    """The link of a worker without a supervisor, for measurements in one process; `on_serving`: the mount can be used."""
     ours, theirs = channel.pair()
 
     def listen() -> None:
-        while channel.receive(ours)[0] is not None:
-            pass
+        while (message := channel.receive(ours)[0]) is not None:
+            if "serving" in message:
+                on_serving()
 
     threading.Thread(target=listen, name="no supervisor", daemon=True).start()
     return Link(theirs, {"supervisor": os.getpid(), "settings": {}}, {})

@@ -22,10 +22,9 @@ from acpfs.logger import get_logger
 from acpfs.mounting.checks import BACKING_WAIT_S, within
 from acpfs.ram.place import Place
 from acpfs.ram.spill_directory import SpillDirectory
-from acpfs.ram.state import StateDatabase, forget
-from acpfs.writeback.log.log import OperationLog
+from acpfs.ram.state import forget
 from acpfs.writeback.log.ops import Op
-from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
+from acpfs.writeback.sources.mirror import NoMirror, journal_name, read_mark
 from acpfs.writeback.sources.spill import Spill
 
 SPILL_WAIT_S = 30.0
@@ -148,13 +147,11 @@ def _tell(found: Salvaged, place: Place) -> None:
 # -- beginning and end
 
 
-def journal(spill: Spill | None, state: StateDatabase, operations: OperationLog, lower: Lower, identity: Identity) -> Callable[[Op], None]:
+def journal(spill: Spill | None, lower: Lower, identity: Identity) -> Callable[[Op], None]:
     """What the engine asks before each operation."""
-    if spill is None or spill.mode is not SpillMode.MIRROR:
+    if spill is None or spill.mirror is None:
         return NoMirror(lower, identity.node_id).before
-    mirror = Mirror(spill.directory, state, operations, lower, identity.node_id)
-    spill.keep_journal(mirror)
-    return mirror.before
+    return spill.mirror.before
 
 
 def begin(spill: Spill | None) -> None:

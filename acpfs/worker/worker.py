@@ -30,9 +30,9 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import OnFailure, Settings, Transport
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
-from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
+from acpfs.drain_records import QueueEntry
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
@@ -59,6 +59,7 @@ from acpfs.worker.worker_verbs import WorkerVerbs
 
 if TYPE_CHECKING:
     from acpfs.transport.native.holding import Holding
+    from acpfs.transport.native.session import Session
 
 FREEZE_INTERVAL_S = 1.0
 ANCHOR_VARIABLE = "ACPFS_ANCHOR_INTERVAL"
@@ -107,8 +108,9 @@ class Worker:
         self._mountpoint = os.fspath(parts.settings.mountpoint)
         self._subject = WorkerSubject(parts, self)
         self._manager = ServiceManager(link)
-        self._busy = Busy(list)
-        self.waiting_calls: Callable[[], list[WaitingCall]] = list
+        self._session: Session | None = None
+        """That is served natively."""
+        self._busy = Busy(self._current)
         self._record = self._make_record()
         self._serving = trio.CancelScope()
         self._drain_deadline = math.inf
@@ -159,7 +161,7 @@ class Worker:
             )
             if "control" not in self.link.kept:
                 self.link.keep("control", [server.fileno()])
-            self._heed_supervisor()
+            self.link.listen(self._make_room, self._adopted)
             undo.callback(server.close)
             async with trio.open_nursery() as nursery:
                 await self._start_tasks(nursery, server)
@@ -178,10 +180,6 @@ class Worker:
         """At the end of the mount; not at that of a worker that will be replaced."""
         if self._ended.is_set() or not (self._was_mounted or self.link.workers_before):
             registry.remove(self._record)
-
-    def _heed_supervisor(self) -> None:
-        self.link.leave, self.link.adopted = self._make_room, self._adopted
-        self.link.listen()
 
     def _make_room(self) -> None:
         """For the next worker: no step is under way from here on; requests that were read and not answered come to it again."""
@@ -247,9 +245,7 @@ class Worker:
         """What a killed worker's call still does must not come after what this one does with the same file."""
         stuck = self.link.kept.get(STUCK)
         if stuck:
-            log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(stuck)
-            )
+            log.warning("a call of a killed worker on the backing directory has not returned: the drain waits for it", workers=len(stuck))
             ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
             self._parts.fs.earlier_calls.begin_after(ended)
@@ -280,7 +276,7 @@ class Worker:
         nursery.start_soon(self._watch_backing)
         nursery.start_soon(self._parts.scrubbing.run)
         nursery.start_soon(self._history.run)
-        nursery.start_soon(partial(beat, self.link, self._alive, self._busy_s))
+        nursery.start_soon(partial(beat, self.link, self._alive, self._busy.longest_s))
 
     async def _load_manifest(self) -> None:
         """Behind the mount: it may be long, and the backing directory slow."""
@@ -361,15 +357,10 @@ class Worker:
         """Serve the native session, which the supervisor keeps too: an earlier worker's, or a new one."""
         from acpfs.transport.native import serve as native
         from acpfs.transport.native.negotiate import Negotiated, ProtocolError
-        from acpfs.transport.native.protocol import Opcode
-        from acpfs.transport.native.session import Session
 
         def serving(session: Session) -> None:
             fs.kept.record("negotiated", session.negotiated.to_record())
-            self._busy = Busy(session.current)
-            self.waiting_calls = lambda: [
-                WaitingCall(Opcode(opcode).name.lower(), ino, pid, since_s) for opcode, ino, pid, since_s in session.waiting()
-            ]
+            self._session = session
             ready()
 
         negotiated = None
@@ -457,8 +448,12 @@ class Worker:
         self._parts.fs.lock.release()
         return True
 
-    def _busy_s(self, now: float) -> float:
-        return self._busy.longest_s(now)
+    def _current(self) -> list[int]:
+        return [] if self._session is None else self._session.current()
+
+    def waiting_calls(self) -> list[WaitingCall]:
+        """Of the native transport."""
+        return [] if self._session is None else [WaitingCall(*one) for one in self._session.waiting()]
 
     # -- the end
 

@@ -74,9 +74,7 @@ class _Simulation:
         self.dirty = self.dirty_peak = self.dirty_time = self.node_dirty_peak = 0.0
 
     def _node(self, number: int) -> _Node:
-        stagger = Stagger(self.scenario.stagger_s, lambda: self.now)
-        place = number / self.scenario.nodes
-        stagger.place = lambda: place
+        stagger = Stagger(self.scenario.stagger_s, lambda: number / self.scenario.nodes, lambda: self.now)
         return _Node(number, stagger)
 
     def rate(self) -> float:

@@ -12,7 +12,8 @@ import trio
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from acpfs.cli.top_screen import TopScreen, summary
+from acpfs.cli import show
+from acpfs.cli.top_screen import Mount, TopScreen, checkpoint_rows, members_worst_first, mount_row, summary, wrong
 from tests.control.double import DoubleSubject
 
 PATIENCE_S = 60.0
@@ -30,7 +31,13 @@ def status() -> dict[str, Any]:
 
 CHECKPOINT = {
     "path": "run/step-1", "state": "persisted", "bytes": 1024, "save_s": 2.0, "persist_s": None, "loads_from": "ram",
+    "began_at": 100.0, "closed_at": 102.0, "persisted_at": None,
 }  # fmt: skip
+
+
+def member(node: str, state: str, lag_s: float | None = None) -> show.Json:
+    figures = {"operations": 3, "dirty_bytes": 4096, "silent_s": 2.0, "clock_bound_s": 0.1, "clock_ahead_s": (None, None)}
+    return {"node": node, "state": state, "host": f"host-of-{node}", "lag_s": lag_s, "errors": [], **figures}
 
 
 class Daemon:
@@ -48,6 +55,8 @@ class Daemon:
             return self.status
         if verb == "checkpoints":
             return {"items": [CHECKPOINT]}
+        if verb == "nodes":
+            return {"nodes": [member("this", "this"), member("n7", "missing")]}
         self.asked.append((verb, args))
         return {}
 
@@ -75,7 +84,7 @@ def test_the_summary_says_what_is_wrong_and_who_waits() -> None:
 
 def test_keys_ask_before_they_do() -> None:
     daemon = Daemon()
-    app = TopScreen("/mnt/x", daemon.ask, 0.2)
+    app = TopScreen([Mount("/mnt/x", daemon.ask)], 0.2)
 
     async def scenario() -> None:
         async with app.run_test(size=(120, 40)) as pilot:
@@ -100,6 +109,67 @@ def test_keys_ask_before_they_do() -> None:
             await until(pilot, lambda: queue.row_count == 0)
 
     asyncio.run(scenario())
+
+
+def test_members_take_the_place_of_the_checkpoints() -> None:
+    daemon = Daemon()
+    app = TopScreen([Mount("/mnt/x", daemon.ask)], 0.2)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(120, 40)) as pilot:
+            members, checkpoints = (app.query_one(name, DataTable) for name in ("#members", "#checkpoints"))
+
+            def shown() -> list[str | None]:
+                return [table.id for table in app.query(DataTable) if table.display]
+
+            await until(pilot, lambda: checkpoints.row_count == 1)
+            assert shown() == ["queue", "checkpoints"]
+            await pilot.press("m")
+            await until(pilot, lambda: members.row_count == 2)
+            assert shown() == ["queue", "members"]
+            assert [str(members.get_row_at(at)[0]) for at in range(2)] == ["this", "n7"]
+            await pilot.press("m")
+            assert shown() == ["queue", "checkpoints"]
+
+    asyncio.run(scenario())
+
+
+def test_several_mounts_and_keys_act_on_the_one_that_is_shown() -> None:
+    first, second = Daemon(), Daemon()
+    first.broken = "it hangs"
+    app = TopScreen([Mount("/mnt/a", first.ask), Mount("/mnt/b", second.ask)], 0.2)
+
+    async def scenario() -> None:
+        async with app.run_test(size=(120, 40)) as pilot:
+            mounts = app.query_one("#mounts", DataTable)
+            await until(pilot, lambda: mounts.row_count == 2 and str(mounts.get_row_at(1)[1]) == "serving")
+            assert [str(cell) for cell in mounts.get_row_at(0)[:2]] == ["/mnt/a", "no answer"]
+            await until(pilot, lambda: "it hangs" in app.told)
+            await pilot.press("f", "s", "y")
+            assert second.asked == [], "what was asked of one mount is not done to another"
+            await until(pilot, lambda: app.query_one("#queue", DataTable).row_count == 2)
+            await pilot.press("f", "y")
+            await until(pilot, lambda: second.asked == [("flush", {"paths": []})])
+            assert first.asked == []
+
+    asyncio.run(scenario())
+
+
+def test_time_lines_share_one_scale() -> None:
+    def report(*times: float | None) -> show.Json:
+        return CHECKPOINT | dict(zip(("began_at", "closed_at", "persisted_at"), times, strict=True))
+
+    lines = [row[-1] for row in checkpoint_rows([report(100.0, 106.0, 112.0), report(112.0, 118.0, None), report(None, None, None)], 124.0)]
+    assert lines == ["██████▒▒▒▒▒▒············", "············██████▒▒▒▒▒▒", ""]
+    assert checkpoint_rows([report(124.0, 124.0, 124.0), report(0.0, 1.0, 2.0)], 124.0)[0][-1] == "·" * 23 + "█", "it can be seen"
+
+
+def test_what_is_wrong_comes_first_and_is_not_endless() -> None:
+    rows = [member("near", "live", 1.0), member("far", "live", 60.0), member("dead", "missing"), member("me", "this")]
+    assert [row["node"] for row in members_worst_first(rows)] == ["me", "dead", "far", "near"]
+    found = status() | {"parked": 0, "cluster": {"live": 0, "nodes": 40, "waiting": [], "missing": [f"n{number}" for number in range(40)]}}
+    assert wrong(found) == [*(f"n{number} is missing" for number in range(5)), "and 35 more"]
+    assert mount_row("/mnt/a", found)[-1] == "; ".join(wrong(found))
 
 
 def test_other_commands_do_not_load_it() -> None:

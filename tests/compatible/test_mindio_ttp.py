@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 from acpfs.compatible import framework
 from acpfs.compatible.c_library import C_API, FRAMEWORK, EntryPoints, built
 from acpfs.compatible.controller import checked_address, credentials_for, job_name
+from acpfs.compatible.places import SITE
 from acpfs.compatible.refusal import UnsupportedError
 from acpfs.compatible.replicas import holders_of, save_info
 from acpfs.compatible.update_marks import UpdateMarks
@@ -206,6 +209,34 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match="where MindSpore's runtime looks for it"):
         built(tmp_path / "none")
     assert "mindio_ttp" not in sys.modules
+
+
+READ_ONLY = """
+import sys, types
+sys.modules["mindspore"] = types.ModuleType("mindspore")
+from mindio_ttp import framework_ttp
+try:
+    framework_ttp.tft_init_processor(0, 1, False, False)
+except RuntimeError as error:
+    sys.exit(1)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@clause("T106")
+@pytest.mark.skipif(os.geteuid() != 0, reason="an installation is mounted read-only")
+def test_on_a_read_only_installation_a_processor_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """No rank trains whose updates the runtime could not announce."""
+    installed = tmp_path / "installed"
+    shutil.copytree(SITE.parents[1], installed / "acpfs", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    words = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$1" -B -c "$2"'
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", words, str(installed), sys.executable, READ_ONLY]
+    environment = {**os.environ, "PYTHONPATH": str(installed / SITE.relative_to(SITE.parents[2])), "TTP_LOG_PATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.startswith("RefusedError MindSpore's runtime cannot say when an update begins: ")
+    assert "where MindSpore's runtime looks for it" in done.stdout
+    assert len(done.stdout.splitlines()) == 1
 
 
 @clause("T96")

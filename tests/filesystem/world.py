@@ -36,6 +36,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
 from acpfs.writeback.sources.spill import Spill
 
@@ -116,21 +117,20 @@ def settings_for(base: Path, **changes: Any) -> Settings:
     return Settings(backing=backing, mountpoint=base / "mnt", retry_delay_min_s=0.01, retry_delay_max_s=0.05, **changes)
 
 
-def _spill(settings: Settings, state: StateDatabase, tier: Tier) -> Callable[[RLock], Spill] | None:
+def _spill(
+    settings: Settings, state: StateDatabase, tier: Tier, log: OperationLog, lower: BackingDirectory
+) -> Callable[[RLock], Spill] | None:
     if settings.spill is None:
         return None
     directory = SpillDirectory(settings.spill / "acpfs-test")
     directory.path.parent.mkdir(exist_ok=True)
     directory.prepare()
-    return lambda lock: Spill(directory, state, tier, lock, settings.spill_mode, settings.spill_budget)
+    mirror = Mirror(directory, state, log, lower, "test") if settings.spill_mode is SpillMode.MIRROR else None
+    return lambda lock: Spill(directory, state, tier, lock, settings.spill_mode, settings.spill_budget, mirror=mirror)
 
 
-def _journal(spill: Spill | None, state: StateDatabase, log: OperationLog, lower: BackingDirectory) -> Callable[[Op], None]:
-    if spill is None or spill.mode is not SpillMode.MIRROR:
-        return NoMirror(lower, "test").before
-    spill.keep_journal(Mirror(spill.directory, state, log, lower, "test"))
-    assert spill.mirror is not None
-    return spill.mirror.before
+def _journal(spill: Spill | None, lower: BackingDirectory) -> Callable[[Op], None]:
+    return NoMirror(lower, "test").before if spill is None or spill.mirror is None else spill.mirror.before
 
 
 def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salvaged | None:
@@ -214,12 +214,12 @@ async def world(
         available=available,
         kept=kept,
         closing=closing,
-        make_spill=_spill(settings, state, tier),
+        make_spill=_spill(settings, state, tier, log, lower),
     )
     spill = fs.spilling.spill if fs.spilling is not None else None
     manifest = Manifest(state, lower, fs.lock, "test")
-    before = _journal(spill, state, log, lower)
-    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings, spill, before)
+    before = _journal(spill, lower)
+    engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, fs.changes, calls, settings), manifest, spill, before)
     engine.hold(hold)
     made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:

@@ -61,8 +61,11 @@ class FaultFs:
         page_cache: bool = False,
         sync: bool = False,
         watchdog_s: float = WATCHDOG_S,
+        python: str = sys.executable,
     ) -> None:
+        """`python`: an interpreter that has pyfuse3."""
         self.source, self.path = source, path
+        self._python = python
         self.record = record
         self._control = f"acpfs-faultfs-{uuid.uuid4().hex}"
         self._args = [str(source), str(path), "--control", self._control, "--lifeline"]
@@ -80,7 +83,7 @@ class FaultFs:
             AcpfsMount.lay_backing(self.source)
         self.path.mkdir(parents=True, exist_ok=True)
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        command = [sys.executable, "-m", "tests.rig.faultfs", *self._args]
+        command = [self._python, "-m", "tests.rig.faultfs", *self._args]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         self._watchdog.daemon = True
         self._watchdog.start()

@@ -418,6 +418,19 @@ def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term() -> No
     rig.close()
 
 
+@pytest.mark.clause("T27", "T50")
+def test_an_active_coordinator_that_asks_for_votes_commands_no_more() -> None:
+    """The network was cut, a standby of the other side asked for votes, and the active one stood back when it heard of that term."""
+    rig = Rig(coordinators=2, policy=Policy(beat_s=3600.0))
+    rig.start()
+    first, second = rig.coordinators
+    first.say(Vote(7, 0), term=0)
+    assert first.hears(Voted) == Voted(7, True)
+    second.say(Vote(8, 1), term=0)
+    assert second.hears(Voted) == Voted(8, True)
+    rig.close()
+
+
 @pytest.mark.clause("T50")
 def test_a_word_for_another_job_ends_the_link(rig: Rig) -> None:
     rig.start()

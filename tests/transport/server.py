@@ -23,11 +23,11 @@ from acpfs.transport.native.device import clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.mount import MountOptions, mount
 from acpfs.transport.native.negotiate import Negotiated
+from acpfs.transport.native.protocol import IN_HEADER
 from acpfs.transport.native.reader import reader_count
 from acpfs.transport.native.request import RequestBuffers
 from acpfs.transport.native.serve import CLOSE_TIMEOUT_S
 from acpfs.transport.native.session import Session
-from acpfs.transport.native.wire import IN_HEADER
 from tests.transport.doubles import file_system
 
 SESSION = "the session"

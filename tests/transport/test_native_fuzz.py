@@ -19,12 +19,11 @@ from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import IN_HEADER, OUT_HEADER, Opcode
 from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import HEADER_BYTES, RequestBuffers
 from acpfs.transport.native.undo import Undo
-from acpfs.transport.native.wire import IN_HEADER, OUT_HEADER
 from tests.transport.doubles import file_system
 
 PAYLOAD_BYTES = 1 << 16

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.transport.native import wire
+from acpfs.transport.native import protocol
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, answer_init
-from acpfs.transport.native.protocol import MINOR_MAX, InitFlag
-from acpfs.transport.native.wire import INIT_IN, INIT_IN_V7_31, INIT_OUT, Layout
+from acpfs.transport.native.protocol import INIT_IN, INIT_IN_V7_31, INIT_OUT, MINOR_MAX, InitFlag, Layout
 from acpfs.transport.timeouts import RequestTimeouts
 
 NEWEST = int(
     InitFlag.MAX_PAGES | InitFlag.INIT_EXT | InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.WRITEBACK_CACHE | InitFlag.ASYNC_DIO
 )
-LAYOUTS = {layout.name: layout for layout in vars(wire).values() if isinstance(layout, Layout)}
+LAYOUTS = {layout.name: layout for layout in vars(protocol).values() if isinstance(layout, Layout)}
 
 
 def init_body(minor: int, flags: int) -> bytes:

@@ -10,10 +10,9 @@ from queue import SimpleQueue
 
 import pytest
 
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
 from acpfs.transport.native.request import RequestBuffers
-from acpfs.transport.native.wire import IN_HEADER, READ_IN
 
 PAYLOAD_BYTES = 1 << 20
 WAIT_S = 10.0

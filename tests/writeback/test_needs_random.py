@@ -38,7 +38,7 @@ class History:
         self.state = StateDatabase(self._directory / "state")
         self.log = OperationLog(self.state)
         self.gate = self._mutant(self.log, is_pointer, takes_pointer, ClusterOrder.POINTERS)
-        self.log.on_append = self.gate.note
+        self.log.follow(self.gate.note)
         if self.rng.random() < 0.5:
             self.gate.begin()  # the engine begins some time after the worker serves
 

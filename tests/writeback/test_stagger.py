@@ -23,8 +23,7 @@ class Saves:
 
     def __init__(self, window_s: float, place: float) -> None:
         self.now = 100.0
-        self.stagger = Stagger(window_s, lambda: self.now)
-        self.stagger.place = lambda: place
+        self.stagger = Stagger(window_s, lambda: place, lambda: self.now)
 
     def save(self, drain_s: Callable[[float], float], size: int = 1000) -> float:
         """`drain_s`: how long from the begin, by the delay. Returns the delay."""
@@ -97,7 +96,7 @@ def test_a_save_that_was_left_out_ends_with_the_last_operation() -> None:
 async def delayed(world: World, nursery: trio.Nursery) -> None:
     """A save that has measured, and a second one, which waits."""
     world.engine.stagger._clock = trio.current_time
-    world.engine.stagger.place = lambda: 0.5
+    world.engine.stagger._place = lambda: 0.5
     await nursery.start(world.engine.run)
     world.engine.hold(True)
     world.store("first", b"x" * LARGE)

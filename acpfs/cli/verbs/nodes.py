@@ -23,7 +23,7 @@ def command(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show.print_json(rows)
     else:
-        show.table(HEADINGS, map(_row, rows), numbers=("lag", "operations", "dirty", "heard", "bound"))
+        show.table(HEADINGS, map(member_row, rows), numbers=("lag", "operations", "dirty", "heard", "bound"))
         for row in rows:
             if row["lost"]:
                 show.console().print(f"{row['node']} has lost what it had not persisted: pointers of that time are withheld", markup=False)
@@ -61,7 +61,8 @@ def forget(target: Target, node: str, as_json: bool) -> None:
         click.echo(f"forgotten: {node}")
 
 
-def _row(row: show.Json) -> tuple[str, ...]:
+def member_row(row: show.Json) -> tuple[str, ...]:
+    """Of the table of members, under `HEADINGS`."""
     low, high = row["clock_ahead_s"]
     clock = "?" if low is None else f"{low:+.3f} s …" + ("" if high is None else f" {high:+.3f} s")
     lag = "?" if row["lag_s"] is None else show.duration(row["lag_s"])

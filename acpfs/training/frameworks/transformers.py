@@ -34,6 +34,7 @@ def protect_trainer(trainer: Trainer, directory: str | os.PathLike[str] | None =
         raise ConfigError(
             "auto_find_batch_size begins the loop anew inside of train(): find the size first, and protect the job that has it"
         )
+    Path(trainer.args.output_dir).mkdir(parents=True, exist_ok=True)  # in every rank: the first start looks there for a checkpoint, too
     protection = TrainerProtection(trainer, Path(directory or trainer.args.output_dir), options)
     trainer.add_callback(protection)
     return protection

@@ -26,13 +26,12 @@ from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.buddy import Buddy, packed, unpacked
 from acpfs.training.torch.gate import ExplicitGate
+from acpfs.training.torch.holding import Holding, TorchHolding, gathered
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.host_parts import host_state
-from acpfs.training.torch.layout import Layout, layout_of, named_parameters
-from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.sockets import GroupSockets
 from acpfs.training.torch.store import Ask, LinkStore
-from acpfs.training.torch.transfer import fill, local, pieces, receive, receive_bytes, send, send_bytes
+from acpfs.training.torch.transfer import receive, receive_bytes, send, send_bytes
 
 log = get_logger(__name__)
 _LEFT: list[Any] = []
@@ -43,22 +42,9 @@ _LEFT: list[Any] = []
 class State:
     """What the loop of one generation works on."""
 
-    model: Any
-    optimizers: Sequence[Any]
-    layout: Layout
-    local: LocalState
+    held: Holding
     host: HostState
     hooks: UpdateHooks
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        return named_parameters(self.model)
-
-    @property
-    def foreign(self) -> tuple[str, ...]:
-        """Parameters that it has, and others are the holders of."""
-        own = {name for names in self.layout.parameters.values() for name in names}
-        return tuple(sorted(self.parameters.keys() - own))
 
 
 class Run:
@@ -108,35 +94,44 @@ class Run:
         Raises:
             ConfigError: something that cannot be told from the model and the optimizers.
         """
-        optimizers = _several(optimizer)
-        layout = layout_of(model, optimizers)
-        held = LocalState(model, optimizers, layout)
+        held = TorchHolding(model, several(optimizer))
+        return self.restore_held(held, several(scheduler), scaler=scaler, further=state, after_update=after_update)
+
+    def restore_held(
+        self,
+        held: Holding,
+        schedulers: Sequence[Any],
+        *,
+        scaler: Any = None,
+        further: Mapping[str, Any] | None = None,
+        after_update: Callable[[], None] | None = None,
+    ) -> int:
+        """The same for whoever brings a holding. All but that one are as for `restore`."""
         host = host_state(
-            *(optimizers, held.buffers, self._policy.buffers_bytes_max),
-            schedulers=_several(scheduler),
+            *(held.optimizers, held.buffers, self._policy.buffers_bytes_max),
+            schedulers=schedulers,
             scaler=scaler,
-            further=state,
+            further=further,
             after_update=after_update,
         )
         group = dist.new_group(backend="gloo")
-        hooks = UpdateHooks(optimizers, self._marks, ExplicitGate(group), self._ready(host))
-        fresh = State(model, optimizers, layout, held, host, hooks)
+        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host)))
         found = self._found_out(fresh)
         self.at("restoring")
         if found.origin is Origin.MEMORY:
             self._take(found, fresh)
+            held.spread(found.givers)
         else:
             self._state = None  # it is of no use any more
             self._load(found, fresh)
-        self._spread(found, fresh)
         host.begin(found.step)
         first = packed(host.taken(found.step))
         self._buddy.meet(group, first)
         self._buddy.begin(found.step, first)
         self._marks.resume(found.step)
         self._state, self._stopped = fresh, None
-        hooks.at = self._at
-        hooks.install()
+        fresh.hooks.at = self._at
+        fresh.hooks.install()
         self._entry.close()
         log.info("restored", step=found.step, origin=found.origin.value, generation=self.generation)
         return found.step
@@ -148,8 +143,8 @@ class Run:
             raise ConfigError("snapshot comes after restore")
         step = self._marks.now.done
         return snapshot.save(
-            *(self.directory, self._job, self.rank, self.generation, step, state.layout, state.local, state.host),
-            *(self._policy, _gathered),
+            *(self.directory, self._job, self.rank, self.generation, step, state.held.layout),
+            *(state.held.writer(state.host, self.rank), self._policy, gathered),
         )
 
     # -- what its life needs
@@ -171,7 +166,7 @@ class Run:
             if self._stopped is None:
                 self._stopped = Stopped(now.done, now.ready, now.phase)
             if damaged:
-                self._stopped = replace(self._stopped, damaged=tuple(self._state.layout.holders))
+                self._stopped = replace(self._stopped, damaged=tuple(self._state.held.layout.holders))
         if now.phase is Phase.UPDATING:
             self._marks.give_up()
         leave_groups()
@@ -199,15 +194,19 @@ class Run:
     # -- from where
 
     def _found_out(self, fresh: State) -> Sources:
-        newest = snapshot.newest(self.directory, self._policy.tracker) if self._policy.tracker else None
         mine = Having(
-            fresh.layout.holders,
+            fresh.held.layout.holders,
             None if self._state is None else self._stopped,
             () if self._state is None else self._state.host.steps,
             {self._buddy.of: tuple(self._buddy.kept)},
-            None if newest is None else newest[0],
         )
-        return sources(dict(enumerate(_gathered(mine))))
+        found = sources(dict(enumerate(gathered(mine))))
+        if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
+            return Sources(Origin.BEGINNING, fresh.held.begun)
+        if found.origin is Origin.MEMORY or not self._policy.tracker:  # what is in memory is never older: nobody waits for a file
+            return found
+        seen = snapshot.newest(self.directory, self._policy.tracker, self._policy.files_s)
+        return sources(dict(enumerate(gathered(replace(mine, mount=seen)))))
 
     def _take(self, found: Sources, fresh: State) -> None:
         """From memory: this process's, or another rank's."""
@@ -215,18 +214,18 @@ class Run:
             assert self._state is not None
             self._state.hooks.finish_alone()
             self._stopped = Stopped(found.step, found.step, Phase.COMPUTING)
-        for shard in fresh.layout.holders:
+        for shard in fresh.held.layout.holders:
             if self.rank not in found.wanting.get(shard, ()):
                 assert self._state is not None
-                fill(fresh.parameters, fresh.optimizers, pieces(self._state.local.shard(shard)))
+                fresh.held.fill(self._state.held.contents(shard))
         for shard, wanting in sorted(found.wanting.items()):
             giver = found.givers[shard]
             if self.rank == giver:
                 assert self._state is not None
                 for rank in wanting:
-                    send(pieces(self._state.local.shard(shard)), rank)
+                    send(self._state.held.contents(shard), rank)
             elif self.rank in wanting:
-                fill(fresh.parameters, fresh.optimizers, receive(giver))
+                fresh.held.fill(receive(giver))
         self._host_of(found, fresh)
 
     def _host_of(self, found: Sources, fresh: State) -> None:
@@ -249,31 +248,13 @@ class Run:
 
     def _load(self, found: Sources, fresh: State) -> None:
         """From the mount, or as it was built."""
-        newest = snapshot.newest(self.directory, self._policy.tracker)
-        if found.origin is not Origin.MOUNT or newest is None:
+        if found.origin is not Origin.MOUNT:
             return
-        owned = {name for names in fresh.layout.parameters.values() for name in names}
-        host = snapshot.load(newest[1], self.rank, fresh.parameters, owned, fresh.optimizers, fresh.local.buffers)
+        path = snapshot.of_step(self.directory, found.step, self._policy.name, self._policy.files_s)
+        host = fresh.held.load(path, self.rank)
         if host is not None:
             fresh.host.adopt(found.step, Taken(host, follows=False))
             fresh.host.bring(found.step)
-
-    def _spread(self, found: Sources, fresh: State) -> None:
-        """Parameters that this rank has, and another one updates (ZeRO): the fault may have kept them from being sent round."""
-        wishes = _gathered(fresh.foreign)
-        if found.origin is not Origin.MEMORY or not any(wishes):
-            return
-        owners = _gathered(
-            {name: rank for shard, rank in found.givers.items() for name in fresh.layout.parameters.get(shard, ()) if rank == self.rank}
-        )
-        owner = {name: rank for one in owners for name, rank in one.items()}
-        parameters = fresh.parameters
-        for rank, names in enumerate(wishes):
-            for name in names:
-                if owner[name] == self.rank:
-                    dist.send(local(parameters[name]).contiguous(), rank)
-                elif rank == self.rank:
-                    dist.recv(local(parameters[name]), owner[name])
 
 
 def leave_groups() -> None:
@@ -286,11 +267,6 @@ def leave_groups() -> None:
     dist.destroy_process_group()
 
 
-def _gathered(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
-    return found
-
-
-def _several(value: Any) -> Sequence[Any]:
+def several(value: Any) -> Sequence[Any]:
+    """One, none, or a list of them."""
     return () if value is None else value if isinstance(value, list | tuple) else (value,)

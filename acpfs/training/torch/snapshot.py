@@ -2,56 +2,84 @@
 
 from __future__ import annotations
 
-import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from acpfs.control import registry
-from acpfs.errors import AcpfsError
+from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.decision import Layout as Held
 from acpfs.training.decision import NoCover, cover
-from acpfs.training.host_state import HostState
 from acpfs.training.manifest import GaspError, read_manifest
 from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, checkpoint_name
+from acpfs.training.mounted import node_name, places, readable
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
-from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.transfer import Piece, fill
-from acpfs.training.torch.writers import HOST_STATE, DistributedWriter
+from acpfs.training.torch.writers import HOST_STATE, Writer
 
 log = get_logger(__name__)
+Found = TypeVar("Found")
 
 
-def places(directory: Path) -> list[Path]:
-    """Where a checkpoint may be read: the mount, which has it in RAM, and the storage below it."""
-    found = [directory]
-    try:
-        record, below = registry.locate(os.fspath(directory))
-        found.append(Path(record.backing) / below.strip("/"))
-    except (AcpfsError, OSError):
-        pass  # no mount
-    return found
+def newest(directory: Path, tracker: str, patience_s: float) -> int | None:
+    """Step of the checkpoint that the tracker names, where one can be read; `patience_s` for the mount and for the storage."""
+
+    def named(place: Path) -> int | None:
+        manifest = read_manifest(place / (place / tracker).read_text(encoding="utf-8").strip())
+        return None if manifest is None else manifest.step
+
+    return _first(directory, named, patience_s)
 
 
-def newest(directory: Path, tracker: str) -> tuple[int, Path] | None:
-    """Step and path of the checkpoint that the tracker names, where one can be read."""
+def of_step(directory: Path, step: int, name: str, patience_s: float) -> Path:
+    """Where this step's checkpoint can be read. A rank may see a newer one that others do not see yet.
+
+    Raises:
+        RefusedError: nowhere.
+    """
+
+    def there(place: Path) -> Path | None:
+        manifest = read_manifest(path := place / checkpoint_name(name, step))
+        return path if manifest is not None and manifest.step == step else None
+
+    path = _first(directory, there, patience_s)
+    if path is None:
+        raise RefusedError(f"this rank cannot read {checkpoint_name(name, step)} in {directory}, at which all were to begin")
+    return path
+
+
+def _first(directory: Path, look: Callable[[Path], Found | None], patience_s: float) -> Found | None:
+    """What is found in the mount; where that does not answer, or is dead, in the storage below it.
+
+    What a living mount has not is not looked for below it: a process with a thread in a storage that hangs cannot end, and nobody could
+    take its place.
+    """
     for place in places(directory):
-        try:
-            path = place / (place / tracker).read_text(encoding="utf-8").strip()
-            manifest = read_manifest(path)
-        except (OSError, GaspError) as error:
-            log.info("no checkpoint", place=str(place), error=str(error))
-            continue
-        if manifest is not None:
-            return manifest.step, path
+        answers: list[Found | None] = []
+        thread = threading.Thread(target=_look, args=(look, place, answers), name="acpfs-look", daemon=True)
+        thread.start()
+        thread.join(patience_s)
+        if answers and (answers[0] is not None or readable(directory) == place):
+            return answers[0]
+        log.warning("no checkpoint can be read", place=str(place), seconds=patience_s)
     return None
+
+
+def _look(look: Callable[[Path], Found | None], place: Path, answers: list[Found | None]) -> None:
+    try:
+        answers.append(look(place))
+    except (FileNotFoundError, NotADirectoryError, GaspError) as error:
+        log.info("no checkpoint", place=str(place), error=str(error))
+        answers.append(None)
+    except OSError as error:
+        log.warning("a place does not answer", place=str(place), error=str(error))
 
 
 def save(
@@ -61,8 +89,7 @@ def save(
     generation: int,
     step: int,
     layout: Layout,
-    state: LocalState,
-    host: HostState,
+    writer: Writer,
     policy: Policy,
     gathered: Callable[[Any], list[Any]],
 ) -> Path:
@@ -75,12 +102,12 @@ def save(
     written = f"{name}.snapshot-{generation}.tmp"
     own = tuple(shard for shard, writer in chosen.items() if writer == rank)
     order = Save(step, chosen, tuple(range(len(shares))), written, name)
-    found: tuple[SavedFile, ...] = DistributedWriter(state, host, rank).write(directory / written, order, own)
+    found: tuple[SavedFile, ...] = writer.write(directory / written, order, own)
+    nodes = tuple(sorted(set(gathered(node_name(directory)))))  # what others wrote is awaited, and the tracker waits for them
     files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
     if rank == 0:
-        publish(
-            directory, Publish(Manifest(job, generation, step, (), chosen, files, {}, ()), written, name), policy.tracker, policy.files_s
-        )
+        manifest = Manifest(job, generation, step, (), chosen, files, {}, nodes)
+        publish(directory, Publish(manifest, written, name), policy.tracker, policy.files_s)
     gathered(None)
     return directory / name
 

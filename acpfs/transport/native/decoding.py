@@ -18,11 +18,7 @@ from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.operation import Operation
-from acpfs.transport.native.protocol import FSYNC_DATASYNC, GETATTR_FH, OPEN_KILL_SUIDGID, WRITE_KILL_SUIDGID, InitFlag, Opcode, SetattrFlag
-from acpfs.transport.native.replies import Replies, with_room
-from acpfs.transport.native.request import Request, plain
-from acpfs.transport.native.undo import Undo
-from acpfs.transport.native.wire import (
+from acpfs.transport.native.protocol import (
     BATCH_FORGET_IN,
     COPY_FILE_RANGE_IN,
     CREATE_IN,
@@ -30,7 +26,9 @@ from acpfs.transport.native.wire import (
     FLUSH_IN,
     FORGET_IN,
     FORGET_ONE,
+    FSYNC_DATASYNC,
     FSYNC_IN,
+    GETATTR_FH,
     GETATTR_IN,
     GETXATTR_IN,
     IN_HEADER,
@@ -39,6 +37,7 @@ from acpfs.transport.native.wire import (
     MKDIR_IN,
     MKNOD_IN,
     OPEN_IN,
+    OPEN_KILL_SUIDGID,
     READ_IN,
     RELEASE_IN,
     RENAME2_IN,
@@ -48,7 +47,14 @@ from acpfs.transport.native.wire import (
     SETXATTR_IN_COMPAT,
     STATX_IN,
     WRITE_IN,
+    WRITE_KILL_SUIDGID,
+    InitFlag,
+    Opcode,
+    SetattrFlag,
 )
+from acpfs.transport.native.replies import Replies, with_room
+from acpfs.transport.native.request import Request, plain
+from acpfs.transport.native.undo import Undo
 from acpfs.transport.set_ids import and_clear, truncates_unprivileged
 from acpfs.types import HandleId, Ino
 

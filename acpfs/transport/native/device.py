@@ -15,16 +15,14 @@ import struct
 from collections.abc import Sequence
 
 from acpfs.transport.native.protocol import (
+    BACKING_MAP,
     DEV_IOC_BACKING_CLOSE,
     DEV_IOC_BACKING_OPEN,
     DEV_IOC_CLONE,
-    Notify,
-)
-from acpfs.transport.native.wire import (
-    BACKING_MAP,
     NOTIFY_DELETE_OUT,
     NOTIFY_INVAL_INODE_OUT,
     OUT_HEADER,
+    Notify,
 )
 
 DEVICE = "/dev/fuse"

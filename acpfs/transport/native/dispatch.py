@@ -17,12 +17,11 @@ from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.decoding import Calls, operations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
 from acpfs.transport.native.operation import Operation
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers
 from acpfs.transport.native.resent_requests import NOTED, ResentRequests
 from acpfs.transport.native.undo import Undo
-from acpfs.transport.native.wire import INTERRUPT_IN
 
 log = get_logger(__name__)
 

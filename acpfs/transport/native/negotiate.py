@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from acpfs.transport.native.protocol import MAJOR, MINOR_MAX, MINOR_MIN, PAGE_BYTES, InitFlag
-from acpfs.transport.native.wire import INIT_IN, INIT_IN_V7_31, INIT_OUT
+from acpfs.transport.native.protocol import INIT_IN, INIT_IN_V7_31, INIT_OUT, MAJOR, MINOR_MAX, MINOR_MIN, PAGE_BYTES, InitFlag
 
 WANTED = (
     InitFlag.ASYNC_READ

@@ -1,16 +1,19 @@
-"""Numbers of the FUSE kernel protocol: opcodes, flags, ioctls, notification codes (linux/fuse.h, 7.31 to 7.45).
+"""The FUSE kernel protocol (linux/fuse.h, 7.31 to 7.45): opcodes, flags, ioctls, notification codes, and the layouts of what travels.
 
-Owns names for numbers and nothing else. Pure data, any thread.
+Owns names, sizes and layouts, and no meaning: decoding is in `decoding`, encoding in `replies`. A layout is a `struct.Struct`
+(native byte order, no implicit padding: the protocol pads itself), declared once from the protocol's field table; its size is checked
+at import. Pure data, any thread.
 """
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum, IntFlag
 
 MAJOR = 7
 MINOR_MIN = 31
 MINOR_MAX = 45
-"""Newest protocol that the layouts in `wire` were taken from; a newer kernel speaks down to it."""
+"""Newest protocol that the layouts were taken from; a newer kernel speaks down to it."""
 
 
 class Opcode(IntEnum):
@@ -167,3 +170,129 @@ DEV_IOC_BACKING_CLOSE = 0x4004E502
 ROOT_ID = 1
 READ_BUFFER_MIN = 8192
 PAGE_BYTES = 4096
+
+# -- layouts
+
+_CODES = {"u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
+
+
+class Layout(struct.Struct):
+    """One wire structure."""
+
+    def __init__(self, name: str, size: int, fields: str) -> None:
+        """`fields`: `type name` pairs separated by commas; `u32*7` repeats."""
+        code, names = "=", []
+        for field in fields.split(","):
+            kind, field_name = field.split()
+            kind, _, count = kind.partition("*")
+            code += _CODES[kind] * int(count or 1)
+            names.append(field_name)
+        super().__init__(code)
+        self.name = name
+        self.fields = tuple(names)
+        if self.size != size:
+            message = f"{name} has {self.size} bytes, the protocol says {size}"
+            raise AssertionError(message)
+
+
+IN_HEADER = Layout(
+    "fuse_in_header", 40, "u32 len, u32 opcode, u64 unique, u64 nodeid, u32 uid, u32 gid, u32 pid, u16 total_extlen, u16 padding"
+)
+OUT_HEADER = Layout("fuse_out_header", 16, "u32 len, i32 error, u64 unique")
+
+# -- session
+
+INIT_IN_V7_31 = Layout("fuse_init_in before 7.36", 16, "u32 major, u32 minor, u32 max_readahead, u32 flags")
+INIT_IN = Layout("fuse_init_in", 64, "u32 major, u32 minor, u32 max_readahead, u32 flags, u32 flags2, u32*11 unused")
+INIT_OUT = Layout(
+    "fuse_init_out",
+    64,
+    "u32 major, u32 minor, u32 max_readahead, u32 flags, u16 max_background, u16 congestion_threshold, u32 max_write, u32 time_gran, "
+    "u16 max_pages, u16 map_alignment, u32 flags2, u32 max_stack_depth, u16 request_timeout, u16*11 unused",
+)
+INTERRUPT_IN = Layout("fuse_interrupt_in", 8, "u64 unique")
+SYNCFS_IN = Layout("fuse_syncfs_in", 8, "u64 padding")
+
+# -- names and attributes. Seconds are signed on both sides of the wire: times before 1970 exist.
+
+ATTR_FIELDS = (
+    "u64 ino, u64 size, u64 blocks, i64 atime, i64 mtime, i64 ctime, u32 atimensec, u32 mtimensec, u32 ctimensec, "
+    "u32 mode, u32 nlink, u32 uid, u32 gid, u32 rdev, u32 blksize, u32 flags"
+)
+ATTR = Layout("fuse_attr", 88, ATTR_FIELDS)
+ENTRY_FIELDS = f"u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 attr_valid_nsec, {ATTR_FIELDS}"
+ENTRY_OUT = Layout("fuse_entry_out", 128, ENTRY_FIELDS)
+ATTR_OUT = Layout("fuse_attr_out", 104, f"u64 attr_valid, u32 attr_valid_nsec, u32 dummy, {ATTR_FIELDS}")
+FORGET_IN = Layout("fuse_forget_in", 8, "u64 nlookup")
+FORGET_ONE = Layout("fuse_forget_one", 16, "u64 nodeid, u64 nlookup")
+BATCH_FORGET_IN = Layout("fuse_batch_forget_in", 8, "u32 count, u32 dummy")
+GETATTR_IN = Layout("fuse_getattr_in", 16, "u32 getattr_flags, u32 dummy, u64 fh")
+SETATTR_IN = Layout(
+    "fuse_setattr_in",
+    88,
+    "u32 valid, u32 padding, u64 fh, u64 size, u64 lock_owner, i64 atime, i64 mtime, i64 ctime, "
+    "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 unused5",
+)
+STATX_IN = Layout("fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask")
+STATX_OUT = Layout(
+    "fuse_statx_out",
+    288,
+    "u64 attr_valid, u32 attr_valid_nsec, u32 flags, u64*2 spare, "
+    "u32 mask, u32 blksize, u64 attributes, u32 nlink, u32 uid, u32 gid, u16 mode, u16 spare0, "
+    "u64 ino, u64 size, u64 blocks, u64 attributes_mask, "
+    "i64 atime, u32 atimensec, i32 reserved_a, i64 btime, u32 btimensec, i32 reserved_b, "
+    "i64 ctime, u32 ctimensec, i32 reserved_c, i64 mtime, u32 mtimensec, i32 reserved_m, "
+    "u32 rdev_major, u32 rdev_minor, u32 dev_major, u32 dev_minor, u64*14 spare2",
+)
+ACCESS_IN = Layout("fuse_access_in", 8, "u32 mask, u32 padding")
+
+# -- changes of names; the names themselves follow, each ended by a zero byte
+
+MKNOD_IN = Layout("fuse_mknod_in", 16, "u32 mode, u32 rdev, u32 umask, u32 padding")
+MKDIR_IN = Layout("fuse_mkdir_in", 8, "u32 mode, u32 umask")
+RENAME_IN = Layout("fuse_rename_in", 8, "u64 newdir")
+RENAME2_IN = Layout("fuse_rename2_in", 16, "u64 newdir, u32 flags, u32 padding")
+LINK_IN = Layout("fuse_link_in", 8, "u64 oldnodeid")
+
+# -- files
+
+OPEN_IN = Layout("fuse_open_in", 8, "u32 flags, u32 open_flags")
+CREATE_IN = Layout("fuse_create_in", 16, "u32 flags, u32 mode, u32 umask, u32 open_flags")
+OPEN_OUT = Layout("fuse_open_out", 16, "u64 fh, u32 open_flags, i32 backing_id")
+READ_IN = Layout("fuse_read_in", 40, "u64 fh, u64 offset, u32 size, u32 read_flags, u64 lock_owner, u32 flags, u32 padding")
+WRITE_IN = Layout("fuse_write_in", 40, "u64 fh, u64 offset, u32 size, u32 write_flags, u64 lock_owner, u32 flags, u32 padding")
+WRITE_OUT = Layout("fuse_write_out", 8, "u32 size, u32 padding")
+FLUSH_IN = Layout("fuse_flush_in", 24, "u64 fh, u32 unused, u32 padding, u64 lock_owner")
+RELEASE_IN = Layout("fuse_release_in", 24, "u64 fh, u32 flags, u32 release_flags, u64 lock_owner")
+FSYNC_IN = Layout("fuse_fsync_in", 16, "u64 fh, u32 fsync_flags, u32 padding")
+FALLOCATE_IN = Layout("fuse_fallocate_in", 32, "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
+LSEEK_IN = Layout("fuse_lseek_in", 24, "u64 fh, u64 offset, u32 whence, u32 padding")
+LSEEK_OUT = Layout("fuse_lseek_out", 8, "u64 offset")
+COPY_FILE_RANGE_IN = Layout(
+    "fuse_copy_file_range_in", 56, "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags"
+)
+COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
+
+# -- extended attributes and space
+
+SETXATTR_IN_COMPAT = Layout("fuse_setxattr_in without SETXATTR_EXT", 8, "u32 size, u32 flags")
+SETXATTR_IN = Layout("fuse_setxattr_in", 16, "u32 size, u32 flags, u32 setxattr_flags, u32 padding")
+GETXATTR_IN = Layout("fuse_getxattr_in", 8, "u32 size, u32 padding")
+GETXATTR_OUT = Layout("fuse_getxattr_out", 8, "u32 size, u32 padding")
+STATFS_OUT = Layout(
+    "fuse_statfs_out",
+    80,
+    "u64 blocks, u64 bfree, u64 bavail, u64 files, u64 ffree, u32 bsize, u32 namelen, u32 frsize, u32 padding, u32*6 spare",
+)
+
+# -- directories
+
+DIRENT = Layout("fuse_dirent", 24, "u64 ino, u64 off, u32 namelen, u32 type")
+RECORD_ALIGNMENT = 8
+
+# -- notifications and ioctls on the device
+
+NOTIFY_INVAL_INODE_OUT = Layout("fuse_notify_inval_inode_out", 24, "u64 ino, i64 off, i64 len")
+NOTIFY_INVAL_ENTRY_OUT = Layout("fuse_notify_inval_entry_out", 16, "u64 parent, u32 namelen, u32 flags")
+NOTIFY_DELETE_OUT = Layout("fuse_notify_delete_out", 24, "u64 parent, u64 child, u32 namelen, u32 padding")
+BACKING_MAP = Layout("fuse_backing_map", 16, "i32 fd, u32 flags, u64 padding")

@@ -18,9 +18,8 @@ from collections.abc import Callable
 
 from acpfs.logger import get_logger
 from acpfs.transport.native.dispatch import Dispatch
-from acpfs.transport.native.protocol import Opcode
+from acpfs.transport.native.protocol import IN_HEADER, READ_IN, Opcode
 from acpfs.transport.native.request import RequestBuffers
-from acpfs.transport.native.wire import IN_HEADER, READ_IN
 
 READERS_MIN, READERS_MAX = 2, 8
 PATIENCE = 20

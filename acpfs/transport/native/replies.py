@@ -13,11 +13,7 @@ from collections.abc import Sequence
 from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
 from acpfs.transport.native.kernel_lanes import KernelLanes
-from acpfs.transport.native.protocol import STATX_BASIC_STATS, Opcode
-from acpfs.transport.native.references import References
-from acpfs.transport.native.request import Request
-from acpfs.transport.native.undo import Undo
-from acpfs.transport.native.wire import (
+from acpfs.transport.native.protocol import (
     ATTR_OUT,
     COPY_FILE_RANGE_OUT,
     DIRENT,
@@ -27,9 +23,14 @@ from acpfs.transport.native.wire import (
     OPEN_OUT,
     RECORD_ALIGNMENT,
     STATFS_OUT,
+    STATX_BASIC_STATS,
     STATX_OUT,
     WRITE_OUT,
+    Opcode,
 )
+from acpfs.transport.native.references import References
+from acpfs.transport.native.request import Request
+from acpfs.transport.native.undo import Undo
 from acpfs.types import Ino
 
 NS = 1_000_000_000

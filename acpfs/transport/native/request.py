@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from acpfs.transport.native.wire import IN_HEADER, OUT_HEADER, WRITE_IN
+from acpfs.transport.native.protocol import IN_HEADER, OUT_HEADER, WRITE_IN
 
 HEADER_BYTES = IN_HEADER.size + WRITE_IN.size
 """The fixed part of the longest-bodied request, WRITE: its payload starts at the second buffer, on a page boundary."""

@@ -132,10 +132,10 @@ class Session:
         """Calls that wait for the backing directory, for room, or to be persisted."""
         return len(self._dispatch.continuations)
 
-    def waiting(self) -> list[tuple[int, Ino, int, float]]:
-        """(opcode, inode, process, monotonic time since when) of the calls that wait."""
+    def waiting(self) -> list[tuple[str, Ino, int, float]]:
+        """(call, inode, process, monotonic time since when) of the calls that wait."""
         waiting = self._dispatch.continuations.waiting()
-        return [(one.request.opcode, Ino(one.request.ino), one.request.pid, one.since_s) for one in waiting]
+        return [(Opcode(one.request.opcode).name.lower(), Ino(one.request.ino), one.request.pid, one.since_s) for one in waiting]
 
     def current(self) -> list[int]:
         """Per thread: the number of the request that it serves, 0 when it waits for one."""

@@ -19,12 +19,12 @@ from acpfs.types import Ino, Seq, TierId, VersionId
 from acpfs.writeback.log.needs import Needs
 from acpfs.writeback.log.op_rows import (
     COMMITTED,
-    LET_GO,
     LOAD_VERSIONS,
-    PARKED,
+    SAVE_OP,
     SAVE_VERSION,
     aside_when_parked,
     op_from_row,
+    op_row,
     version_from_row,
     version_row,
 )
@@ -78,11 +78,7 @@ class OperationLog:
         self.clock = NodeClock(state)
         """Operations are stamped with it."""
         self._saved_counters = (0, 0)
-        self.on_append: Callable[[Op], None] = lambda _op: None
-        """Called after each append, and when a tentative operation became final; under the lock."""
-        self.wake: Callable[[], None] = lambda: None
-        """The engine's, called under the lock: somebody begins to wait, or what stood in front of others was taken back."""
-        self.elided_ops = 0
+        self._followers: list[tuple[Callable[[Op], None], Callable[[], None]]] = []
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
         self._sizes: dict[VersionId, int] = {}
@@ -176,6 +172,22 @@ class OperationLog:
     def changed(self, op: Op) -> int:
         """Which change of the state was the last one that says what the operation is, or that one does not precede it any more."""
         return max(op.changed, op.version.changed if op.version is not None else 0, self._left_out)
+
+    # -- following
+
+    def follow(self, appended: Callable[[Op], None], awakened: Callable[[], None] = lambda: None) -> None:
+        """Have these called, under the lock, where `on_append` and `wake` are."""
+        self._followers.append((appended, awakened))
+
+    def on_append(self, op: Op) -> None:
+        """It was appended, or was tentative and is final now: tell who follows."""
+        for appended, _awakened in self._followers:
+            appended(op)
+
+    def wake(self) -> None:
+        """Somebody begins to wait, or what stood in front of others was taken back: tell who follows."""
+        for _appended, awakened in self._followers:
+            awakened()
 
     # -- writing
 
@@ -295,7 +307,6 @@ class OperationLog:
                 self._waiters.inherit(op.seq, heir.seq)
                 self._stand_for(heir, op)
             self.remove(op)
-        self.elided_ops += len(ops)
 
     def _stand_for(self, heir: Op, op: Op) -> None:
         since = min(self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at))
@@ -545,29 +556,7 @@ class OperationLog:
             self._by_directory[directory] += 1
 
     def _save(self, op: Op) -> None:
-        self._state.change(
-            "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                op.seq,
-                op.kind.value,
-                op.ino,
-                op.parent,
-                op.name,
-                op.new_parent,
-                op.new_name,
-                op.victim,
-                op.meta.to_json(),
-                op.payload,
-                op.version.vid if op.version else None,
-                op.logged_at,
-                op.seq in self._creates,
-                op.tries,
-                op.last_error,
-                op.next_attempt_at,
-                PARKED * op.parked | LET_GO * op.let_go,
-                COMMITTED if op.committed else int(op.begun),
-            ),
-        )
+        self._state.change(SAVE_OP, op_row(op, op.seq in self._creates))
         op.changed = self._state.changes
 
     def _save_counters(self) -> None:

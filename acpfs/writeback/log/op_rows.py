@@ -13,6 +13,7 @@ COMMITTED = 2
 """In the column `committed`: which of them."""
 PARKED, LET_GO = 1, 2
 """Bits in the column `parked`."""
+SAVE_OP = "INSERT OR REPLACE INTO op VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 LOAD_VERSIONS = "SELECT vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest FROM version"
 """`spilled`: the copy in the spill directory has the bytes, and no tier file."""
 SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, size, state, staging_name, staging_ino, digest)
@@ -22,6 +23,15 @@ SAVE_VERSION = """INSERT OR REPLACE INTO version (vid, ino, tier_id, spilled, si
 def aside_when_parked(error: object) -> Aside:
     """By the error that it is parked for."""
     return Aside.WITHHELD if error == WITHHELD else Aside.PARKED
+
+
+def op_row(op: Op, creates: bool) -> tuple[object, ...]:
+    """Values for `SAVE_OP`."""
+    names = (op.parent, op.name, op.new_parent, op.new_name, op.victim)
+    content = (op.meta.to_json(), op.payload, None if op.version is None else op.version.vid)
+    failure = (op.tries, op.last_error, op.next_attempt_at, PARKED * op.parked | LET_GO * op.let_go)
+    done = COMMITTED if op.committed else int(op.begun)
+    return (op.seq, op.kind.value, op.ino, *names, *content, op.logged_at, creates, *failure, done)
 
 
 def op_from_row(row: tuple[object, ...], versions: dict[int, Version]) -> tuple[Op, bool]:

@@ -25,7 +25,7 @@ from acpfs.config import Settings
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.arrival import Bell, outcome
+from acpfs.writeback.arrival import outcome
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.members.far_clocks import FarClocks
@@ -108,11 +108,10 @@ class Cluster:
         self._pace = Pace(settings.heartbeat_s, monotonic)
         self._published_at = 0.0
         self._error = self._rivalry = ""
-        self._bell = Bell()
+        self._bell = gate.bell
         self._far_clocks = FarClocks()
         self.published = self.pointers_passed = self.pointers_withheld = 0
         self.waited_s_max = 0.0
-        gate.on_gated = self._bell.ring
 
     # -- life
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from acpfs.config import ClusterOrder
 from acpfs.errors import FULL_ERRNOS
 from acpfs.types import NO_INO, Ino, Seq
+from acpfs.writeback.arrival import Bell
 from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.log.ops import WITHHELD, Op
 from acpfs.writeback.log.stages import Aside
@@ -122,8 +123,8 @@ class Gate:
         self._put_off: dict[Seq, Op] = {}
         self._pointers: dict[Seq, Op] | None = None
         """All that makes or takes pointers and was to be done when last looked; None: nobody has asked yet."""
-        self.on_gated: Callable[[], None] = lambda: None
-        """Called, under the lock, when something has to be looked at."""
+        self.bell = Bell()
+        """Rung when something has to be looked at."""
         self.has_peers: bool | None = None
         """Whether there are other nodes, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
@@ -149,7 +150,7 @@ class Gate:
         if self._begun and not op.begun and op.seq not in self._gated and self._concerns(op):
             self._gated[op.seq] = Gated(op)
             (self._yielding if self.yields(op) else self._others).add(op)
-            self.on_gated()
+            self.bell.ring()
 
     def _concerns(self, op: Op) -> bool:
         if self._order is ClusterOrder.ALL or self._is_pointer(op):

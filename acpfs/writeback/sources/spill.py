@@ -165,8 +165,12 @@ class Spill:
         budget: int | str,
         *,
         closed: bool = False,
+        mirror: Mirror | None = None,
     ) -> None:
-        """Load what the last worker knew; touches no disk. `budget`: bytes, or a share of what is free. `closed`: make no new copies."""
+        """Load what the last worker knew; touches no disk. `budget`: bytes, or a share of what is free. `closed`: make no new copies.
+
+        `mirror`: the journal, where copies are to survive a reboot.
+        """
         self.directory, self.mode = directory, mode
         self._state, self._tier, self._lock, self._budget = state, tier, lock, budget
         self.calls = CallPool("spill", COPY_THREADS)
@@ -184,9 +188,8 @@ class Spill:
         """Called, under the lock, when that came to nothing though somebody still needs the version."""
         self.still_frozen: Callable[[Version], bool] = lambda _version: True
         """See `Listener`."""
-        self.mirror: Mirror | None = None
-        """The journal, where copies are to survive a reboot."""
-        self.when_safe: Callable[[Callable[[], None]], None] = state.after_commit
+        self.mirror = mirror
+        self._when_safe = state.after_commit if mirror is None else mirror.when_safe
         """Puts the end of a copy off until no state that a next worker could find names it."""
         state.create(DDL)
         rows = state.rows("SELECT vid, name, size, digest FROM spilled")
@@ -264,10 +267,6 @@ class Spill:
             detail=str(error),
             seconds=rest_s,
         )
-
-    def keep_journal(self, mirror: Mirror) -> None:
-        """Keep a journal beside the copies."""
-        self.mirror, self.when_safe = mirror, mirror.when_safe
 
     def begin_journal(self) -> None:
         """All tables of the state have been created. Takes the lock: threads may be at work already."""
@@ -372,7 +371,7 @@ class Spill:
         if copy is not None:
             self.used_bytes -= copy.size
             self._state.change("DELETE FROM spilled WHERE vid = ?", (copy.vid,))
-            self.when_safe(partial(self._remove, copy.name))
+            self._when_safe(partial(self._remove, copy.name))
 
     def _remove(self, name: str) -> None:
         self.calls.submit("remove", self.directory.remove, name)

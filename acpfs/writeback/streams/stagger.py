@@ -31,12 +31,13 @@ LOOK_AGAIN_S = 0.25
 class Stagger:
     """Delays, and measures what came of it."""
 
-    def __init__(self, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """`window_s`: the last node begins at most so long after the first; 0: all at once."""
-        self._window_s_max, self._clock = window_s, clock
+    def __init__(self, window_s: float, place: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        """`window_s`: the last node begins at most so long after the first; 0: all at once.
+
+        `place`: this node's place among those that live: 0 the first, near 1 the last.
+        """
+        self._window_s_max, self._place, self._clock = window_s, place, clock
         self._window_s = 0.0
-        self.place: Callable[[], float] = lambda: 0.0
-        """This node's place among those that live: 0 the first, near 1 the last."""
         self._began: float | None = None
         self._delay_s = 0.0
         self._logged_bytes = self._staged_bytes = self._bytes_max = 0
@@ -80,7 +81,7 @@ class Stagger:
     def _chosen_s(self) -> float:
         if self._undelayed is None or self._window_s * OFF_SHARE < self._undelayed:
             return 0.0
-        return self.place() * self._window_s
+        return self._place() * self._window_s
 
     def _end(self, began: float) -> None:
         """A save is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,33 @@ from tests.cluster.stand import Stand
 from tests.rig.mounts import AcpfsMount
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import WORLD, Fault, train
+from tests.training.ranks.networks import Networks
+from tests.training.ranks.replaced import Site
 
 NODES = 2
+PER_NODE = WORLD // NODES
 
 
 def node_of(rank: int) -> int:
     """Ranks 0 and 1 are on node 0: with HSDP each node has the whole state."""
     return rank * NODES // WORLD
+
+
+def on_nodes(mounts: Sequence[AcpfsMount], run: str, cables: Networks | None = None) -> Site:
+    """Ranks that are replaced, through one mount or half of them through each of two; with cables, each half has a network of its own."""
+
+    def node(rank: int) -> int:
+        return node_of(rank) if len(mounts) > 1 else 0
+
+    def environment(rank: int) -> dict[str, str]:
+        found = {ENVIRONMENT_VARIABLE: str(mounts[node(rank)].runtime_dir)}
+        if len(mounts) > 1:
+            found |= {"GROUP_RANK": str(node(rank)), "LOCAL_RANK": str(rank % PER_NODE), "LOCAL_WORLD_SIZE": str(PER_NODE)}
+        found["MASTER_ADDR"] = Networks.address(0) if cables else "127.0.0.1"
+        found["GLOO_SOCKET_IFNAME"] = cables.device if cables else "lo"
+        return found
+
+    return Site(lambda rank: mounts[node(rank)].path / run, environment, lambda rank: cables.enter(node(rank)) if cables else None)
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from acpfs.training import resilient
 from acpfs.training.torch.device import DeviceMemoryError
 from tests.training.gasp_job import DEADLINE_S
+from tests.training.ranks.expert_groups import expert_groups
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same, whole
 
@@ -41,7 +42,7 @@ def steady(made: Callable[[], Job]) -> Callable[[], Job]:
     return build
 
 
-KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"])}
+KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"]), "expert groups": expert_groups}
 FORKS_MAX = 40
 
 
@@ -125,16 +126,36 @@ def end_state(kind: str, directory: Path, steps: int = STEPS) -> Path:
     return directory
 
 
+@dataclass(frozen=True)
+class Site:
+    """Where ranks run."""
+
+    directory: Callable[[int], Path]
+    """What a rank is told to save in."""
+    environment: Callable[[int], Mapping[str, str]] = lambda rank: {}
+    """Of a rank, beside what a launcher says on one node."""
+    enter: Callable[[int], object] = int
+    """Called first in a rank's process."""
+
+
 class Replaced(Ranks):
     """Each rank's processes, one after the other."""
 
-    def __init__(self, world: int, directory: Path, main: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        world: int,
+        directory: Path,
+        main: Callable[[int, int], None],
+        environment: Callable[[int], Mapping[str, str]] = lambda rank: {},
+    ) -> None:
         """`main(rank, process)`: `process` counts a rank's, from 0."""
         self.processes = dict.fromkeys(range(world), 0)
+        self._environment = environment
         self.forks = 0
-        super().__init__(world, directory, lambda rank: main(rank, self.processes[rank]))
+        super().__init__(world, directory, lambda rank: self._begin(rank, main))
 
-    def _fork(self, rank: int) -> int:
+    def _begin(self, rank: int, main: Callable[[int, int], None]) -> None:
+        """In the rank's process, as a launcher would have begun it."""
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -142,7 +163,11 @@ class Replaced(Ranks):
             "LOCAL_WORLD_SIZE": str(self.world),
             "ACPFS_JOB": "job",
             "ACPFS_GENERATION": str(self.processes[rank]),
+            **self._environment(rank),
         }
+        main(rank, self.processes[rank])
+
+    def _fork(self, rank: int) -> int:
         self.forks += 1
         assert self.forks <= FORKS_MAX * self.world, self.said()
         return super()._fork(rank)
@@ -186,16 +211,22 @@ class Replaced(Ranks):
 
 
 def run_job(
-    plan: Plan, tmp_path: Path, yardsticks: Path, turn: Callable[[Replaced], object] = lambda ranks: None, timeout_s: float = DEADLINE_S
+    plan: Plan,
+    tmp_path: Path,
+    yardsticks: Path,
+    turn: Callable[[Replaced], object] = lambda ranks: None,
+    timeout_s: float = DEADLINE_S,
+    site: Site | None = None,
 ) -> dict[int, int]:
     """A job to its end, whose state must be that of one without a fault; how many processes each rank had."""
     expected = end_state(plan.kind, yardsticks, plan.steps)
-    directory = tmp_path / "run"
+    where = site or Site(lambda rank: tmp_path / "run")
 
     def main(rank: int, process: int) -> None:
-        resilient(directory, device=plan.device)(train)(plan, tmp_path, process)
+        where.enter(rank)
+        resilient(where.directory(rank), device=plan.device)(train)(plan, tmp_path, process)
 
-    ranks = Replaced(WORLD, tmp_path, main)
+    ranks = Replaced(WORLD, tmp_path, main, where.environment)
     with ranks:
         counts = ranks.tend(lambda: turn(ranks), timeout_s)
     assert_same(

@@ -25,7 +25,7 @@ clause = pytest.mark.clause
 
 
 @clause("T79")
-@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor"])
+@pytest.mark.parametrize("kind", ["ddp", "zero", "hsdp", "tensor", "expert groups"])
 @pytest.mark.parametrize("point", ["backward", "ready", "gated", "updating", "updated", "sent_round"])
 def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: str) -> None:
     counts = run_job(Plan(kind, {(1, 0, point, 5): die}), tmp_path, yardsticks)
@@ -70,6 +70,21 @@ def test_a_process_whose_device_is_poisoned_is_replaced(tmp_path: Path, yardstic
     """CUDA's text on a processor: a double of the device."""
     counts = run_job(Plan("hsdp", {(2, 0, "backward", 4): poison}, device="cuda"), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 1}
+
+
+@clause("T79", "T82")
+def test_a_rank_dies_before_its_first_update(tmp_path: Path, yardsticks: Path) -> None:
+    """There is no other state than what the function has built."""
+    counts = run_job(Plan("hsdp", {(1, 0, "forward", 1): die}), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+@clause("T82")
+def test_all_ranks_die_at_once(tmp_path: Path, yardsticks: Path) -> None:
+    faults = {(rank, 0, "backward", 5): die for rank in range(WORLD)}
+    counts = run_job(Plan("zero", faults, snapshot_at=2), tmp_path, yardsticks)
+    assert all(count > 1 for count in counts.values())
+    assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
 
 
 @clause("T80")

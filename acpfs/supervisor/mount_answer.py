@@ -1,0 +1,32 @@
+"""What whoever mounts is told: the steps of the start, and then once that the mount is ready or what is wrong.
+
+Owns the pipe to that command. The supervisor's; standard library only, no thread. Knows nothing of what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any
+
+
+class MountAnswer:
+    """A pipe, or nothing in the foreground."""
+
+    def __init__(self, fd: int) -> None:
+        """`fd`: -1 where nobody waits."""
+        self._fd = fd
+
+    def write(self, message: dict[str, Any]) -> None:
+        """One line; one that has gone does not matter."""
+        if self._fd >= 0:
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._fd, json.dumps(message).encode() + b"\n")
+
+    def last(self, message: dict[str, Any]) -> None:
+        """The outcome: nothing is said after it."""
+        self.write(message)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

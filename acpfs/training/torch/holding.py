@@ -1,0 +1,103 @@
+"""What a rank holds in one generation of a job whose ranks are replaced: a model with its optimizers, seen as shards. Main thread only.
+
+`TorchHolding` is plain torch; a framework that shards by itself brings its own (`frameworks.megatron_replace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from acpfs.training.host_state import HostState
+from acpfs.training.messages import Shard
+from acpfs.training.torch import snapshot
+from acpfs.training.torch.layout import Layout, layout_of, named_parameters
+from acpfs.training.torch.local_state import LocalState
+from acpfs.training.torch.transfer import Contents, fill, local, pieces
+from acpfs.training.torch.writers import DistributedWriter, Writer
+
+
+class Holding(Protocol):
+    """Of one rank, of one generation."""
+
+    layout: Layout
+    buffers: dict[str, Any]
+    optimizers: Sequence[Any]
+    """Whose steps are an update."""
+    begun: int | None
+    """The step that the function has loaded by itself; None: what is in the mount is loaded here."""
+
+    def contents(self, shard: Shard) -> Contents:
+        """Of a shard, as it is now; nothing is copied."""
+
+    def fill(self, contents: Contents) -> None:
+        """Take a shard of another holding, or of another rank."""
+
+    def spread(self, givers: Mapping[Shard, int]) -> None:
+        """Behind `fill`: parameters that this rank has, and another one updates. A collective. `givers`: who has which shard."""
+
+    def load(self, path: Path, rank: int) -> Any:
+        """A checkpoint; this rank's host state in it, or None. A collective."""
+
+    def writer(self, host: HostState, rank: int) -> Writer:
+        """Writes a snapshot.
+
+        Raises:
+            ConfigError: the framework's own has to be used.
+        """
+
+
+class TorchHolding:
+    """A model and its optimizers."""
+
+    begun: int | None = None
+
+    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
+        """Made by all ranks at the same place.
+
+        Raises:
+            ConfigError: something that cannot be told from them.
+        """
+        self.optimizers, self.layout = optimizers, layout_of(model, optimizers)
+        self._state = LocalState(model, optimizers, self.layout)
+        self.buffers = self._state.buffers
+        self._parameters = named_parameters(model)
+
+    def contents(self, shard: Shard) -> Contents:
+        return pieces(self._state.shard(shard))
+
+    def fill(self, contents: Contents) -> None:
+        fill(self._parameters, self.optimizers, contents)
+
+    def spread(self, givers: Mapping[Shard, int]) -> None:
+        """Of ZeRO: the fault may have kept them from being sent round."""
+        own = {name for names in self.layout.parameters.values() for name in names}
+        wishes = gathered(tuple(sorted(self._parameters.keys() - own)))
+        if not any(wishes):
+            return
+        mine = [shard for shard, rank in givers.items() if rank == dist.get_rank()]
+        owners = gathered({name: dist.get_rank() for shard in mine for name in self.layout.parameters.get(shard, ())})
+        owner = {name: rank for one in owners for name, rank in one.items()}
+        for rank, names in enumerate(wishes):
+            for name in names:
+                if owner[name] == dist.get_rank():
+                    dist.send(local(self._parameters[name]).contiguous(), rank)
+                elif rank == dist.get_rank():
+                    dist.recv(local(self._parameters[name]), owner[name])
+
+    def load(self, path: Path, rank: int) -> Any:
+        owned = {name for names in self.layout.parameters.values() for name in names}
+        return snapshot.load(path, rank, self._parameters, owned, self.optimizers, self.buffers)
+
+    def writer(self, host: HostState, rank: int) -> Writer:
+        return DistributedWriter(self._state, host, rank)
+
+
+def gathered(value: Any) -> list[Any]:
+    """Everybody's, by rank; a collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
