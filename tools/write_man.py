@@ -1,11 +1,12 @@
 """Writes a manual page for each command and subcommand, made from what `--help` says, to docs/man; the wheel brings them to share/man/man1.
 
 Usage: python tools/write_man.py [DIRECTORY]. `tests/cli/test_man.py` fails while the pages say something else.
-`acpfs-run` has only its help: it reads its options as torchrun does.
+`acpfs-run` reads its options as torchrun does, so its page is made of argparse's parser.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from acpfs import __version__  # noqa: E402
 from acpfs.cli import ctl, main, train  # noqa: E402
+from acpfs.training.launcher import options  # noqa: E402
 
 PAGES = ROOT / "docs/man"
 LINE_MAX = 200
@@ -27,7 +29,36 @@ PROGRAMS = {"acpfs": main.command, "acpfs-ctl": ctl.command, "acpfs-train": trai
 
 def pages() -> dict[str, str]:
     """File name → text, of all commands."""
-    return {name: text for program, command in PROGRAMS.items() for name, text in _of(click.Context(command, info_name=program))}
+    found = {name: text for program, command in PROGRAMS.items() for name, text in _of(click.Context(command, info_name=program))}
+    return {**found, "acpfs-run.1": launcher_page()}
+
+
+def launcher_page() -> str:
+    """Of acpfs-run."""
+    parser = options.command_line()
+    lines = [f'.TH "ACPFS-RUN" "1" "acpfs {__version__}" "{__version__}" "acpfs-run Manual"', ".SH NAME"]
+    lines += [
+        rf"acpfs\-run \- {parser.description}",
+        ".SH SYNOPSIS",
+        r".B acpfs\-run",
+        "[OPTIONS] PROGRAM [ARGUMENTS]...",
+        ".SH DESCRIPTION",
+    ]
+    lines += [f"{parser.description} Options are torchrun's, and may be written with _ or \\-; PET_NAME is the default of \\-\\-name."]
+    for title, group in (("OPTIONS", parser._optionals), ("OPTIONS THAT TORCHRUN HAS NOT", parser._action_groups[2])):  # noqa: SLF001
+        lines += [f".SH {title}", *(line for action in group._group_actions for line in _option(action))]  # noqa: SLF001
+    lines += [".SH EXIT STATUS", *(line for status, when in options.STATUSES.items() for line in (".TP", status, f"{when}."))]
+    return "\n".join(lines) + "\n"
+
+
+def _option(action: argparse.Action) -> list[str]:
+    if action.help == argparse.SUPPRESS or not action.option_strings:
+        return []
+    value = "" if action.nargs == 0 else " " + (str(action.metavar or "") or "|".join(action.choices or ()) or action.dest.upper())
+    shown = action.default not in (None, "", False, argparse.SUPPRESS) and action.default != []
+    default = f" [default: {action.default}]" if shown else ""
+    names = ", ".join(rf"\fB{name}\fP".replace("-", r"\-") for name in action.option_strings)
+    return [".TP", f"{names}{value}", f"{action.help or ''}.{default}"]
 
 
 def _of(context: click.Context) -> Iterator[tuple[str, str]]:

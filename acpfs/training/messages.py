@@ -265,6 +265,10 @@ class Start:
     world: int
     master_host: str
     master_port: int
+    generation: int = 0
+    """Above 0: these ranks take the places of others, and the job goes on."""
+    hosts: tuple[str, ...] = ()
+    """Of the nodes, in their order: where launchers meet when the node is gone where they met."""
 
 
 @dataclass(frozen=True, slots=True)

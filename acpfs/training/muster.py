@@ -109,8 +109,8 @@ def _start(directory: Path, place: Place, number: int, node: str, policy: Policy
             name.unlink(missing_ok=True)
     words = [policy.interpreter, "-m", "acpfs.training.coordinator", str(directory), "--replace"]
     words += ["--job", place.job, "--number", str(number), "--node", node, "--tls", "on" if policy.tls else "off"]
-    words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s), "--settle-down", "0", "--witness", "off"]
-    words += ["--listen", "0.0.0.0:0", "--advertise", own_host(dict(os.environ))] if place.nodes > 1 else []
+    words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s), "--settle-down", "0"]
+    words += ["--listen", "0.0.0.0:0", "--advertise", own_host(dict(os.environ))] if place.nodes > 1 else ["--witness", "off"]
     words += (
         ["--first"] if number == 0 else [word for address in [_address(job_directory, 0, policy)] for word in ("--peer", f"0={address}")]
     )

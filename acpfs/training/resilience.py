@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 def resilient(
-    directory: str | os.PathLike[str], *, on_fault: str = "replace", policy: Policy | None = None, **settings: object
+    directory: str | os.PathLike[str], *, on_fault: str = "replace", device: str = "auto", policy: Policy | None = None, **settings: object
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Decorator of a function `train(run, …)` that makes its process groups and its model itself.
 
@@ -49,6 +49,7 @@ def resilient(
     Args:
         directory: where checkpoints are, in an acpfs mount; the job's own files are in `.acpfs-job` there.
         on_fault: `replace`; there is nothing else yet.
+        device: what its errors mean: `cpu`, `cuda`, `npu`, or `auto`. Which of them were run on a device: docs/TRAINING.md.
         policy: all settings; without it, those of the environment.
         settings: single settings, by name.
 
@@ -62,7 +63,7 @@ def resilient(
         @functools.wraps(train)
         def run(*args: Any, **kwargs: Any) -> Result:
             found = policy or Policy.from_environment(None, **settings)
-            value: Result = Voyage(Path(directory), found, lambda run: train(run, *args, **kwargs)).run()
+            value: Result = Voyage(Path(directory), found, lambda run: train(run, *args, **kwargs), device).run()
             return value
 
         return run
@@ -73,13 +74,13 @@ def resilient(
 class Voyage:
     """Of one process, from its first generation to its last."""
 
-    def __init__(self, directory: Path, policy: Policy, train: Callable[[Run], Any], device: Device | None = None) -> None:
-        """`device`: where the rank's tensors are; without it, the host's memory."""
-        from acpfs.training.torch.device import Processor
+    def __init__(self, directory: Path, policy: Policy, train: Callable[[Run], Any], device: str = "auto") -> None:
+        """`device`: where the rank's tensors are."""
+        from acpfs.training.torch.device import device_named
         from acpfs.training.torch.run import Run
 
         self._directory, self._policy, self._train = directory, policy, train
-        self._device = device or Processor()
+        self._device: Device = device_named(device)
         self._place = place = place_from(os.environ)
         self._marks = Marks()
         main = threading.get_ident()
@@ -121,9 +122,12 @@ class Voyage:
 
     def _stuck(self) -> None:
         """Nothing brings the main thread out of C: this process is its own replacement."""
-        where = all_stacks()
-        log.error("the main thread is stuck: another process has to take its place", stacks=where)
-        sys.stderr.write(f"acpfs: the main thread is stuck: another process has to take this rank's place\n{where}\n")
+        self._make_room("the main thread is stuck", all_stacks())
+
+    def _make_room(self, why: str, where: str) -> NoReturn:
+        """End this process, so that another one takes its place."""
+        log.error("another process has to take this one's place", why=why, stacks=where)
+        sys.stderr.write(f"acpfs: {why}: another process has to take this rank's place\n{where}\n")
         sys.stderr.flush()
         os._exit(ExitStatus.TAKEN_FOR_LOST)
 
@@ -212,6 +216,8 @@ class Voyage:
         """The loop was left by an exception: the fault's cause, or what the abort of its collectives raised."""
         from acpfs.training.torch.rank import trouble_kind
 
+        if self._device.ends_process(error):
+            self._make_room("the device can be used no more in this process", "".join(traceback.format_exception(error)))
         self._damaged = self._damaged or self._device.lost_memory(error)
         traceback.clear_frames(error.__traceback__)  # they hold the model that was
         if isinstance(error, Interrupted):

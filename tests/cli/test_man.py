@@ -24,7 +24,7 @@ def test_pages_are_those_of_the_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here to read them")
-@pytest.mark.parametrize("name", ["acpfs.1", "acpfs-mount.1", "acpfs-completion.1", "acpfs-ctl-wait.1"])
+@pytest.mark.parametrize("name", ["acpfs.1", "acpfs-mount.1", "acpfs-completion.1", "acpfs-ctl-wait.1", "acpfs-run.1"])
 def test_groff_reads_a_page(name: str) -> None:
     command = ["groff", "-K", "utf8", "-man", "-Tutf8", "-ww", str(PAGES / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -271,6 +271,26 @@ def test_a_killed_rank_is_replaced_word_by_word() -> None:
     ship.assert_done()
 
 
+@clause("T77")
+def test_a_rank_that_builds_may_be_silent_for_longer_than_one_that_runs() -> None:
+    ship, limits = Ship(2).begin(), Limits()
+
+    def silence(seconds: float) -> list[int]:
+        """After so long without a word: who is left. The process that looks has not stood still."""
+        for _ in range(int(seconds)):
+            ship.now += 1.0
+            ship.do(ship.crew.tick(ship.now))
+        return list(ship.crew.live)
+
+    settle(ship)
+    assert ship.at(CrewState.REBUILDING)
+    assert silence(limits.building_s - 2) == [0, 1]
+    run(ship)
+    assert ship.at(CrewState.RUNNING)
+    assert silence(limits.silent_s - 1) == [0, 1]
+    assert silence(2) == []
+
+
 def settle(ship: Ship) -> None:
     """Nothing is on its way."""
     while actions := [action for action in ship.actions() if action[0] in ("up", "down", "hear", "bury")]:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from acpfs.training.coordinator.launchers import AWAY_S, LAST_CALL_S, NODE_LOST, NODES_S, Launchers, Post, State
+from acpfs.training.coordinator.launchers import AWAY_S, LAST_CALL_S, NODE_LOST, NODES_S, QUICK_MAX, VACANT_S, Launchers, Post, State
 from acpfs.training.messages import Launcher, Over, Replace, Start, StopRanks, ToLauncher
 
 SAVED = 75 << 8
@@ -116,7 +116,9 @@ def test_nodes_get_ranks_by_their_number() -> None:
     launchers = Launchers()
     assert launchers.registered(launcher("7", slots=3, node_rank=1, nodes_min=2, nodes_max=2), 0.0) == []
     posts = told(launchers.registered(launcher("5", slots=1, node_rank=0, nodes_min=2, nodes_max=2), 1.0))
-    assert posts == {"5": [Start("5-0", 0, 0, 2, 0, 4, "10.0.0.5", 1005)], "7": [Start("5-0", 0, 1, 2, 1, 4, "10.0.0.5", 1005)]}
+    hosts = ("10.0.0.5", "10.0.0.7")
+    first, second = (Start("5-0", 0, number, 2, number, 4, "10.0.0.5", 1005, hosts=hosts) for number in (0, 1))
+    assert posts == {"5": [first], "7": [second]}
 
 
 @clause("T72")
@@ -238,3 +240,104 @@ def test_a_node_that_does_not_come_again_is_lost() -> None:
     launchers.registered(launcher("0", nodes_min=2, nodes_max=2, start=start), 0.0)
     assert told(launchers.tick(AWAY_S)) == {"0": [StopRanks("a node did not come again")]}
     assert told(launchers.idle("0", 7, 20.0)) == {"0": [Over(NODE_LOST, "a node did not come again")]}
+
+
+def several(count: int, **given: object) -> Launchers:
+    launchers = Launchers()
+    for name in map(str, range(count)):
+        launchers.registered(launcher(name, node_rank=int(name), nodes_min=count, nodes_max=count, **given), 0.0)
+    assert launchers.state is State.RUNNING
+    return launchers
+
+
+@clause("T123")
+def test_a_lost_node_s_place_is_kept_and_another_launcher_takes_it() -> None:
+    launchers = several(3, replaces=True)
+    launchers.away("0", 1.0)
+    assert launchers.tick(1.0 + AWAY_S) == []
+    assert launchers.state is State.RUNNING
+    posts = told(launchers.registered(launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 30.0))
+    assert set(posts) == {"9"}
+    (start,) = posts["9"]
+    assert isinstance(start, Start)
+    assert (start.first_rank, start.group_rank, start.world, start.attempt, start.generation) == (0, 0, 6, 0, 1)
+    back = launcher("0", node_rank=0, start=Start("0-0", 0, 0, 3, 0, 6, "10.0.0.0", 1000), replaces=True)
+    assert told(launchers.registered(back, 31.0)) == {"0": [Over(NODE_LOST, "another launcher has this node's place")]}
+    ends = [launchers.exited(name, rank, 0, 40.0) for name, first in (("9", 0), ("1", 2), ("2", 4)) for rank in (first, first + 1)]
+    assert told(ends[-1])["9"] == [Over(0, "all ranks have ended")]
+
+
+@clause("T123")
+def test_a_place_that_nobody_takes_is_a_fault() -> None:
+    launchers = several(3, replaces=True)
+    launchers.away("2", 1.0)
+    launchers.tick(1.0 + AWAY_S)
+    assert launchers.wake_at == 1.0 + AWAY_S + VACANT_S
+    assert isinstance(told(launchers.tick(1.0 + AWAY_S + VACANT_S))["0"][0], StopRanks)
+
+
+@clause("T123")
+def test_a_launcher_that_was_taken_for_lost_and_comes_again_has_its_place() -> None:
+    launchers = several(3, replaces=True)
+    launchers.away("2", 1.0)
+    launchers.tick(1.0 + AWAY_S)
+    again = launcher("2", node_rank=2, start=Start("0-0", 0, 2, 3, 4, 6, "10.0.0.0", 1000), replaces=True, ended={5: 9})
+    assert told(launchers.registered(again, 60.0)) == {"2": [Replace(5, 1)]}
+
+
+@clause("T124")
+@pytest.mark.parametrize("replaces", [True, False])
+def test_fewer_than_half_of_the_nodes_never_go_on(replaces: bool) -> None:
+    launchers = several(3, replaces=replaces, restarts_max=9)
+    for name in ("1", "2"):
+        launchers.away(name, 1.0)
+    assert isinstance(told(launchers.tick(1.0 + AWAY_S))["0"][0], StopRanks)
+    for rank in (0, 1):
+        launchers.exited("0", rank, int(signal.SIGTERM), 20.0)
+    (over,) = told(launchers.idle("0", 7, 20.0))["0"]
+    assert isinstance(over, Over)
+    assert (over.status, launchers.state) == (NODE_LOST, State.ENDED)
+
+
+@clause("T124")
+@pytest.mark.parametrize("ours", [True, False])
+def test_of_two_halves_the_one_goes_on_that_has_the_claim(ours: bool) -> None:
+    launchers = Launchers(succeeds=True, has_witness=True)
+    start = Start("0-0", 0, 1, 2, 2, 4, "10.0.0.0", 1000)
+    launchers.registered(launcher("1", node_rank=1, nodes_min=2, nodes_max=2, start=start, replaces=True), 0.0)
+    assert launchers.tick(AWAY_S) == []
+    assert launchers.wants_claim
+    assert (launchers.claimed(ours, AWAY_S) == []) is ours
+    if ours:
+        posts = told(launchers.registered(launcher("8", node_rank=0, nodes_min=2, nodes_max=2, replaces=True), 20.0))
+        assert [(one.first_rank, one.generation) for one in posts["8"] if isinstance(one, Start)] == [(0, 1)]
+
+
+@clause("T124")
+def test_without_a_witness_the_half_goes_on_where_launchers_have_met_all_the_time() -> None:
+    launchers = Launchers(succeeds=True)
+    start = Start("0-0", 0, 1, 2, 2, 4, "10.0.0.0", 1000)
+    launchers.registered(launcher("1", nodes_min=2, nodes_max=2, start=start, replaces=True), 0.0)
+    assert isinstance(told(launchers.tick(AWAY_S))["1"][0], StopRanks)
+
+
+@clause("T123")
+def test_a_launcher_that_begins_before_the_others_have_come_again_takes_the_place_that_is_left() -> None:
+    launchers = Launchers()
+    launchers.registered(launcher("9", node_rank=0, nodes_min=3, nodes_max=3, replaces=True), 0.0)
+    for number in (1, 2):
+        start = Start("0-0", 0, number, 3, 2 * number, 6, "10.0.0.0", 1000)
+        launchers.registered(launcher(str(number), node_rank=number, nodes_min=3, nodes_max=3, start=start, replaces=True), 1.0)
+    posts = told(launchers.tick(AWAY_S))
+    assert [(one.first_rank, one.generation) for one in posts["9"] if isinstance(one, Start)] == [(0, 1)]
+
+
+@clause("T69")
+def test_a_rank_that_dies_again_and_again_in_a_short_time_is_a_fault() -> None:
+    launchers = one(replaces=True)
+    for number in range(QUICK_MAX):
+        assert told(launchers.exited("0", 1, 1 << 8, float(number))) == {"0": [Replace(1, number + 1)]}
+    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 10.0))["0"][0], StopRanks)
+    slow = one(replaces=True)
+    for number in range(2 * QUICK_MAX):
+        assert told(slow.exited("0", 1, 1 << 8, 30.0 * number)) == {"0": [Replace(1, number + 1)]}

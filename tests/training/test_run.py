@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from acpfs.training.coordinator.exiting import status_of_exiting
 from acpfs.training.launcher.caches import VARIABLES
+from tests.rig.mounts import MakeMount
 
 clause = pytest.mark.clause
 BOUND_S = 60.0
@@ -228,6 +230,29 @@ def test_caches_are_where_they_are_told(tmp_path: Path, begun: list[Run]) -> Non
     assert out == f"[default0]:{own}\n"
     assert all(Path(path).is_dir() for path in own if path != "/mine")
     assert "not pinned" in err  # no mount here
+
+
+@pytest.mark.mount
+@pytest.mark.transports("native")
+@pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
+@clause("T70")
+def test_what_is_compiled_stays_in_the_ram_of_a_mount(tmp_path: Path, make_mount: MakeMount, begun: list[Run]) -> None:
+    """Pinned, so that nothing takes it out, and a job that is started again finds what the one before has compiled."""
+    (tmp_path / "backing").mkdir()
+    mount = make_mount(tmp_path / "backing", "native", ram="64M")
+    script = """
+kernel = os.path.join(os.environ['TRITON_CACHE_DIR'], f'kernel-{rank}')
+print('found', os.path.exists(kernel))
+open(kernel, 'wb').write(bytes(1 << 20))
+"""
+    for found in ("False", "True"):
+        options = f"-t 1 --local-ranks-filter 0 --cache {mount.path}/cache"
+        begun.append(Run(tmp_path, options, script, **{ENVIRONMENT_VARIABLE: str(mount.runtime_dir)}))
+        status, out, err = begun[-1].ends()
+        assert (status, out, err) == (0, f"[default0]:found {found}\n", "")
+        mount.flush()
+        stayed = {one["path"]: one["reason"] for one in mount.ask("evict", paths=["cache"])["items"]}
+        assert stayed == {f"cache/triton/kernel-{rank}": "pinned" for rank in (0, 1)}
 
 
 HEAVY = "import os\nopen(f'imported-{os.getpid()}', 'w').close()\n"

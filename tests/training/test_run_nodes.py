@@ -123,15 +123,49 @@ def test_a_launcher_that_dies_is_a_lost_node_and_another_takes_its_place(tmp_pat
     assert statuses(nodes[0], nodes[2]) == [0, 0]
 
 
+@clause("T123", "T125")
+def test_node_0_is_lost_with_the_meeting_and_the_job_goes_on(tmp_path: Path, begin: Begin) -> None:
+    """The others' ranks notice nothing; a launcher takes the place, and its ranks are told that they replace others."""
+    script = "note('ready')\nuntil('end')"
+    options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir {tmp_path}/save --node-rank"
+    nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
+    pids = there(tmp_path, "ready-0-0-0", "ready-1-0-0", "ready-2-0-0")
+    nodes[0].kill()
+    nodes[0].communicate()
+    there(tmp_path / "save" / ".acpfs-job" / "run-none", "meeting")
+    nodes.append(begin(script, f"{options} 0"))
+    there(tmp_path, "ready-0-0-1")
+    for pid in pids[1:]:
+        os.kill(int(pid), 0)
+    (tmp_path / "end").touch()
+    assert statuses(*nodes[1:]) == [0, 0, 0]
+
+
 @pytest.mark.long
-@clause("T73")
-def test_where_node_0_is_lost_the_others_end(tmp_path: Path, begin: Begin) -> None:
+@clause("T124", "T125")
+def test_one_of_two_nodes_is_lost_with_the_meeting_and_the_other_has_the_claim(tmp_path: Path, begin: Begin) -> None:
+    script = "note('ready')\nuntil('end')"
+    options = f"--nnodes 2 --rdzv-endpoint 127.0.0.1:{free_port()} --on-fault replace --save-dir {tmp_path}/save --node-rank"
+    nodes = [begin(script, f"{options} {number}") for number in (0, 1)]
+    there(tmp_path, "ready-0-0-0", "ready-1-0-0")
+    nodes[0].kill()
+    nodes[0].communicate()
+    there(tmp_path / "save" / ".acpfs-job" / "run-none", "meeting")
+    nodes.append(begin(script, f"{options} 0"))
+    there(tmp_path, "ready-0-0-1")
+    (tmp_path / "end").touch()
+    assert statuses(*nodes[1:]) == [0, 0]
+
+
+@pytest.mark.long
+@clause("T125")
+def test_where_node_0_is_lost_and_nobody_is_replaced_the_others_end_with_what_was_saved(tmp_path: Path, begin: Begin) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(75 if rank == 1 else 1))\nnote('ready')\ntime.sleep(600)"
     options = f"--nnodes 3 --rdzv-endpoint 127.0.0.1:{free_port()} --node-rank"
     nodes = [begin(script, f"{options} {number}") for number in (0, 1, 2)]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0", "ready-2-0-0")
     nodes[0].kill()
-    assert statuses(*nodes[1:]) == [75, 69]
+    assert statuses(*nodes[1:]) == [75, 75]
 
 
 @pytest.fixture
@@ -169,3 +203,24 @@ def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin
     assert not (tmp_path / "ready-1-1-0").exists()
     (tmp_path / "end").touch()
     assert statuses(*nodes) == [0, 69]
+
+
+@pytest.mark.long
+@clause("T124")
+def test_a_cut_between_two_nodes_leaves_one_of_them(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
+    script = "note('ready')\nuntil('end')"
+    options = f"--nnodes 2 --rdzv-endpoint 10.77.0.1:29400 --on-fault replace --save-dir {tmp_path}/save --shutdown-timeout 5"
+    nodes = [begin(script, options, "ip", "netns", "exec", name) for name in namespaces[:2]]
+    there(tmp_path, "ready-0-0-0", "ready-1-0-0")
+    subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
+    deadline = time.monotonic() + 2 * BOUND_S
+    while all(node.poll() is None for node in nodes):
+        assert time.monotonic() < deadline
+        select.select([], [], [], 0.1)
+    (ended,) = (node for node in nodes if node.poll() is not None)
+    (other,) = (node for node in nodes if node is not ended)
+    assert statuses(ended) == [69]
+    claims = list((tmp_path / "save" / ".acpfs-job").glob("*/claim-0/*"))
+    assert len(claims) == 1
+    other.send_signal(signal.SIGTERM)
+    assert statuses(other) == [143]

@@ -140,8 +140,9 @@ class Crew:
             return self._ended(now)
         self._look(now)
         if self.state is not CrewState.ENDING:
-            silent = [rank for rank in self._roster.aboard if now - self._heard.get(rank, now) > self._limits.silent_s]
-            self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
+            patience = self._limits.building_s if self.state is CrewState.REBUILDING else self._limits.silent_s
+            silent = [rank for rank in self._roster.aboard if now - self._heard.get(rank, now) > patience]
+            self._lose(silent, f"silent for {patience:g} s", now)
         if now >= self._deadline:
             self._late(now)
         return self._ended(now)
@@ -177,8 +178,8 @@ class Crew:
         return frozenset(rank for rank in self._roster.aboard if now - self._heard.get(rank, now) <= self._limits.silent_s)
 
     def could_save(self, ranks: Iterable[int]) -> bool:  # the interface of `phases`
-        """Half of a job never goes on: the other half may still train."""
-        return False
+        """Half of a job may have a coordinator: nothing runs before there is a process for each rank, and launchers start those once."""
+        return 0 < self.world <= 2 * len(set(ranks))
 
     @property
     def alone_s(self) -> float:

@@ -4,6 +4,9 @@
         ▲                                                                   │
         └───────────────────────── a restart is left ◄──────────────────────┘
 
+Where launchers replace ranks, a node that is lost is no fault: its place is vacant, its ranks' states are others' too, and a launcher that
+comes takes the place. A side that has not more than half of the nodes goes on only where the other one cannot: see `_may_go_on`.
+
 On one node the launcher asks this itself; on several the coordinator does. One that is started anew learns all of it from what launchers
 register with. A rank's exit status is what wait(2) gave.
 """
@@ -14,7 +17,7 @@ import math
 import os
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from acpfs.training.messages import ExitStatus, Launcher, Over, Replace, Start, StopRanks, ToLauncher
@@ -25,8 +28,12 @@ NODES_S = 600.0
 """So long the first node waits for the others; torchrun's own."""
 AWAY_S = 15.0
 """A launcher whose connection ended may come again; its ranks go on meanwhile."""
+VACANT_S = 600.0
+"""So long the place of a lost node waits for a launcher that takes it."""
 REPLACED_MAX = 100
 """A rank that dies so often per node dies for a reason of its own."""
+QUICK_MAX, QUICK_S = 5, 60.0
+"""So does one that dies so often in so short a time: its program has a fault."""
 NODE_LOST = 69
 """Status of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
 
@@ -66,6 +73,8 @@ class _Node:
     ended: dict[int, int]
     idle: bool
     away_since: float | None = None
+    gone_since: float | None = None
+    """Lost: nobody comes again, and the place is kept."""
 
     @property
     def ranks(self) -> range:
@@ -77,6 +86,13 @@ class Launchers:
     """Of one job."""
 
     state: State = State.GATHERING
+    succeeds: bool = False
+    """Whether launchers met somewhere else before."""
+    has_witness: bool = False
+    """Whether somebody can be asked which of two equal halves goes on."""
+    claim: bool | None = None
+    """What the witness said in this attempt."""
+    wants_claim: bool = False
     attempt: int = 0
     replaced: int = 0
     wake_at: float = math.inf
@@ -86,6 +102,12 @@ class Launchers:
     _since: float | None = None
     _enough_since: float | None = None
     _planned: bool = False
+    _replaced_at: dict[int, list[float]] = field(default_factory=dict)
+    """When each rank got its last processes."""
+    _undecided: str = ""
+    """Why it is not known yet whether this side goes on."""
+    _is_minority: bool = False
+    """Most nodes are somewhere else, and may go on there."""
     _statuses: list[int] = field(default_factory=list)
     """Exit statuses of this attempt, the first fault's first."""
     _why: str = ""
@@ -101,9 +123,14 @@ class Launchers:
             return [Post(launcher.name, self._over)]
         if launcher.start is None and self.state is not State.GATHERING and launcher.name not in self._nodes:
             self._forget_whom_it_replaces(launcher, now)
+            if self._takes_a_place(launcher):
+                return self._done(now)
             if self.state is not State.STOPPING or self._planned:
                 self._post([launcher.name], Over(NODE_LOST, "the job runs already, without this node"))
                 return self._done(now)
+        if launcher.start is not None and self._is_taken(launcher):
+            self._post([launcher.name], Over(NODE_LOST, "another launcher has this node's place"))
+            return self._done(now)
         known = self._nodes.get(launcher.name)
         if launcher.start is None and known is not None and known.start is not None:  # START was lost on its way
             known.away_since = None
@@ -120,6 +147,8 @@ class Launchers:
             self._begin_if_there(now)
         else:
             self._learn(node, now)
+            if self.state is State.RUNNING and self._undecided:
+                self._go_on_without(self._undecided, now)
         return self._done(now)
 
     def _forget_whom_it_replaces(self, launcher: Launcher, now: float) -> None:
@@ -129,10 +158,68 @@ class Launchers:
                 self._lost(name, now)
                 return
 
+    def _takes_a_place(self, launcher: Launcher) -> bool:
+        """Of a lost node, in a job that goes on."""
+        for name, node in list(self._nodes.items()):
+            fits = (launcher.slots, launcher.node_rank) == (node.launcher.slots, node.launcher.node_rank)
+            if self.state is State.RUNNING and node.gone_since is not None and fits and node.start is not None:
+                self.replaced += 1
+                self._forget(name)
+                self._order.append(launcher.name)
+                start = replace(node.start, generation=self.replaced)
+                self._nodes[launcher.name] = _Node(launcher, start, launcher.port, {}, idle=False)
+                self._post([launcher.name], start)
+                return True
+        return False
+
+    def _is_taken(self, launcher: Launcher) -> bool:
+        others = [node.start for name, node in self._nodes.items() if name != launcher.name and node.start is not None]
+        return any(launcher.start is not None and other.group_rank == launcher.start.group_rank for other in others)
+
     def _lost(self, name: str, now: float) -> None:
-        node = self._nodes[name]
-        self._forget(name)
-        self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
+        if (node := self._nodes.get(name)) is None:  # it was forgotten with the one before
+            return
+        node.away_since, node.gone_since = None, now
+        if self.state is State.RUNNING:
+            self._go_on_without(f"node {node.launcher.node} is lost", now)
+        else:
+            self._forget(name)
+            self._fault(NODE_LOST << 8, f"node {node.launcher.node} is lost", now)
+
+    def _go_on_without(self, why: str, now: float) -> None:
+        """Some are lost: whether this side goes on, and whether the others run meanwhile. Who is only away may come again."""
+        groups = max((node.start.groups for node in self._nodes.values() if node.start is not None), default=1)
+        here = [node for node in self._nodes.values() if node.gone_since is None and node.start is not None]
+        present = [node for node in here if node.away_since is None]
+        may = self._may_go_on(len(present), groups)
+        waits = may is not True and len(present) < len(here)
+        self._undecided = why if waits else ""
+        self.wants_claim = may is None and not waits
+        if may is None or waits:
+            return
+        self._is_minority = not may
+        if not may:
+            self._fault(NODE_LOST << 8, f"{why}, and the others may go on without this node", now)
+        elif not all(node.launcher.replaces for node in here):
+            self._fault(NODE_LOST << 8, why, now)
+
+    def _may_go_on(self, here: int, groups: int) -> bool | None:
+        """None: the witness has to be asked. Without one, of two halves that one goes on where launchers have met all the time."""
+        if 2 * here != groups:
+            return 2 * here > groups
+        return self.claim if self.has_witness else not self.succeeds
+
+    def claimed(self, ours: bool, now: float) -> list[Post]:
+        """The witness has answered."""
+        self.claim, self.wants_claim = ours, False
+        if self.state is State.RUNNING and any(node.gone_since is not None for node in self._nodes.values()):
+            self._go_on_without("half of the nodes are lost", now)
+        return self._done(now)
+
+    @property
+    def attempt_name(self) -> str:
+        """Of the ranks that run."""
+        return next((node.start.name for node in self._nodes.values() if node.start is not None), "")
 
     def exited(self, name: str, rank: int, status: int, now: float) -> list[Post]:
         """A rank's process was waited for."""
@@ -166,9 +253,13 @@ class Launchers:
         """Time has passed."""
         if self.state is State.ENDED:
             return self._done(now)
-        for name, node in list(self._nodes.items()):
-            if node.away_since is not None and now >= node.away_since + AWAY_S:
-                self._lost(name, now)
+        lost = [name for name, node in self._nodes.items() if node.away_since is not None and now >= node.away_since + AWAY_S]
+        for name in lost:
+            self._nodes[name].away_since, self._nodes[name].gone_since = None, now
+        for name in lost:
+            self._lost(name, now)
+        if any(node.gone_since is not None and now >= node.gone_since + VACANT_S for node in self._nodes.values()):
+            self._fault(NODE_LOST << 8, f"nobody took a lost node's place in {VACANT_S:g} s", now)
         if self.state is State.GATHERING:
             self._begin_if_there(now)
         self._give_up_if_late(now)
@@ -202,10 +293,31 @@ class Launchers:
         if len(came) < groups and now < self._since + AWAY_S:
             return
         self._go(State.RUNNING)
+        self._keep_places_of_missing(came, groups, now)
         for node in came:
             self._learn(node, now)
         if len(came) < groups:
-            self._fault(NODE_LOST << 8, "a node did not come again", now)
+            self._go_on_without("a node did not come again", now)
+        for name, node in list(self._nodes.items()):
+            if node.start is None:  # one that begins, and came first
+                self._forget(name)
+                if not self._takes_a_place(node.launcher):
+                    self._post([name], Over(NODE_LOST, "the job runs already, without this node"))
+
+    def _keep_places_of_missing(self, came: list[_Node], groups: int, now: float) -> None:
+        """Nodes have one number of ranks each where anybody else can take their places."""
+        known = came[0]
+        assert known.start is not None
+        there = {node.start.group_rank for node in came if node.start is not None}
+        if known.start.world != groups * known.launcher.slots:
+            return
+        for group_rank in set(range(groups)) - there:
+            name, slots = f"lost-{group_rank}", known.launcher.slots
+            number = None if known.launcher.node_rank is None else group_rank
+            launcher = Launcher(name, name, "", 0, slots, number, replaces=known.launcher.replaces)
+            start = replace(known.start, group_rank=group_rank, first_rank=group_rank * slots)
+            self._nodes[name] = _Node(launcher, start, 0, {}, idle=True, gone_since=now)
+            self._order.append(name)
 
     def _learn(self, node: _Node, now: float) -> None:
         """What a launcher told when it came again."""
@@ -231,7 +343,8 @@ class Launchers:
         for group_rank, name in enumerate(names):
             node = self._nodes[name]
             node.start = Start(
-                f"{master.launcher.name}-{self.attempt}", self.attempt, group_rank, len(names), first_rank, world, host, master.port
+                *(f"{master.launcher.name}-{self.attempt}", self.attempt, group_rank, len(names), first_rank, world, host, master.port),
+                hosts=tuple(self._nodes[other].launcher.host for other in names) if len(names) > 1 else (),
             )
             node.ended, node.idle = {}, False
             first_rank += node.launcher.slots
@@ -243,8 +356,9 @@ class Launchers:
         node.ended[rank] = status
         if status == 0:
             self._end_if_all_did_well()
-        elif self._is_replaced(node, status):
+        elif self._is_replaced(node, status) and not self._dies_quickly(rank, now):
             self.replaced += 1
+            self._replaced_at[rank] = [*self._replaced_at.get(rank, [])[1 - QUICK_MAX :], now]
             del node.ended[rank]
             self._post([node.launcher.name], Replace(rank, self.replaced))
         else:
@@ -258,6 +372,10 @@ class Launchers:
         others_done = any(0 in other.ended.values() for other in self._nodes.values())
         return self.state is State.RUNNING and node.launcher.replaces and not leaves and enough and not others_done
 
+    def _dies_quickly(self, rank: int, now: float) -> bool:
+        times = self._replaced_at.get(rank, [])
+        return len(times) >= QUICK_MAX and now < times[-QUICK_MAX] + QUICK_S
+
     def _fault(self, status: int, why: str, now: float) -> None:
         self._statuses.append(status)
         if self.state in (State.GATHERING, State.RUNNING):
@@ -265,6 +383,8 @@ class Launchers:
 
     def _stop(self, why: str, now: float) -> None:
         self._why = why
+        for name in [name for name, node in self._nodes.items() if node.gone_since is not None]:
+            self._forget(name)
         self._go(State.STOPPING)
         self._post(self._nodes, StopRanks(why))
         self._begin_anew_if_quiet(now)
@@ -273,11 +393,12 @@ class Launchers:
         if self.state is not State.STOPPING or not all(node.idle for node in self._nodes.values()):
             return
         restarts_max = max((node.launcher.restarts_max for node in self._nodes.values()), default=0)
-        if self._planned or self.attempt >= restarts_max:
+        if self._planned or self._is_minority or self.attempt >= restarts_max:
             self._end(self._status(), self._why)
             return
         self.attempt += 1
         self._since, self._enough_since, self._statuses = now, None, []
+        self.claim, self.succeeds = None, False
         for node in self._nodes.values():
             node.start, node.ended = None, {}
         self._go(State.GATHERING)
@@ -315,6 +436,7 @@ class Launchers:
 
     def _done(self, now: float) -> list[Post]:
         times = [node.away_since + AWAY_S for node in self._nodes.values() if node.away_since is not None]
+        times += [node.gone_since + VACANT_S for node in self._nodes.values() if node.gone_since is not None]
         if self.state is State.GATHERING and self._since is not None:
             times.append(self._since + (AWAY_S if any(node.start for node in self._nodes.values()) else NODES_S))
             if self._enough_since is not None:

@@ -33,6 +33,8 @@ class Limits:
     """Where ranks are replaced: so long the others wait for a process."""
     rebuild_s: float = 900.0
     """From RESUME until all ranks have done an update; building a large model takes time."""
+    building_s: float = 30.0
+    """And so long one may be silent meanwhile: who imports, or makes a device's context, holds its interpreter for seconds."""
     fruitless_max: int = 3
     """A living rank that fails at one update so often will fail again."""
     rank_failures_max: int = 2

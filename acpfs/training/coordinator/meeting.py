@@ -10,14 +10,17 @@ import argparse
 import os
 import ssl
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import trio
 
 from acpfs.logger import get_logger
+from acpfs.training.coordinator.__main__ import JOBS, witness_for
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
 from acpfs.training.coordinator.launchers import Launchers, Post, State
+from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.messages import Exited, Header, Idle, Launcher, Planned, Sent
 from acpfs.training.records import MalformedError
@@ -25,15 +28,16 @@ from acpfs.training.wire import LinkClosedError, TrioLink, frame, notice_silence
 
 _log = get_logger(__name__)
 FAREWELL_S = 10.0
+CLAIM_S = 5.0
 
 
 class Meeting:
     """Connections around `Launchers`."""
 
-    def __init__(self, job: str, credentials: Credentials | None) -> None:
-        """`job`: the run's name; who names another one is sent away."""
-        self._job, self._credentials = job, credentials
-        self._launchers = Launchers()
+    def __init__(self, job: str, credentials: Credentials | None, number: int = 0, witness: Callable[[str], Path] | None = None) -> None:
+        """`job`: the run's name; who names another one is sent away. `number`: of the node. `witness`: where an attempt is claimed."""
+        self._job, self._credentials, self._number, self._witness = job, credentials, number, witness
+        self._launchers = Launchers(succeeds=number > 0, has_witness=witness is not None)
         self._connections: dict[str, Connection] = {}
         self._changed = trio.Event()
 
@@ -65,12 +69,26 @@ class Meeting:
             self._changed = trio.Event()
             if trio.current_time() >= self._launchers.wake_at:
                 self._post(self._launchers.tick(trio.current_time()))
+            if self._launchers.wants_claim:
+                self._post(self._launchers.claimed(await self._claimed(), trio.current_time()))
             if self._launchers.state is State.ENDED:
                 with trio.move_on_after(FAREWELL_S):
                     while self._connections:
                         await self._changed.wait()
                         self._changed = trio.Event()
                 return
+
+    async def _claimed(self) -> bool:
+        """Whether this half of the nodes goes on: the storage is asked, which both can see. Where it does not answer, neither does."""
+        assert self._witness is not None
+        claimant = Claimant(self._number, 1, majority=False)
+        with trio.move_on_after(CLAIM_S):
+            try:
+                place = await trio.to_thread.run_sync(self._witness, self._launchers.attempt_name, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(claim, place, 0, claimant, abandon_on_cancel=True)
+            except OSError as error:
+                _log.error("the witness fails", error=str(error))
+        return False
 
     async def _hear(self, connection: Connection, launcher: Launcher) -> None:
         name = launcher.name
@@ -119,17 +137,24 @@ async def _life(meeting: Meeting, host: str, port: int) -> None:
         nursery.cancel_scope.cancel()
 
 
+def _claims(save_directory: Path, attempt: str) -> Path:
+    return witness_for(save_directory / JOBS / attempt, attempt)
+
+
 def main(arguments: list[str]) -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m acpfs.training.coordinator.meeting")
     parser.add_argument("--job", required=True)
     parser.add_argument("--listen", required=True, metavar="[HOST]:PORT")
+    parser.add_argument("--number", type=int, default=0, help="of this node; not 0: launchers met somewhere else before")
+    parser.add_argument("--save-dir", type=Path, help="the storage below it says which of two halves of a job goes on")
     parser.add_argument("--credentials", type=Path, metavar="JOB_DIRECTORY", help="without it there is no TLS")
     given = parser.parse_args(arguments)
     host, _, port = given.listen.rpartition(":")
     credentials = None if given.credentials is None else make_credentials(given.credentials)
     try:
-        trio.run(_life, Meeting(given.job, credentials), host.strip("[]"), int(port))
+        witness = None if given.save_dir is None else partial(_claims, given.save_dir)
+        trio.run(_life, Meeting(given.job, credentials, given.number, witness), host.strip("[]"), int(port))
     except OSError as error:
         sys.stderr.write(f"acpfs-run: launchers cannot meet at {given.listen}: {os.strerror(error.errno or 0)}\n")
         return 1

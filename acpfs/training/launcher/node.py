@@ -127,9 +127,9 @@ class Node:
             log.info("ranks start", first=message.first_rank, world=message.world, attempt=message.attempt)
             self._dismiss_coordinators()
             self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
-            self._nobody_runs = trio.Event()
+            self._nobody_runs, self._replaced = trio.Event(), max(self._replaced, message.generation)
             for local_rank in range(self._options.per_node):
-                self._begin_soon(Seat(message.first_rank + local_rank, local_rank))
+                self._begin_soon(Seat(message.first_rank + local_rank, local_rank, message.generation))
         elif isinstance(message, Replace) and self._start is not None and not self._stopping:
             log.warning("a rank is replaced", rank=message.rank, generation=message.generation)
             self._replaced = max(self._replaced, message.generation)

@@ -19,6 +19,15 @@ from acpfs.training.launcher.streams import Streams
 
 PORT = 29400
 """Where launchers meet when nobody names a port; torchrun's own."""
+STATUSES: Mapping[str, str] = {
+    "0": "all ranks ended with 0",
+    "75": "start the job again, it goes on from what was saved: a rank left with 75 (a gasp is there), or all ended with 0 after SIGTERM",
+    "69": "a node was lost, or did not come, or the other side of a cut goes on",
+    "127": "the program of a rank cannot be started",
+    "2": "options that make no sense",
+    "another one": "of the first rank that failed: its own, or 128 and the signal's number",
+}
+"""What a scheduler gets, and when."""
 _REFUSED = ("logs-specs", "numa-binding", "virtual-local-rank", "duplicate-stdout-filters", "duplicate-stderr-filters")
 _IGNORED = ("monitor-interval", "start-method", "event-log-handler", "rdzv-conf", "local-addr")
 """Processes are waited for and not polled; there is one way to start them, and one to meet."""
@@ -63,7 +72,7 @@ def parsed(arguments: Sequence[str], environment: Mapping[str, str] | None = Non
         SystemExit: argparse has told what is wrong, or the help was wanted.
     """
     environment = os.environ if environment is None else environment
-    parser = _parser()
+    parser = command_line()
     known = {name.lstrip("-").replace("-", "_") for action in parser._actions for name in action.option_strings}  # noqa: SLF001
     parser.set_defaults(**{name: value for name in known if (value := environment.get(f"PET_{name.upper()}")) not in (None, "", "0")})
     own = _own(arguments, parser)
@@ -113,30 +122,32 @@ def _options(given: argparse.Namespace) -> Options:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_line() -> argparse.ArgumentParser:
+    """The parser; the manual page is made of it."""
     parser = argparse.ArgumentParser(
         prog="acpfs-run",
         description="Start the ranks of this node, as torchrun does; replace one that dies, or restart all.",
+        epilog="Exit status: " + "; ".join(f"{status}: {when}" for status, when in STATUSES.items()),
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--nnodes", default="1", metavar="N|MIN:MAX")
+    add("--nnodes", default="1", metavar="N|MIN:MAX", help="nodes, each with its launcher")
     add("--nproc-per-node", default="1", metavar="N|auto|cpu|gpu", help="ranks of this node")
-    add("--node-rank")
+    add("--node-rank", metavar="N", help="which of them this is; without it, in the order in which they come")
     add("--rdzv-backend", default="static", help="c10d or static: both meet at the endpoint")
     add("--rdzv-endpoint", default="", metavar="HOST[:PORT]", help=f"where launchers meet; port {PORT}")
     add("--rdzv-id", default="none", help="name of the job")
     add("--master-addr", default="", help="host of node 0")
-    add("--master-port", default="")
+    add("--master-port", default="", metavar="PORT", help=f"where launchers meet there; {PORT}")
     add("--standalone", action="store_true", help="one node, whatever else is said")
-    add("--max-restarts", default=0, help="of all ranks")
+    add("--max-restarts", default=0, metavar="N", help="so often all ranks start anew after one has failed")
     add("--shutdown-timeout", default=30.0, metavar="SECONDS", help="from SIGTERM to SIGKILL; a gasp has to be done by then")
-    add("--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    add("--role", default="default")
-    add("-m", "--module", action="store_true")
-    add("--no-python", action="store_true")
+    add("--signals-to-handle", default="SIGTERM,SIGINT,SIGHUP,SIGQUIT", help="signals that are a planned end")
+    add("--role", default="default", metavar="NAME", help="before each line that is shown of a rank")
+    add("-m", "--module", action="store_true", help="the program is a module's name")
+    add("--no-python", action="store_true", help="the program is none of Python's")
     add("--run-path", action="store_true", help="as without it")
-    add("--log-dir")
+    add("--log-dir", metavar="DIR", help="where the files of ranks' output are; kept")
     add("-r", "--redirects", default="0", help="what of a rank goes to files: 0 nothing, 1 stdout, 2 stderr, 3 both; or RANK:N,…")
     add("-t", "--tee", default="0", help="what goes to files and is shown all the same")
     add("--local-ranks-filter", default="", help="ranks of this node whose output is shown")

@@ -1,6 +1,7 @@
 """The conductor of a job with several nodes: the meeting of its launchers, called again and again; and who starts that.
 
-What was said while nobody was there need not be said again: what a launcher registers with has all of it.
+What was said while nobody was there need not be said again: what a launcher registers with has all of it. Where the node is gone on which
+launchers met, the next one has their meeting: START tells all of them the nodes in one order, and the port is the same.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import trio
 
@@ -24,7 +26,7 @@ from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.credentials import Credentials
 from acpfs.training.launcher import ranks
 from acpfs.training.launcher.options import Options
-from acpfs.training.messages import FromLauncher, Header, Launcher, Over, Sent, ToLauncher
+from acpfs.training.messages import FromLauncher, Header, Launcher, Over, Sent, Start, ToLauncher
 from acpfs.training.records import MalformedError
 from acpfs.training.wire import LinkClosedError, TrioLink, notice_silence
 
@@ -34,6 +36,11 @@ REJOIN_S = 60.0
 """So long ranks go on while nobody conducts."""
 FAREWELL_S = 10.0
 CONNECT_S = 5.0
+SUCCEED_S = 10.0
+"""So long nobody has to conduct before the second node does; the third waits twice as long."""
+PLACE = "meeting"
+"""File in the job's directory that says where launchers meet now, for one that begins later."""
+FILE_S = 5.0
 
 
 class Together:
@@ -52,6 +59,10 @@ class Together:
         """To the connection that there is."""
         self._introduce: Callable[[str], Launcher]
         self._begun = trio.Event()
+        self._start: Start | None = None
+        self._told_place = ""
+        self._conducts = False
+        self._nursery: trio.Nursery
 
     def begin(self, introduce: Callable[[str], Launcher]) -> None:
         self._introduce = introduce
@@ -67,10 +78,11 @@ class Together:
     async def run(self) -> None:
         """Until it is cancelled."""
         await self._begun.wait()
-        async with trio.open_nursery() as nursery:
-            if self._hosts():
-                nursery.start_soon(self._keep_meeting)
-            nursery.start_soon(self._keep_calling)
+        self._told_place = await self._read_place()
+        async with trio.open_nursery() as self._nursery:
+            if self._hosts() and not await self._is_conducted():
+                self._conduct(self._host if _is_here(self._host) else "", 0)
+            self._nursery.start_soon(self._keep_calling)
 
     # -- the meeting's process
 
@@ -78,11 +90,16 @@ class Together:
         """Whether this node is the one where launchers meet."""
         return self._options.node_rank == 0 if self._options.node_rank is not None else _is_here(self._host)
 
-    async def _keep_meeting(self) -> None:
+    def _conduct(self, host: str, number: int) -> None:
+        self._conducts = True
+        self._nursery.start_soon(self._keep_meeting, host, number)
+
+    async def _keep_meeting(self, host: str, number: int) -> None:
         """Have it run, whoever kills it. Where two launchers of one host try, one of them has the port."""
         words = [sys.executable, "-m", "acpfs.training.coordinator.meeting", "--job", self._options.run_id]
-        words += ["--listen", f"{self._host if _is_here(self._host) else ''}:{self._port}"]
-        words += ["--credentials", str(self._job_directory)] if self._job_directory is not None else []
+        words += ["--listen", f"{host}:{self._port}", "--number", str(number)]
+        if self._job_directory is not None:
+            words += ["--credentials", str(self._job_directory), "--save-dir", str(self._options.save_directory)]
         while True:
             started = subprocess.Popen(  # noqa: ASYNC220  # some milliseconds
                 words,
@@ -105,26 +122,87 @@ class Together:
                 os.close(descriptor)
             await trio.sleep(REDIAL_S)
 
+    async def _conduct_if_next(self, alone_s: float) -> None:
+        """The node is gone on which launchers met: the others know whose turn it is."""
+        start = self._start
+        if self._conducts or start is None or not 0 < start.group_rank <= alone_s / SUCCEED_S:
+            return
+        host = start.hosts[start.group_rank]
+        log.warning("launchers meet here from now on", host=host, port=self._port)
+        self._conduct(host, start.group_rank)
+        await self._write_place(f"{host}:{self._port}")
+
+    async def _is_conducted(self) -> bool:
+        """Whether the job has met somewhere else since this node was lost: then it is no place to meet."""
+        if not self._told_place:
+            return False
+        host, _, port = self._told_place.rpartition(":")
+        with trio.move_on_after(CONNECT_S):
+            while True:
+                with contextlib.suppress(OSError, ValueError):
+                    await (await trio.open_tcp_stream(host.strip("[]"), int(port))).aclose()
+                    return True
+                await trio.sleep(REDIAL_S)
+        return False
+
+    async def _read_place(self) -> str:
+        return await self._with_file(lambda file: file.read_text(encoding="utf-8").strip()) or ""
+
+    async def _write_place(self, place: str) -> None:
+        def write(file: Path) -> str:
+            made = file.with_name(f".{PLACE}.{os.getpid()}")
+            made.write_text(place, encoding="utf-8")
+            made.rename(file)
+            return place
+
+        await self._with_file(write)
+
+    async def _with_file(self, what: Callable[[Path], str]) -> str | None:
+        """In a thread: the mount may not answer, and ranks go on all the same."""
+        if self._job_directory is None:
+            return None
+        with trio.move_on_after(FILE_S):
+            try:
+                return await trio.to_thread.run_sync(what, self._job_directory / PLACE, abandon_on_cancel=True)
+            except OSError as error:
+                log.info("no place is told", error=str(error))
+        return None
+
     # -- calling it
+
+    def _places(self) -> list[str]:
+        """Where the meeting may be, the likeliest first."""
+        later = [f"{host}:{self._port}" for host in self._start.hosts[1:]] if self._start is not None else []
+        return list(dict.fromkeys([*filter(None, [self._told_place]), f"{self._host}:{self._port}", *later]))
 
     async def _keep_calling(self) -> None:
         alone_since, patience = trio.current_time(), NODES_S
         while trio.current_time() < alone_since + patience:
-            link: TrioLink | None = None
-            try:
-                with trio.fail_after(CONNECT_S):
-                    stream = await trio.open_tcp_stream(self._host.strip("[]"), self._port)
-                    host = str(stream.socket.getsockname()[0])
-                    notice_silence(stream.socket)
-                    link = TrioLink(await self._secured(stream))
-                await self._talk(link, host)
-            except (OSError, RefusedError, trio.BrokenResourceError, trio.TooSlowError) as error:
-                log.info("nobody conducts", error=str(error))
-            if link is not None:
-                await link.close()
-                alone_since, patience = trio.current_time(), REJOIN_S
+            for place in self._places():
+                if await self._called(place):
+                    alone_since, patience = trio.current_time(), REJOIN_S
+                    break
+            await self._conduct_if_next(trio.current_time() - alone_since)
             await trio.sleep(REDIAL_S)
-        await self._hear.send(Over(NODE_LOST, f"nobody conducts at {self._options.endpoint} for {patience:g} s"))
+        await self._hear.send(Over(NODE_LOST, f"nobody conducts at {' or '.join(self._places())} for {patience:g} s"))
+
+    async def _called(self, place: str) -> bool:
+        """Whether somebody was there; returns when that is over."""
+        host, _, port = place.rpartition(":")
+        link: TrioLink | None = None
+        try:
+            with trio.fail_after(CONNECT_S):
+                stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+                own_host = str(stream.socket.getsockname()[0])
+                notice_silence(stream.socket)
+                link = TrioLink(await self._secured(stream))
+            await self._talk(link, own_host)
+        except (OSError, ValueError, RefusedError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            log.info("nobody conducts", place=place, error=str(error))
+        if link is None:
+            return False
+        await link.close()
+        return True
 
     async def _talk(self, link: TrioLink, host: str) -> None:
         """Until the connection ends."""
@@ -135,6 +213,7 @@ class Together:
                 nursery.start_soon(self._send_all, link, waiting)
                 try:
                     while isinstance(message := (await link.receive()).message, ToLauncher):
+                        self._start = message if isinstance(message, Start) else self._start
                         await self._hear.send(message)
                 except (LinkClosedError, MalformedError) as error:
                     log.warning("the meeting of launchers is gone", error=str(error))

@@ -54,6 +54,7 @@ class Plan:
     faults: Mapping[tuple[int, int, str, int], Callable[[Job | None], object]] = field(default_factory=dict)
     snapshot_at: int = 0
     steps: int = STEPS
+    device: str = "auto"
 
 
 def die(_: Job | None) -> None:
@@ -62,6 +63,10 @@ def die(_: Job | None) -> None:
 
 def fail(_: Job | None) -> None:
     raise ValueError("a bug that shows once")
+
+
+def poison(_: Job | None) -> None:
+    raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
 
 def lose_memory(job: Job | None) -> None:
@@ -219,7 +224,7 @@ def run_job(
 
     def main(rank: int, process: int) -> None:
         where.enter(rank)
-        resilient(where.directory(rank))(train)(plan, tmp_path, process)
+        resilient(where.directory(rank), device=plan.device)(train)(plan, tmp_path, process)
 
     ranks = Replaced(WORLD, tmp_path, main, where.environment)
     with ranks:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
-from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, run_job
+from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
@@ -62,6 +63,13 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
+@clause("T126")
+def test_a_process_whose_device_is_poisoned_is_replaced(tmp_path: Path, yardsticks: Path) -> None:
+    """CUDA's text on a processor: a double of the device."""
+    counts = run_job(Plan("hsdp", {(2, 0, "backward", 4): poison}, device="cuda"), tmp_path, yardsticks)
+    assert stayed(counts, tmp_path) == {0: 1, 1: 1, 2: 2, 3: 1}
 
 
 @clause("T79", "T82")
@@ -125,6 +133,36 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
     with Replaced(WORLD, tmp_path, main) as ranks:
         assert isinstance(ranks, Replaced)
         assert stayed(ranks.tend(), tmp_path)[2] == 2
+
+
+@clause("T123", "T124", "T125")
+def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(tmp_path: Path, yardsticks: Path) -> None:
+    """Two nodes, so rank 0, the active coordinator, the meeting of launchers, and half of the ranks."""
+    expected = end_state("hsdp", yardsticks)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launcher = [os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"], "-c", "from acpfs.cli.run import main; main()", "--nnodes", "2"]
+    launcher += ["--nproc-per-node", str(WORLD // 2), "--on-fault", "replace", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    launcher += ["--save-dir", str(tmp_path / "run")]
+    script = str(Path(__file__).with_name("node_script.py"))
+
+    def begin(node: int) -> subprocess.Popen[bytes]:
+        words = [*launcher, "--node-rank", str(node), "--no-python", sys.executable, script, sys.path[-1], str(tmp_path)]
+        with open(tmp_path / f"said-{node}", "ab") as said:
+            return subprocess.Popen(words, stdout=said, stderr=said, cwd=Path(__file__).parents[3])
+
+    nodes = [begin(0), begin(1)]
+    try:
+        assert nodes[0].wait(300) == -signal.SIGKILL
+        nodes.append(begin(0))
+        ends = [node.wait(300) for node in nodes[1:]]
+        assert ends == [0, 0], "\n".join(path.read_text()[-6000:] for path in tmp_path.glob("said-*"))
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
 
 
 @clause("T79")
