@@ -206,7 +206,7 @@ def _shape(pattern: str) -> _Shape:
     directory = pattern.endswith("/")
     text, regex, at, parts = pattern.rstrip("/"), "", 0, 0
     if not text or text.startswith("/"):
-        raise ConfigError(f"{pattern!r} is no pattern of a checkpoint: it is relative and not empty")
+        raise ConfigError(f"{pattern!r} is not a pattern for checkpoints: a pattern is relative and not empty")
     for match in _PLACEHOLDER.finditer(text):
         regex += _glob(text[at : match.start()], pattern) + _placeholder(match[1], parts, pattern)
         parts += match[1] not in ("step", "epoch", "suffix")
@@ -215,7 +215,7 @@ def _shape(pattern: str) -> _Shape:
     try:
         compiled = re.compile(regex.encode(errors="surrogateescape"), _FLAGS)
     except re.error as error:
-        raise ConfigError(f"{pattern!r} is no pattern of a checkpoint: {error}") from None
+        raise ConfigError(f"{pattern!r} is not a pattern for checkpoints: {error}") from None
     last = _shape(text.rpartition("/")[2]).regex if "/" in text else compiled
     return _Shape(compiled, last, text.count("/") + 1, directory, bare=text == "{step}")
 
@@ -234,7 +234,7 @@ def _placeholder(name: str, number: int, pattern: str) -> str:
 
 def _glob(text: str, pattern: str) -> str:
     if set(text) & set("{}"):
-        raise ConfigError(f"{pattern!r}: a brace without its partner")
+        raise ConfigError(f"{pattern!r}: unbalanced brace")
     regex = ""
     for match in _GLOB.finditer(text):
         kind = match.lastgroup

@@ -1,7 +1,8 @@
-"""Options, markers and fixtures that all tests share.
+"""Options, markers and fixtures that all tests share; the order in which tests begin.
 
 `--targets` says on what the suites that take a directory run: `plain` (the disk), `tmpfs`, `libfuse`, `native`, `native-direct`,
-`native-passthrough` (acpfs by transport and lane), or a path. Without it each directory of tests has targets of its own.
+`native-passthrough` (acpfs by transport and lane), or a path. Without it each directory of tests has targets of its own, and a test that
+makes its own mounts runs on one or two of them: a mount costs most of a second of processor time, and most subjects lie below the lanes.
 `--backing` (glusterfs, moosefs, cephfs) says what lies below every acpfs.
 """
 
@@ -12,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from tests.rig.storage.below import Below
 from tests.rig.targets import TRANSPORTS, Target, open_target
 
 SUITES = ("conformance", "model", "ordering")
-TARGETS = {
-    **dict.fromkeys(SUITES, "plain,tmpfs,libfuse,native-direct,native-passthrough"),
-    "frameworks": "libfuse,native",
-}
-"""What a directory of tests runs on where `--targets` does not say; the subject of the others lies below the transports."""
+LANES = "libfuse,native-direct,native-passthrough"
+TARGETS = dict.fromkeys(SUITES, f"plain,tmpfs,{LANES}")
+"""What a directory of tests runs on where `--targets` does not say, by the `target` fixture: one mount for all tests of a worker."""
+OWN_MOUNTS = {"conformance": "native", "model": LANES, "ordering": "native-direct,native-passthrough", "frameworks": "native"}
+"""The same by the `transport` fixture, with which a test makes its own mounts. `every_lane` marks where the lanes are the subject."""
 OTHER_TARGETS = "libfuse"
+"""The subject of the others lies below the transports."""
 TRANSPORT_NAMES = frozenset(TRANSPORTS)
 
 
@@ -46,15 +48,39 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "clause(*ids): clauses of docs/SEMANTICS.md that the test holds acpfs to")
     config.addinivalue_line("markers", "random: has a seed; set by itself")
     config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
+    config.addinivalue_line("markers", "every_lane: the `transport` fixture is each transport and lane, where --targets does not say")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, None, None]:
     for item in items:
         if "seed" in getattr(item, "fixturenames", ()):
             item.add_marker("random")
         if _makes_a_mount(item):
             item.add_marker("mount")
-    items.sort(key=lambda item: item.get_closest_marker("check") is None)  # mypy takes longest: whoever begins with it is not last
+    yield  # what -m leaves out goes, and what shares a fixture comes together
+    items[:] = slow_first(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def slow_first(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The order in which checks and what is marked `slow` begin first, so that none of it is what all others wait for at the end.
+
+    xdist's `worksteal` gives each worker a run of neighbours to begin with, and moves only what stands at a run's end. So the slow ones
+    stand at the beginning of each run, in turns; the others stay neighbours, since they share mounts.
+    """
+    slow = [item for item in items if _is_slow(item)]
+    others = [item for item in items if not _is_slow(item)]
+    ordered: list[pytest.Item] = []
+    for worker in range(workers):
+        mine = slow[worker::workers]
+        count = max(0, (len(items) - len(ordered)) // (workers - worker) - len(mine))
+        ordered += mine + others[:count]
+        del others[:count]
+    return ordered + others
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) is not None for name in ("check", "slow"))
 
 
 def _makes_a_mount(item: pytest.Item) -> bool:
@@ -77,20 +103,20 @@ def _usable(target: str) -> str | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    targets = _targets(metafunc)
     if "target" in metafunc.fixturenames:
-        metafunc.parametrize("target", [_parameter(t) for t in targets], indirect=True, scope="session")
+        metafunc.parametrize("target", [_parameter(t) for t in _targets(metafunc, TARGETS)], indirect=True, scope="session")
     if "transport" in metafunc.fixturenames:
         named = metafunc.definition.get_closest_marker("transports")
-        transports = [t for t in (named.args if named is not None else targets) if t in TRANSPORTS] or ["libfuse"]
+        transports = [t for t in (named.args if named is not None else _targets(metafunc, OWN_MOUNTS)) if t in TRANSPORTS] or ["libfuse"]
         metafunc.parametrize("transport", [_parameter(t) for t in transports], scope="session")
 
 
-def _targets(metafunc: pytest.Metafunc) -> list[str]:
-    given = metafunc.config.getoption("--targets")
+def _targets(metafunc: pytest.Metafunc, defaults: dict[str, str]) -> list[str]:
+    chosen: str | None = metafunc.config.getoption("--targets")
+    if chosen is None and defaults is OWN_MOUNTS and metafunc.definition.get_closest_marker("every_lane") is not None:
+        chosen = LANES
     directory = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-    chosen: str = given or TARGETS.get(directory, OTHER_TARGETS)
-    return chosen.split(",")
+    return (chosen or defaults.get(directory, OTHER_TARGETS)).split(",")
 
 
 def _parameter(target: str) -> object:

@@ -101,7 +101,8 @@ need_venv() {
     mkdir -p .venv
     "$PYTHON_BASE" -m venv ".venv/$name"
     local log=.venv/$name/pip.log
-    if ! PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --no-input "$@" </dev/null >"$log" 2>&1; then
+    # What is imported is compiled when it is: of torch and its companions that is a small part, and compiling all of it took most of the time.
+    if ! PIP_DISABLE_PIP_VERSION_CHECK=1 ".venv/$name/bin/python" -m pip install --no-input --no-compile "$@" </dev/null >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         fail "pip could not install $*"
     fi

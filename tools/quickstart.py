@@ -364,7 +364,7 @@ def demonstrate(base: Path, plan: Plan, picture_path: Path) -> bool:
         for path in (storage.path / "straight", storage.path / "copied", mount.backing):
             path.mkdir()
         console.print(f"  [dim]$ acpfs mount {mount.backing} {mount.path}[/]")
-        job = stack.enter_context(Job(base, size, python=sys.executable))
+        job = stack.enter_context(Job(base, size))
         stack.enter_context(mount)
         shown = Demonstration(plan, job, storage, memory, mount)
         for scene in (shown.saves, shown.loads, shown.dcp, shown.kill, shown.freeze_and_lose_power):

@@ -13,8 +13,8 @@ from acpfs.errors import ExitCode
 
 @click.command("doctor")
 @click.argument("backing", required=False, type=FILE_PATH)  # click.Path would stat it, and it may hang
-@click.option("--spill", type=FILE_PATH, metavar="DIR", help="Look at this directory for a spill tier, too.")
-@click.option("--fix", "as_script", is_flag=True, help="Print the commands that mend what can be mended; nothing is run.")
+@click.option("--spill", type=FILE_PATH, metavar="DIR", help="Also check this directory as a spill tier.")
+@click.option("--fix", "as_script", is_flag=True, help="Print commands that repair what can be repaired; runs nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(backing: Path | None, spill: Path | None, as_script: bool, as_json: bool) -> int:
     """Look at kernel, fuse, memory and huge pages, and at what the file system of BACKING can do.

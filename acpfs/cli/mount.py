@@ -86,9 +86,11 @@ def mount(values: dict[str, Any], config: Path | None, *, foreground: bool, take
     params=[
         click.Argument(["backing"], required=False, type=FILE_PATH),  # click.Path would stat them: one may hang,
         click.Argument(["mountpoint"], required=False, type=str),  # the other wait for whoever is to serve it
-        click.Option(["--config"], type=click.Path(path_type=Path), metavar="FILE", help="TOML file with settings; options win over it."),
-        click.Option(["--foreground"], is_flag=True, help="Stay in this process, log to stderr, tell the service manager."),
-        click.Option(["--take-over"], is_flag=True, help="Go on with a mount that is there already, in place of the process that has it."),
+        click.Option(
+            ["--config"], type=click.Path(path_type=Path), metavar="FILE", help="Read settings from this TOML file; options override it."
+        ),
+        click.Option(["--foreground"], is_flag=True, help="Stay in the foreground, log to stderr, notify the service manager."),
+        click.Option(["--take-over"], is_flag=True, help="Take over a mount that exists, from the process that serves it."),
         *setting_options(),
     ],
 )

@@ -14,7 +14,7 @@ from acpfs.errors import ExitCode
 @click.command("salvage")
 @click.argument("tier", metavar="TIER", type=FILE_PATH)
 @click.argument("target", metavar="TARGET", type=FILE_PATH)
-@click.option("--all", "everything", is_flag=True, help="Also what the backing directory has.")
+@click.option("--all", "everything", is_flag=True, help="Also copy files that the backing directory has.")
 @click.option("--json", "as_json", is_flag=True, help="Answer as JSON.")
 def command(tier: Path, target: Path, everything: bool, as_json: bool) -> int:
     """Copy files out of TIER, a RAM tier that was left (a refused mount names its directory), to TARGET, a new directory.

@@ -98,7 +98,9 @@ def _wait_for_end(record: MountRecord) -> None:
     metavar="SECONDS",
     help="Give up after this long; the mount stays. [default: never]",
 )
-@click.option("--leave", is_flag=True, help="Unmount even if not everything is persisted; it stays in the RAM tier for the next mount.")
+@click.option(
+    "--leave", is_flag=True, help="Unmount even if not everything is persisted; the rest stays in the RAM tier for the next mount."
+)
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help="Take the mount point from this configuration file.")
 def command(mountpoint: str | None, timeout_s: float | None, leave: bool, config: Path | None) -> None:
     """Drain, then unmount MOUNTPOINT. On timeout, say what is left and keep the mount."""

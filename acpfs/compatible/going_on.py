@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from acpfs.training.sources import Having, Origin, Sources, sources
 log = get_logger("acpfs.compatible")
 TOLD_S = 180.0
 """So long a rank waits for what another one has, as the product waits for an action."""
+ASK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class GoingOn(Processor):
         self._before: Stopped | None = None
         """Where this process was when it was stopped first, until it has the state of all again."""
         self._holders: Mapping[Shard, tuple[int, ...]] = {}
-        self._clean_code = 0
+        self._obeyed = 0
+        """Number of the command that is being carried out."""
         self._said_running = False
 
     # -- the main thread's side
@@ -131,6 +134,7 @@ class GoingOn(Processor):
     # -- the thread
 
     def _obey(self, member: Member, order: Order) -> None:
+        self._obeyed = order.number
         if isinstance(order.command, Resume):
             try:
                 self._resume(member, order, order.command)
@@ -160,6 +164,8 @@ class GoingOn(Processor):
         return RepairAs.RECOVER if stop.lost else RepairAs.RETRY
 
     def _has_stopped(self, member: Member, stopped: Stopped) -> None:
+        if member.order(self._obeyed, 0.0) is not None:
+            return  # another fault came before it had stopped: it is asked again
         if stopped.damaged and not self._memory_failed:
             log.error("the device could not be stopped and cleaned: another process has to take this rank's place")
             self.end_process(ExitStatus.TAKEN_FOR_LOST)
@@ -170,41 +176,58 @@ class GoingOn(Processor):
         member.tell(stopped)
 
     def _resume(self, member: Member, order: Order, resume: Resume) -> None:
-        found = self._found_out(member)
-        if found.origin is Origin.MEMORY:
-            if self.rebooted and not self._wait(member, order, self._prepared.is_set, float("inf")):
-                return
-            if not self._repair(found, resume):
-                member.tell(Trouble(TroubleKind.ERROR, "a handler failed"))
-                return
-            self._marks.resume(found.step)
-            self.repair_step = found.step
-            log.warning("goes on", step=found.step, generation=order.generation)
-        elif self._before is not None:
+        found = self._found_out(member, order.generation)
+        if found.origin is not Origin.MEMORY and self._before is not None:
             log.error("no copy of a shard is left: this job ends")
             self._over.set()
             self.end_process(ExitStatus.NOT_SAVED)
             return
+        self._said_running = False
+        if found.origin is not Origin.MEMORY and not self.rebooted:  # the first of all: the main thread trains, and may report already
+            member.parked = False
+            return
+        if self.rebooted and not self._wait(member, order, self._prepared.is_set, float("inf")):
+            return
+        if found.origin is Origin.MEMORY and not self._repair(found, resume):
+            member.tell(Trouble(TroubleKind.ERROR, "a handler failed"))
+            return
+        self._go_on(member, found.step)
+
+    def _go_on(self, member: Member, step: int) -> None:
+        """The main thread waits until here."""
+        self._marks.resume(step)
+        self.repair_step = step
         self._before, self.rebooted = None, False
-        self._memory_failed = self._device_failed = self._said_running = False
+        self._memory_failed = self._device_failed = False
         self._reported.clear()
         self._stopping.clear()
         member.parked = False
+        log.warning("goes on", step=step)
         self._goes_on.set()
 
-    def _found_out(self, member: Member) -> Sources:
+    def _found_out(self, member: Member, generation: int) -> Sources:
         """What every rank decides, from what every rank has."""
         mine = {"holders": dict(self._holders), "stopped": None if self._before is None else to_json(self._before)}
-        member.ask(StoreVerb.SET, (f"has-{self._rank}",), json.dumps(mine), "", TOLD_S)
+        self._asked(member, StoreVerb.SET, f"has-{generation}-{self._rank}", json.dumps(mine))
         having: dict[int, Having] = {}
         for rank in range(self._world):
-            answer = member.ask(StoreVerb.GET, (f"has-{rank}",), "", "", TOLD_S)
-            if answer.late:
-                raise GenerationOverError(f"rank {rank} does not tell what it has")
-            told = json.loads(answer.value)
+            told = json.loads(self._asked(member, StoreVerb.GET, f"has-{generation}-{rank}"))
             stopped = None if told["stopped"] is None else from_json(Stopped, told["stopped"])
             having[rank] = Having({shard: tuple(ranks) for shard, ranks in told["holders"].items()}, stopped)
         return sources(having)
+
+    def _asked(self, member: Member, verb: StoreVerb, key: str, value: str = "") -> str:
+        """Asked again and again: a command that comes between the look and the question would not end one that waits long.
+
+        Raises:
+            GenerationOverError: a newer command is there, or a rank tells nothing.
+        """
+        deadline = time.monotonic() + TOLD_S
+        while time.monotonic() < deadline and member.order(self._obeyed, 0.0) is None:
+            answer = member.ask(verb, (key,), value, "", ASK_S)
+            if not answer.late and member.order(self._obeyed, 0.0) is None:
+                return answer.value
+        raise GenerationOverError(key)
 
     def _repair(self, found: Sources, resume: Resume) -> bool:
         """Whether all handlers did what they are for."""

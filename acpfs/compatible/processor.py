@@ -232,7 +232,8 @@ class Processor:
     def _stop(self, member: Member, order: Order) -> None:
         assert isinstance(order.command, Stop)
         self.repair_as = self._named(order.command)
-        self._wait(member, order, lambda: not self._marks.updating, UPDATE_S)
+        # an update whose rank has reported what it met will not end
+        self._wait(member, order, lambda: not self._marks.updating or self._reported.is_set(), UPDATE_S)
         whole = not self._memory_failed
         if self._handlers.stops_first:
             whole = self._stop_device(member, order) and whole

@@ -9,6 +9,8 @@ from acpfs.errors import AcpfsError
 
 GROUP_SHARE = 2
 """Members of the control group together have one place in so many: the mount's owner and root always find one."""
+ROOT_SHARE = 16
+"""One place in so many is root's alone, who may have to look after a mount whose owner has taken all others."""
 
 
 class NoPlaceError(AcpfsError):
@@ -24,14 +26,15 @@ class RequestSlots:
         self.taken = self._taken_by_group = 0
 
     @contextmanager
-    def one(self, *, owner: bool) -> Iterator[None]:
-        """Take a place; `owner`: for the mount's owner or root.
+    def one(self, *, owner: bool, root: bool = False) -> Iterator[None]:
+        """Take a place; `owner`: for the mount's owner or root; `root`: for root.
 
         Raises:
             NoPlaceError: there is none.
         """
-        if self.taken >= self.count:
-            raise NoPlaceError(f"too many {self._what} ({self.count})")
+        places = self.count if root else self.count - self.count // ROOT_SHARE
+        if self.taken >= places:
+            raise NoPlaceError(f"too many {self._what} ({places})")
         if not owner and self._taken_by_group >= self.count // GROUP_SHARE:
             raise NoPlaceError(f"too many {self._what} of the control group ({self.count // GROUP_SHARE})")
         self.taken += 1

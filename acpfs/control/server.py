@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 
 import trio
@@ -46,6 +47,17 @@ _GROUPS_BYTES_MAX = 1024
 """Most that Python's getsockopt takes: 256 groups; a peer with more must have the control group as its primary one."""
 
 log = get_logger("acpfs.control")
+
+
+class Rights(IntEnum):
+    """Of whoever asks; each has those of the ones before."""
+
+    NONE = 0
+    MEMBER = 1
+    """Of the control group."""
+    OWNER = 2
+    """Of the mount."""
+    ROOT = 3
 
 
 class ControlServer:
@@ -103,14 +115,14 @@ class ControlServer:
             log.exception("control connection failed")
 
     async def _admit(self, stream: trio.SocketStream) -> None:
-        owner, member = self._rights(stream.socket)
-        if not (owner or member):
+        rights = self._rights(stream.socket)
+        if rights is Rights.NONE:
             self.refused_clients += 1
             await _answer(stream, error_message(AcpfsError("permission denied: for the mount's owner, root and the control group only")))
             return
         self._clients += 1
         try:
-            await self._converse(stream, owner=owner)
+            await self._converse(stream, rights)
         except NoPlaceError as error:
             self.refused_clients += 1
             await _answer(stream, error_message(error))
@@ -119,9 +131,10 @@ class ControlServer:
             if self._clients == 0:
                 self._all_gone.set()
 
-    async def _converse(self, stream: trio.SocketStream, *, owner: bool) -> None:
+    async def _converse(self, stream: trio.SocketStream, rights: Rights) -> None:
+        owner, root = rights >= Rights.OWNER, rights is Rights.ROOT
         with ExitStack() as place:
-            place.enter_context(self._quick.one(owner=owner))
+            place.enter_context(self._quick.one(owner=owner, root=root))
             try:
                 with trio.fail_after(REQUEST_WAIT_S):
                     request = decode_request(await _one_line(stream))
@@ -132,7 +145,7 @@ class ControlServer:
                 return
             if request.verb in VERBS and VERBS[request.verb].lasting:
                 place.close()
-                place.enter_context(self._waiting.one(owner=owner))
+                place.enter_context(self._waiting.one(owner=owner, root=root))
             await self._answer_to(request, stream, owner=owner)
 
     async def _answer_to(self, request: ControlRequest, stream: trio.SocketStream, *, owner: bool) -> None:
@@ -164,12 +177,15 @@ class ControlServer:
             log.exception("control request failed", verb=request.verb)
             return {"error": {"exit_code": int(ExitCode.FAILED), "message": f"{request.verb} failed: {type(error).__name__}: {error}"}}
 
-    def _rights(self, connection: trio.socket.SocketType) -> tuple[bool, bool]:
-        """(the mount's owner or root, member of the control group), as the kernel vouches for it."""
+    def _rights(self, connection: trio.socket.SocketType) -> Rights:
+        """As the kernel vouches for it."""
         _pid, uid, gid = _credentials(connection)
-        if uid in (0, os.getuid()):
-            return True, False
-        return False, self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+        if uid == 0:
+            return Rights.ROOT
+        if uid == os.getuid():
+            return Rights.OWNER
+        member = self._gid is not None and (gid == self._gid or self._gid in _peer_groups(connection))
+        return Rights.MEMBER if member else Rights.NONE
 
 
 def _credentials(connection: trio.socket.SocketType) -> tuple[int, int, int]:

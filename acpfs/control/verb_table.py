@@ -32,12 +32,12 @@ class Verb:
 
 VERBS: dict[str, Verb] = {
     "status": Verb(
-        help="What is not yet safe, and why; RAM tier, queue, health.",
+        help="Show what is not safe yet and why, the RAM tier, the queue, and the health of the storage.",
         usage=("status [--watch]",),
         does="first what is not yet safe and why; then RAM tier, queue, health of the backing directory, counters",
     ),
     "ready": Verb(
-        help="Exit 0 where the mount serves; for probes.",
+        help="Exit with 0 if the mount serves requests; for probes.",
         usage=("ready [--here]",),
         does=(
             "for probes: exit 0 where a worker answers and the mount serves, also while the backing directory hangs; 1 where it is "
@@ -46,14 +46,14 @@ VERBS: dict[str, Verb] = {
         answer="`ready`: whether it serves; `state` as in `status`",
     ),
     "flush": Verb(
-        help="Return when all that is complete now is persisted.",
+        help="Wait until everything that is complete now is persisted.",
         usage=("flush [PATH…] [--timeout S]",),
         does="return when all that was complete at the call (below PATHs) is persisted",
         answer="`operations`, `bytes`: what there was to wait for; `guarded` as in `status`",
         lasting=True,
     ),
     "wait": Verb(
-        help="Return when these paths are persisted, or verified.",
+        help="Wait until these paths are persisted, or verified.",
         usage=("wait PATH… [--persisted|--verified] [--count N] [--timeout S]",),
         does=(
             "return when these paths, as they are now, are persisted; `--verified`: also read back and equal by checksum; "
@@ -63,7 +63,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "checkpoints": Verb(
-        help="Each checkpoint: saved, persisted, where it loads from.",
+        help="List checkpoints: when each was saved and persisted, and where it loads from.",
         usage=("checkpoints [PATH]",),
         does=(
             "each checkpoint at and below PATH that was written or looked at through the mount: step, files, size, state, time to "
@@ -79,7 +79,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "history": Verb(
-        help="What happened to the mount: checkpoints, takeovers, trouble.",
+        help="Show what happened to the mount: checkpoints, takeovers, trouble.",
         usage=("history [--kind KIND]… [--csv|--html FILE]",),
         does=(
             "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
@@ -92,7 +92,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "advise": Verb(
-        help="How often to save, by what the mount has measured.",
+        help="Say how often to save, from what the mount has measured.",
         usage=("advise --mtbf TIME [--gpus N] [--plot FILE] [options]",),
         does=(
             "the interval between saves that wastes least, by the saves that this mount has measured, what it is worth against "
@@ -106,7 +106,7 @@ VERBS: dict[str, Verb] = {
         has_handler=False,
     ),
     "top": Verb(
-        help="A screen that shows one mount, or all of this machine, as they are now, with keys.",
+        help="Show one mount, or all of this machine, on a screen that is kept up to date, with keys.",
         usage=("top [--interval SECONDS]",),
         does=(
             "a screen with RAM, drain, queue, who waits, checkpoints and members, of one mount or of all on this machine, "
@@ -115,7 +115,7 @@ VERBS: dict[str, Verb] = {
         has_handler=False,
     ),
     "ls": Verb(
-        help="State of each file in the RAM tier or the queue.",
+        help="List the files in the RAM tier and in the queue, with their state.",
         usage=("ls [PATH]",),
         does="state, size, age, place, lane, checksum and error of each file in the RAM tier or the queue",
         answer=(
@@ -124,7 +124,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "verify": Verb(
-        help="Read the backing directory and compare with the recorded checksums.",
+        help="Read files back from the backing directory and compare them with their checksums.",
         usage=("verify [PATH…]",),
         does="read the backing directory and compare with the recorded checksums; without PATH everything that is recorded",
         answer=(
@@ -146,7 +146,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "doctor": Verb(
-        help="Look whether the mount's own state is as it must be.",
+        help="Check that the mount's own state is consistent.",
         usage=("doctor",),
         does=(
             "look whether what the mount knows of files, names and their bytes in RAM agrees; exits 1 and names what does not. It "
@@ -156,7 +156,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "retry": Verb(
-        help="Try again what failed, now.",
+        help="Try failed operations again now.",
         usage=("retry PATH",),
         does=(
             "try again, now, what failed or was refused at and below PATH; store files whose writer was lost as they are; exits 1 "
@@ -170,7 +170,7 @@ VERBS: dict[str, Verb] = {
         does="restart the worker with the installed code, without unmounting ([below](#when-a-worker-dies))",
     ),
     "bypass": Verb(
-        help="Take the mount away: new opens reach the backing directory itself.",
+        help="Uncover the backing directory: new opens go to it directly.",
         usage=("bypass [--reason TEXT]",),
         does=(
             "take the mount away from over the backing directory: new opens are native under the same path "
@@ -179,7 +179,7 @@ VERBS: dict[str, Verb] = {
         owner_only=True,
     ),
     "repair": Verb(
-        help="Write what `verify` finds bad once more, from RAM where RAM still has it.",
+        help="Write bad files again from RAM, if RAM still has them.",
         usage=("repair PATH… [--timeout S]",),
         does=(
             "verify, and write what is not as recorded once more from RAM where RAM still has the recorded content; says why where "
@@ -189,7 +189,7 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "preload": Verb(
-        help="Bring files or checkpoints to RAM before they are read.",
+        help="Load files or checkpoints into RAM before they are read.",
         usage=(
             "preload PATH… [--wait]",
             "preload --latest",
@@ -203,19 +203,19 @@ VERBS: dict[str, Verb] = {
         lasting=True,
     ),
     "pin": Verb(
-        help="Keep what lies at and below paths in RAM, now and later.",
+        help="Keep files at and below these paths in RAM.",
         usage=("pin PATH…",),
         does="keep what lies at and below PATHs in RAM, now and later ([below](#what-stays-in-ram))",
         answer="`pinned_bytes`: what pins keep in RAM now",
     ),
     "unpin": Verb(
-        help="Take pins off.",
+        help="Remove pins.",
         usage=("unpin PATH…",),
         does="take off the pins at and below PATHs; exits 1 where there are none",
         answer="`pins`: how many were taken off",
     ),
     "urgent": Verb(
-        help="Give a file, or those below a directory, the reserve of RAM, for an hour at most.",
+        help="Let files use the RAM that is kept in reserve, for at most an hour.",
         usage=("urgent PATH [--for 1h] [--off]",),
         does=(
             "let the file PATH, or those below the directory PATH, take the part of RAM that `reserve` keeps for them, for an hour "
@@ -224,13 +224,13 @@ VERBS: dict[str, Verb] = {
         answer="`changed`: whether it is urgent now, or with `--off` was until now",
     ),
     "evict": Verb(
-        help="Let what is clean leave RAM now.",
+        help="Evict clean files from RAM now.",
         usage=("evict PATH…",),
         does="let clean contents at and below PATHs leave RAM now, and say what stayed and why",
         answer="`files`, `bytes`: what left; `items`: what stayed, with `path`, `reason`, `size`",
     ),
     "release": Verb(
-        help="Carry out deletions of checkpoints that are held back.",
+        help="Carry out deletions of checkpoints that the guard holds back.",
         usage=(
             "release PATH…",
             "release --all",
@@ -242,7 +242,7 @@ VERBS: dict[str, Verb] = {
         answer="`checkpoints`: of how many the deletion is carried out now",
     ),
     "discard": Verb(
-        help="Give up what the backing directory refused for good, with its data.",
+        help="Drop operations that the backing directory refused for good, with their data.",
         usage=("discard PATH",),
         does=(
             "give up what was refused for good, and files whose writer was lost, at and below PATH: with their data; exits 1 where "
@@ -252,7 +252,7 @@ VERBS: dict[str, Verb] = {
         owner_only=True,
     ),
     "nodes": Verb(
-        help="The mounts that share the backing directory; `nodes forget NODE` goes on without one.",
+        help="List the mounts that share the backing directory; `nodes forget NODE` goes on without one.",
         usage=("nodes",),
         does=(
             "all members, that is all mounts of the backing directory: who lives, how far each has drained, how their clocks "
@@ -284,13 +284,13 @@ VERBS: dict[str, Verb] = {
         owner_only=True,
     ),
     "config": Verb(
-        help="Effective settings.",
+        help="Show the settings in force.",
         usage=("config",),
         does="effective settings",
         answer="setting → value",
     ),
     "set": Verb(
-        help="Change a setting of the mount until it ends; `set --help` names them.",
+        help="Change settings until the mount ends; `set --help` lists them.",
         usage=("set KEY=VALUE…",),
         does=(
             "change `bandwidth`, `streams`, `log_level`, `ram`, `when_full`, `keep_checkpoints`, `spill_budget`, `wait_for_peers`, "
@@ -300,7 +300,7 @@ VERBS: dict[str, Verb] = {
         owner_only=True,
     ),
     "metrics": Verb(
-        help="Prometheus metrics as text.",
+        help="Print Prometheus metrics.",
         usage=("metrics",),
         does="Prometheus metrics as text",
     ),

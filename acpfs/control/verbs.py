@@ -16,9 +16,9 @@ from functools import partial
 import trio
 
 from acpfs.control.checkpoint_verbs import checkpoints, count_of, wait_for_count, watch
-from acpfs.control.reports import QueueEntry, Verdict
 from acpfs.control.socket_messages import ControlRequest, Json, RemoteError, path_from_text
 from acpfs.control.worker_contract import Report, Subject
+from acpfs.drain_records import QueueEntry, Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode
 
 PROGRESS_INTERVAL_S = 0.25
@@ -111,15 +111,15 @@ async def _recorded(subject: Subject, paths: Sequence[bytes]) -> list[bytes]:
 
 async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Json:
     """Verify; what is not as it was written is stored once more from RAM, in its order, and verified again. Each bad file is an item."""
-    bad: list[Verdict] = []
+    bad: list[Verification] = []
 
-    async def judge(verdict: Verdict) -> None:
+    async def judge(verdict: Verification) -> None:
         if verdict.status not in GOOD:
             bad.append(verdict)
 
     await _still_there(subject, UNVERIFIED)
     await subject.verify(await _recorded(subject, request.paths()), judge)
-    rewritten: dict[str, Verdict] = {}
+    rewritten: dict[str, Verification] = {}
     until = 0
     for verdict in bad:
         outcome = await subject.restore(verdict)
@@ -133,8 +133,8 @@ async def repair(subject: Subject, request: ControlRequest, tell: Report) -> Jso
     return {"items": []}
 
 
-def _tell_repaired(tell: Report) -> Callable[[Verdict], Awaitable[None]]:
-    async def judge(verdict: Verdict) -> None:
+def _tell_repaired(tell: Report) -> Callable[[Verification], Awaitable[None]]:
+    async def judge(verdict: Verification) -> None:
         status = "repaired" if verdict.status == "ok" else verdict.status
         await tell({"event": "items", "items": [asdict(replace(verdict, status=status))]})
 
@@ -351,10 +351,10 @@ def _left_error(left: Sequence[QueueEntry], count: int, code: ExitCode, message:
 
 async def _check(subject: Subject, paths: Sequence[bytes], tell: Report, *, every: bool = False) -> int:
     """Verify; number of files. Without `every`, only bad verdicts are sent, and they are an error."""
-    bad: list[Verdict] = []
+    bad: list[Verification] = []
     count = 0
 
-    async def judge(verdict: Verdict) -> None:
+    async def judge(verdict: Verification) -> None:
         nonlocal count
         count += 1
         if verdict.status not in GOOD:

@@ -8,17 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from acpfs.control.reports import (
-    CheckpointFile,
-    CheckpointReport,
-    FileState,
-    GuardedReport,
-    QueueEntry,
-    Remaining,
-    Status,
-    Verdict,
-)
+from acpfs.control.reports import CheckpointFile, CheckpointReport, FileState, Remaining, Status
 from acpfs.control.socket_messages import Json
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 
 Report = Callable[[Json], Awaitable[None]]
 """Sends one event to the client."""
@@ -84,11 +76,11 @@ class Subject(Protocol):
         """Whether a checksum was recorded for anything at or below a path, there or not."""
         ...
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
         """Read back from the backing directory and compare with the manifest."""
         ...
 
-    async def restore(self, verdict: Verdict) -> int | str:
+    async def restore(self, verdict: Verification) -> int | str:
         """Store what RAM has of a bad file once more, if it has what was recorded; its log number, or in words why not."""
         ...
 

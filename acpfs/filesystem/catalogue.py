@@ -77,7 +77,7 @@ class Catalogue:
         self._births: OrderedDict[Ino, float] = OrderedDict()
         self.settlements = 0
         """How often some checkpoint came to be persisted."""
-        self._newly_settled: dict[Checkpoint, None] = {}
+        self._newly_settled: dict[Checkpoint, int] = {}
         state.create(DDL)
         for save_dir, name, step, epoch, *times in state.rows("SELECT * FROM checkpoint ORDER BY began_at"):
             self._times[Checkpoint(bytes(save_dir), bytes(name), step, epoch)] = CheckpointTimes(*times)
@@ -85,7 +85,7 @@ class Catalogue:
         self._moments = {c: stamped.get((c.save_dir, c.name), Moments()).of_this_boot() for c in self._times}
         for node in table:
             self._look_at(node)
-        self._newly_settled = {c: None for c, times in self._times.items() if times.persisted_at and self.is_settled(c)}
+        self._newly_settled = {c: 0 for c, times in self._times.items() if times.persisted_at and self.is_settled(c)}
         state.before_commit(self._flush_rows)
 
     def of(self, node: Node) -> Checkpoint | None:
@@ -109,10 +109,15 @@ class Catalogue:
         """Whether nothing of it is being written or waits to be persisted."""
         return not self._unsettled_files[checkpoint]
 
-    def take_settled(self) -> list[Checkpoint]:
-        """Those that came to be persisted since the last call; at first also what earlier workers may not have told."""
-        taken, self._newly_settled = list(self._newly_settled), {}
-        return taken
+    def newly_settled(self) -> dict[Checkpoint, int]:
+        """Those that came to be persisted and were not `told`, and which time; at first also what earlier workers may not have told."""
+        return dict(self._newly_settled)
+
+    def told(self, settled: dict[Checkpoint, int]) -> None:
+        """Somebody has taken note of these; what has settled once more since stays."""
+        for checkpoint, number in settled.items():
+            if self._newly_settled.get(checkpoint) == number:
+                del self._newly_settled[checkpoint]
 
     # -- what happens
 
@@ -198,7 +203,7 @@ class Catalogue:
                 times.verified_at = now if self._verifies and op.version.tier_id and times.verified_at >= 0 else -1.0
             if self.is_settled(checkpoint):
                 self.settlements += 1
-                self._newly_settled[checkpoint] = None
+                self._newly_settled[checkpoint] = self.settlements
 
     def forgotten(self, node: Node) -> None:
         """A file lost its name before it was ever logged."""

@@ -7,6 +7,7 @@ contents, not handles. Runs as a call does, under the file system's lock between
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import partial
 
 from acpfs.backing.lower import LowerPath, LowerStat
@@ -22,6 +23,7 @@ from acpfs.filesystem.steps import wait
 from acpfs.filesystem.warming import Warming
 from acpfs.ram.tier import Tier
 from acpfs.ram.waiting import Purpose
+from acpfs.types import Seq
 from acpfs.writeback.log.log import OperationLog
 
 
@@ -130,6 +132,9 @@ class Changeable:
 
     async def persisted(self, node: Node) -> None:
         """Wait until all that was logged about the node is persisted."""
+        await wait(self.persisting(node))
+
+    def persisting(self, node: Node) -> Future[None]:
+        """Done when all is that was logged about the node so far."""
         op = self._log.last_of(node.ino)
-        if op is not None:
-            await wait(self._log.when_done(op.seq, node.ino))
+        return self._log.when_done(Seq(0) if op is None else op.seq, node.ino)

@@ -211,7 +211,7 @@ class FileSystem:
 
     def _make_reads(self, changeable: Changeable) -> Reads:
         places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
-        return Reads(*places, changeable.persisted)
+        return Reads(*places, changeable.persisting)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
         order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)

@@ -7,6 +7,7 @@ kernel may write. Knows handles, contents and admission, not the calls that open
 from __future__ import annotations
 
 import os
+import time
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
@@ -46,6 +47,8 @@ class LaneUse:
                 handle.unseen = True
                 node.kernel_rewriters += 1
             node.daemon_mappers += handle.may_map
+            if not handle.bound:
+                node.daemon_opened_at = time.monotonic()
             return -1
         fd = self._descriptor(handle)
         if handle.writable:
@@ -93,6 +96,7 @@ class LaneUse:
         self.leave(handle)
         handle.lane, handle.bound = self._lanes.daemon_lane, False
         handle.node.daemon_mappers += handle.may_map
+        handle.node.daemon_opened_at = time.monotonic()
 
     def leave(self, handle: Handle) -> None:
         """The handle is gone, or changes its lane."""

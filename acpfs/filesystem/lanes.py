@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,6 +17,9 @@ from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import Lane
 from acpfs.types import HandleId
+
+ARRIVAL_S = 2.0
+"""So long after its answer an open may not have come to its end in the kernel: far beyond what a crowded machine has a process wait."""
 
 
 class Lanes:
@@ -74,6 +78,16 @@ class Lanes:
         node.bound_handles += 1
         return may_write
 
+    @staticmethod
+    def _is_being_opened(node: Node) -> bool:
+        """Whether another open in the daemon's lane may not have arrived.
+
+        Of the answers to two opens the second may come to its end first. Once that one has given the inode a file for passthrough, the
+        kernel takes no open without one: the first, which had been answered when there was none, would end with EIO.
+        """
+        others = node.handles - 1 - node.kernel_handles
+        return not node.in_kernel and others > 0 and time.monotonic() - node.daemon_opened_at < ARRIVAL_S
+
     def _against(self, node: Node, flags: int) -> str:
         """Why not passthrough; "" for no reason."""
         access = flags & os.O_ACCMODE
@@ -89,6 +103,8 @@ class Lanes:
             return "may be mapped writable: the daemon must see those writes"
         if node.daemon_mappers:
             return "open in the daemon's lane, perhaps mapped"
+        if self._is_being_opened(node):
+            return "somebody opens it in the daemon's lane at this moment"
         if flags & os.O_DSYNC:
             return "opened with O_SYNC or O_DSYNC"
         if node.mode & (stat.S_ISUID | stat.S_ISGID):

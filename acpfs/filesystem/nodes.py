@@ -89,6 +89,8 @@ class Node:
     handles: int = 0
     daemon_mappers: int = 0
     """Handles in the daemon's lane that may have mappings (any but O_WRONLY): the kernel takes no passthrough open beside these."""
+    daemon_opened_at: float = 0.0
+    """Monotonic time, seconds, when it was last opened in the daemon's lane while the kernel had no file for it."""
     kernel_handles: int = 0
     """Handles in the passthrough lane; all of them on the same file, `kernel_target`."""
     bound_handles: int = 0

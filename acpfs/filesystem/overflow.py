@@ -172,6 +172,14 @@ class Overflow:
                 if call.cancelled() or (call.done() and call.exception() is not None):
                     raise  # no thread had begun it
 
+    async def patient(self, call: Future[T]) -> T:
+        """The answer that a read waits for.
+
+        Raises:
+            OSError: EIO: it did not come in time.
+        """
+        return await self._answer(call, self._patience_s)
+
     async def _answer(self, call: Future[T], patience_s: float, progress: Progress | None = None) -> T:
         if math.isinf(patience_s):
             return await wait(call)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import Future
 
 from acpfs.filesystem.content import Content, Remainder
 from acpfs.filesystem.contents import Contents
@@ -33,11 +34,11 @@ class Reads:
         spill: Spill | None,
         warming: Warming,
         lower: LowerReads,
-        persisted: Callable[[Node], Awaitable[None]],
+        persisting: Callable[[Node], Future[None]],
     ) -> None:
-        """`persisted`: returns when all that was logged of the node is on the backing directory."""
+        """`persisting`: done when all that was logged of the node is on the backing directory."""
         self._contents, self._overflow, self._outgrown, self._spill = contents, overflow, outgrown, spill
-        self._warming, self._lower, self._persisted = warming, lower, persisted
+        self._warming, self._lower, self._persisting = warming, lower, persisting
 
     async def read(self, handle: ReadHandle, offset: int, size: int) -> bytes:
         """Bytes of an open file; shorter at its end."""
@@ -57,7 +58,8 @@ class Reads:
                     continue  # its version was persisted, and the copy in the spill directory went with it
                 if not (content.sealed and isinstance(error, FileNotFoundError)):
                     raise
-                await self._persisted(node)  # the staging file was renamed into place, and no descriptor had been open
+                # the staging file was renamed into place, and no descriptor had been open
+                await self._overflow.patient(self._persisting(node))
         if node.remainder is not None:
             return await self._with_head(handle, node.remainder, offset, size)
         return await self._lower.read(handle, offset, size)

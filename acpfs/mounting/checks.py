@@ -127,7 +127,7 @@ def check_spill(spill: Path, apart: dict[str, Path]) -> None:
     for what, other in apart.items():
         inner, outer = sorted((os.path.realpath(spill), os.path.realpath(other)), key=len, reverse=True)
         if inner == outer or inner.startswith(outer.rstrip("/") + "/"):
-            raise RefusedError(f"spill directory {spill} and {what} {other} lie in one another")
+            raise RefusedError(f"spill directory {spill} and {what} {other} lie one inside the other")
 
 
 def check_fuse() -> None:

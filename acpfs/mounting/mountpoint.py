@@ -64,7 +64,7 @@ def check_apart(backing: Path, mountpoint: str) -> None:
     """
     lower, upper = os.path.realpath(backing), os.path.realpath(mountpoint)
     if lower == upper or lower.startswith(upper.rstrip("/") + "/") or upper.startswith(lower.rstrip("/") + "/"):
-        raise RefusedError(f"backing directory {backing} and mount point {mountpoint} lie in one another")
+        raise RefusedError(f"backing directory {backing} and mount point {mountpoint} lie one inside the other")
 
 
 def take_away(mountpoint: str, *, detach: bool = False, abort: bool = False) -> None:

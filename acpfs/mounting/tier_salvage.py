@@ -69,7 +69,7 @@ def salvage(tier: Path, target: Path, *, everything: bool = False) -> list[Saved
         RefusedError: a mount uses the tier.
     """
     if not (tier / DATA).is_dir():
-        raise ConfigError(f"{tier} is no RAM tier: there is no directory {DATA} in it")
+        raise ConfigError(f"{tier} is not a RAM tier: there is no directory {DATA} in it")
     target.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(target.iterdir()):
         raise ConfigError(f"{target} is not empty")
@@ -96,7 +96,7 @@ def _kept_out(tier: Path) -> Iterator[None]:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise RefusedError(f"a mount uses {tier}: what it has is in the mount") from None
+                    raise RefusedError(f"{tier} is in use: read its files in the mount") from None
         yield
 
 

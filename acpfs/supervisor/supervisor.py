@@ -407,7 +407,7 @@ class Supervisor:
             return
         self._forget(end)
         if message is not None:
-            self._fail(message.get("refused", "its supervisor does not give it"), ExitCode.REFUSED)
+            self._fail(message.get("refused", "its supervisor refuses to give it"), ExitCode.REFUSED)
         elif not self._workers:
             self._fail("its supervisor ended before it gave it: mount again")
         elif PREDECESSOR in self._kept:  # there is nobody to go back to: this one does what it can

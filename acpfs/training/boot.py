@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ class Boot:
     job: str
     node: str
     links: dict[int, SocketLink]
+    call: Callable[[str], SocketLink]
+    """A coordinator that is started later; may wait."""
 
 
 def own_host(environment: dict[str, str]) -> str:
@@ -78,7 +81,8 @@ def boot(rank: int, gathered: Gathered, directory: Path, policy: Policy) -> Boot
             if error:
                 raise RefusedError(f"no protection: coordinator {number} does not start: {error}")
             addresses[number] = address
-    return Boot(job, mine.node, _connect(directory / JOBS / job, addresses, policy))
+    found = Credentials(directory / JOBS / job / CREDENTIALS) if policy.tls else None
+    return Boot(job, mine.node, _connect(directory / JOBS / job, addresses, policy), partial(connect, credentials=found))
 
 
 Answer = tuple[int, tuple[str, str]]

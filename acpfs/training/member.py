@@ -24,6 +24,7 @@ from itertools import count
 
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
+from acpfs.training.calling import Calling
 from acpfs.training.coordinator.election import Ballot
 from acpfs.training.interrupt import Interrupter
 from acpfs.training.marks import Marks
@@ -87,8 +88,18 @@ class Order:
 class Member:
     """Of one rank. `start` and what follows it belong to the main thread, unless said otherwise."""
 
-    def __init__(self, job: str, hello: Hello, marks: Marks, abort: Callable[[], int], interrupter: Interrupter, policy: Policy) -> None:
-        """`abort`: ends all collectives of this process; called by the member's thread."""
+    def __init__(
+        self,
+        job: str,
+        hello: Hello,
+        marks: Marks,
+        abort: Callable[[], int],
+        interrupter: Interrupter,
+        policy: Policy,
+        call: Callable[[str], SocketLink] | None = None,
+    ) -> None:
+        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait."""
+        self._calling = Calling(call)
         self._job, self._hello, self._marks = job, hello, marks
         self._abort, self._interrupter, self._policy = abort, interrupter, policy
         self._links: dict[int, SocketLink] = {}
@@ -223,6 +234,7 @@ class Member:
         self._wait()
         for number, link in list(self._links.items()):
             self._receive(number, link)
+        self._meet_those_that_came()
         self._look_at_active()
         self._send_outbox()
         self._beat()
@@ -232,6 +244,16 @@ class Member:
         if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
             assert isinstance(self._order.command, Leave)
             self.on_leave_late(self._order.command)
+
+    def _meet_those_that_came(self) -> None:
+        """Register with coordinators that were started in the place of dead ones."""
+        for number, link in self._calling.answered():
+            if number in self._links or self._ended:
+                link.close()
+                continue
+            log.info("another coordinator stands by", coordinator=number)
+            self._links[number], self._heard[number] = link, time.monotonic()
+            self._send(link, self._hello)
 
     def _look_at_active(self) -> None:
         """Vote for another one where the active coordinator says nothing: it is stopped, or only the network to it is gone."""
@@ -301,6 +323,9 @@ class Member:
         elif isinstance(message, Welcome):
             if message.active:
                 self._hears(max(header.term, self._ballot.term), number)
+                for other, address in message.coordinators.items():
+                    if other not in self._links:
+                        self._calling.call(other, address, self._wake)
         elif isinstance(message, Refused):
             self._protected = self._protected or message
             self._news.set()

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
@@ -89,7 +90,8 @@ def muster(directory: Path, place: Place, policy: Policy, environment: Mapping[s
         for number in place.starts:
             _start(directory, place, number, node, policy)
     addresses = {int(number): address for number, _, address in (one.partition("=") for one in named.split(",") if one)}
-    return Boot(place.job, node, _links(job_directory, place, addresses, policy))
+    links = _links(job_directory, place, addresses, policy)  # by then the credentials are there
+    return Boot(place.job, node, links, partial(connect, credentials=_credentials(job_directory) if policy.tls else None))
 
 
 def _node(directory: Path) -> str:

@@ -51,6 +51,9 @@ class Rank(Protocol):
     def finish(self, gate: GateResult | None) -> None:
         """The update that is ready, alone."""
 
+    def finish_begun(self) -> None:
+        """What is left of an update that began, and that waits for nobody."""
+
     def digests(self) -> Mapping[Shard, str]: ...
 
     def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
@@ -130,6 +133,7 @@ class Park:
 
     def _stop(self) -> None:
         self._interrupter.disarm()
+        self._rank.finish_begun()
         self.on_stopped()
         self.at("stopping")
         mark = self._marks.now

@@ -40,6 +40,7 @@ def protect(
     scaler: Any = None,
     state: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None,
     save: Callable[[int, Path], None] | None = None,
+    copies: Mapping[str, Any] | None = None,
     step: int = 0,
     after_update: Callable[[], None] | None = None,
     update: Callable[[], None] | None = None,
@@ -61,6 +62,7 @@ def protect(
         state: further objects with `state_dict` and `load_state_dict`, by name. Or, in place of model and optimizer, a function: what has
             to be equal in all ranks at the end of a step, by name. Then `save` and `update` have to be given.
         save: `save(step, directory)` writes a checkpoint in the script's own format; without it, a torch distributed checkpoint.
+        copies: of parameters that DDP ignores, such as experts: the beginning of their names → the group whose ranks have equal ones.
         step: updates that were completed before, where the loop goes on from a checkpoint.
         after_update: what the loop does from an update to the end of its step; by default the schedulers' and the scaler's steps.
         update: does one update without any communication, where `begin_update` and `end_update` are called by hand.
@@ -96,6 +98,7 @@ def protect(
         update=update,
         use=gate,
         own=own,
+        copies=copies,
     )
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
 
@@ -142,7 +145,7 @@ class Protection:
             name=policy.name,
             begun=rank.marks.now.done,
         )
-        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy)
+        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy, booted.call)
         rank.ask, member.clues = member.ask, rank.groups.clues
         self._charge = Charge(interrupter, lambda: self._fault(None))
         member.on_stuck = self._charge.stand_in

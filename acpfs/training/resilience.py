@@ -108,7 +108,7 @@ class Voyage:
             self._directory.mkdir(parents=True, exist_ok=True)
         booted = muster(self._directory, place, self._policy)
         hello = Hello(place.rank, place.world, booted.node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {}, self._policy.name)
-        self._member = member = Member(booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy)
+        self._member = member = Member(booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call)
         member.parked = True
         member.on_stuck = self._stuck
         self._run.ask = member.ask

@@ -59,6 +59,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.members.cluster import Cluster
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.give_way import GiveWay
 
 COPY_THREADS = 4
@@ -168,9 +169,9 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             make_spill=spill.maker(tier, operations, directory),
         )
         fs.before_writers(prefault.give_back, prefault.hand_over)
-        manifest = Manifest(state, directory, fs.lock, identity.node_id)
-        journal, drained = mirroring.journal(fs.spill, directory, identity), (operations, tree, tier, directory, calls, manifest)
-        engine = Engine(*drained, fs.changes, fs.lock, state, settings, fs.spill, journal, place=lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
+        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, directory, identity)
+        drained = DrainParts(directory, tree, operations, tier, state, fs.lock, fs.changes, calls, settings)
+        engine = Engine(drained, manifest, fs.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
         cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
         scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
         state.accept()

@@ -51,6 +51,11 @@ class _Sum:
         self.spilled += file.spilled_bytes
 
 
+def _around(save_dir: bytes, path: bytes) -> bytes:
+    """Below what the files of a checkpoint lie. Only one with `*` in its name has them beside others': a walk over all takes long."""
+    return save_dir if b"*" in path else path
+
+
 class CheckpointView:
     """See above."""
 
@@ -64,7 +69,7 @@ class CheckpointView:
     def files(self, report: CheckpointReport) -> list[CheckpointFile]:
         """Files of a checkpoint, in order; sizes, and checksums of what is persisted."""
         recognise, path = self._parts.fs.catalogue.recognise, os.fsencode(report.path)
-        files = self._known(os.fsencode(report.save_dir) if b"*" in path else path)
+        files = self._known(_around(os.fsencode(report.save_dir), path))
         ours = (self._file(file) for file in files if (c := recognise(file.path)) is not None and c.path == path)
         return sorted(ours, key=lambda file: file.path)
 
@@ -80,7 +85,7 @@ class CheckpointView:
         """Where files of what is asked for may lie: a path in a checkpoint stands for that, which may have files beside it."""
         with self._parts.fs.lock:
             top = self._parts.fs.catalogue.recognise(path, directory=True)
-        return path if top is None else top.save_dir
+        return path if top is None else _around(top.save_dir, top.path)
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
         """(last close, last persisted) by time.monotonic()."""
@@ -134,7 +139,7 @@ class CheckpointView:
         with fs.lock:
             top = fs.catalogue.recognise(path, directory=True)
         sums: dict[Checkpoint, _Sum] = {}
-        for file in self._known(top.save_dir if top is not None else path):
+        for file in self._known(_around(top.save_dir, top.path) if top is not None else path):
             checkpoint = fs.catalogue.recognise(file.path)
             if checkpoint is not None and top in (None, checkpoint):
                 sums.setdefault(checkpoint, _Sum()).add(file)

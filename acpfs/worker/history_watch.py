@@ -1,7 +1,8 @@
 """Looks every few seconds at what has changed, and notes it in the history: what `status` says, and checkpoints that were persisted.
 
 By looking, because then no call of an application pays for it; what came and went between two looks is not noted. The looks are made in a
-thread: which files a checkpoint has is known only by going through its directory.
+thread: which files a checkpoint has is known only by going through its directory. A look that fails is told in the log and ends nothing:
+the next one notes the same, and nobody's files depend on a history.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 import trio
 
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
+from acpfs.logger import get_logger
 from acpfs.worker.assembly import Parts
 
 LOOK_INTERVAL_S = 5.0
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class HistoryWatch:
         """`reports`: of the checkpoints at a path, see `CheckpointView`."""
         self._parts, self._status, self._reports, self._now = parts, status, reports, now
         self._seen: SeenStatus | None = None
+        self._failed = False
+        """Whether the last look did."""
 
     async def run(self) -> None:
         """For as long as the worker lives."""
@@ -114,19 +120,30 @@ class HistoryWatch:
 
     def look(self) -> None:
         """Note what has changed since the last look; in a thread."""
+        try:
+            self._look()
+        except Exception:
+            if not self._failed:  # the next ones very likely fail alike
+                log.exception("the history could not be kept up")
+            self._failed = True
+        else:
+            self._failed = False
+
+    def _look(self) -> None:
         status, now, fs = self._status(), self._now(), self._parts.fs
         seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
         noted = [] if self._seen is not None else [begun(status)]
         noted += changes(self._seen or SeenStatus(), seen, error)
         with fs.lock:
-            settled = fs.catalogue.take_settled()
+            settled = fs.catalogue.newly_settled()
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]
         for checkpoint in settled:
             path = os.fsdecode(checkpoint.path)
             entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
-        self._seen = seen
-        if entries:
-            with fs.lock:
-                for entry in entries:
-                    self._parts.history.note(entry)
+        with fs.lock:
+            for entry in entries:
+                self._parts.history.note(entry)
+            fs.catalogue.told(settled)
+            if entries:
                 self._parts.state.commit()
+        self._seen = seen

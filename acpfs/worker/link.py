@@ -158,7 +158,7 @@ class Link:
                 os._exit(HANDED_OVER)
             if "reload_failed" in message:
                 self.reload_failed = message["reload_failed"]
-                log.error("no reload, this worker goes on", why=self.reload_failed)
+                log.error("reload failed: this worker goes on", why=self.reload_failed)
 
     def _have_another(self, adopted: Callable[[int], None]) -> None:
         """Start a supervisor, however long the machine has no process, memory or descriptor left for it."""

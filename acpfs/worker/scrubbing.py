@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from acpfs.backing.calls import CallPool
-from acpfs.control.reports import Verdict
+from acpfs.drain_records import Verification
 from acpfs.filesystem.scrub import Pace, RamScrub, ScrubFinding, ScrubPlace, Soundness
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
@@ -93,7 +93,7 @@ class Scrubbing:
             self._damaged.pop(place, None)
         return finding
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
         """Compare all, or what lies at and below paths, at full speed."""
         for place in self._places():
             finding = await self._look(place, paths, lambda _count: None)
@@ -115,9 +115,9 @@ class Scrubbing:
         return counted | {"ram_damaged_files": self._damaged_files}
 
 
-def _verdict(finding: ScrubFinding) -> Verdict:
+def _verdict(finding: ScrubFinding) -> Verification:
     path, expected, found = os.fsdecode(finding.path), finding.expected or None, finding.found or None
-    return Verdict(path, finding.soundness.value, finding.size, expected, found, finding.why or None)
+    return Verification(path, finding.soundness.value, finding.size, expected, found, finding.why or None)
 
 
 def _shown(path: bytes) -> str:

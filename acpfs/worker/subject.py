@@ -22,24 +22,21 @@ from acpfs.control.metrics import Metrics
 from acpfs.control.reports import (
     CheckpointFile,
     CheckpointReport,
-    ConflictReport,
     DurationsReport,
     FileState,
-    GuardedReport,
     HealthReport,
     HeldFile,
     MirrorReport,
-    QueueEntry,
     RamReport,
     Remaining,
     SpillReport,
     Status,
     UrgentReport,
-    Verdict,
     WorkerReport,
 )
 from acpfs.control.socket_messages import Json
 from acpfs.control.verbs import GUARDED
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import ConfigError
 from acpfs.filesystem.durations import BOUNDS_S, Durations
 from acpfs.filesystem.filesystem import FileSystemStatistics
@@ -64,21 +61,6 @@ PINNED_FULL = f"pins keep more than {PINNED_SHARE_MAX:.0%} of the RAM tier's bud
 STATUS_QUEUE_ENTRIES_MAX = 100
 PROBLEM_LOOK_S = 2.0
 HASH_BUFFER_BYTES = 4 << 20
-ENGINE_COUNTERS = (
-    "persisted_ops",
-    "persisted_bytes",
-    "streamed_bytes",
-    "retries",
-    "elided_ops",
-    "discarded_ops",
-    "restarted_streams",
-    "verified_files",
-    "verify_failures",
-    "equal_files",
-    "equal_bytes",
-    "repairs",
-    "commit_groups",
-)
 RELEASED_BECAUSE = ("newer", "small", "time", "operator", "space", "needed")
 """Why held deletions were carried out."""
 UNPERSISTED = ("writing", "complete", "interrupted")
@@ -143,7 +125,7 @@ class WorkerSubject:
                 os.getpid(), parts.started_at, __version__, link.workers_before + 1, link.pause_s, link.reason, link.reload_failed
             ),
             ram=ram,
-            queue=[_entry(entry, now) for entry in engine.queue[:STATUS_QUEUE_ENTRIES_MAX]],
+            queue=list(engine.queue[:STATUS_QUEUE_ENTRIES_MAX]),
             queue_length=engine.queued_ops,
             queue_bytes=engine.dirty_bytes,
             parked=sum(entry.state != "withheld" for entry in engine.parked),
@@ -159,10 +141,10 @@ class WorkerSubject:
             on_failure="native" if self._life.beneath else "stop",
             bypassed_since=bypassed[0] if bypassed else None,
             bypass_reason=bypassed[1] if bypassed else None,
-            conflicts=[_conflict(conflict) for conflict in engine.conflicts],
+            conflicts=list(engine.conflicts),
             conflicts_total=engine.conflicts_total,
             spill=_spill(fs.spill, fs.unmirrored),
-            guarded=[_guarded(held) for held in engine.guard.checkpoints],
+            guarded=list(engine.guard.checkpoints),
             guarded_operations=engine.guard.operations,
             held_files=[HeldFile(os.fsdecode(h.path), h.reason, now - h.since_s, h.resident_bytes) for h in fs.held],
             waiting=[waiting_reports.writer(one) for one in fs.waiting],
@@ -172,12 +154,12 @@ class WorkerSubject:
             durations=durations,
         )
 
-    def _health(self, refused: Sequence[engine_records.QueuedOp]) -> HealthReport:
+    def _health(self, refused: Sequence[QueueEntry]) -> HealthReport:
         """Calls that are answered well are no sign of health while the directory refuses operations for good."""
         health = self._parts.calls.health.statistics()
         state, error = health.state, health.last_error
         if state == "ok" and refused:
-            state, error = "refusing", f"{refused[0].kind} {refused[0].name}: {refused[0].last_detail}"
+            state, error = "refusing", f"{refused[0].operation} {refused[0].name}: {refused[0].last_detail}"
         return HealthReport(
             state,
             health.since,
@@ -246,8 +228,7 @@ class WorkerSubject:
             return remaining(parts.log, until, paths, parts.fs.changes.display_path)
 
     def left(self, until: int) -> list[QueueEntry]:
-        now = time.time()
-        return [_entry(entry, now) for entry in self._parts.engine.statistics().queue if entry.seq <= until]
+        return [entry for entry in self._parts.engine.statistics().queue if entry.seq <= until]
 
     def interrupted(self) -> list[QueueEntry]:
         with self._parts.fs.lock:
@@ -273,7 +254,7 @@ class WorkerSubject:
     async def recorded(self) -> None:
         await self._parts.engine.recorded()
 
-    async def restore(self, verdict: Verdict) -> int | str:
+    async def restore(self, verdict: Verification) -> int | str:
         """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be wrong too."""
         path, parts = os.fsencode(verdict.path), self._parts
         with parts.fs.lock:
@@ -297,13 +278,13 @@ class WorkerSubject:
     def retry(self, path: bytes) -> int:
         with self._parts.fs.lock:
             statistics = self._parts.engine.statistics()
-            failed = {entry.seq for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
+            failed = {Seq(entry.seq) for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
             resumed = self._parts.fs.interrupted.store(path)
         return resumed + (self._parts.engine.retry(failed) if failed else 0)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
-            parked = [entry.seq for entry in self._parts.engine.statistics().parked if _below(entry, path)]
+            parked = [Seq(entry.seq) for entry in self._parts.engine.statistics().parked if _below(entry, path)]
             dropped, left = self._parts.fs.interrupted.discard(path)
         return dropped + (self._parts.engine.discard(parked) if parked else 0), left
 
@@ -330,7 +311,7 @@ class WorkerSubject:
 
     def guarded(self) -> list[GuardedReport]:
         with self._parts.fs.lock:
-            return [_guarded(held) for held in self._parts.engine.guard.statistics().checkpoints]
+            return list(self._parts.engine.guard.statistics().checkpoints)
 
     def release(self, path: bytes) -> int:
         return self._parts.engine.guard.release(tuple(path.split(b"/")) if path else ())
@@ -367,25 +348,21 @@ class WorkerSubject:
         rows = self._parts.manifest.rows(tuple(path.split(b"/")) if path else ())
         return next(rows, None) is not None
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
         """Each verdict is fetched by a call of its own, so that a hang is cancellable between two files."""
         good, began_at = set[bytes](), time.time()
         verdicts = self._parts.verifier.verify([tuple(path.split(b"/")) if path else () for path in paths])
         while True:
             future = self._parts.calls.verifies.submit("verify", next, verdicts, None)
             await settled(future)
-            verdict: engine_records.Verification | None = future.result()
+            verdict: Verification | None = future.result()
             if verdict is None:
                 for path in paths or [b""]:
                     self._view.verified(path, good, began_at)
                 return
             if verdict.status == "ok":
                 good.add(os.fsencode(verdict.path))
-            await tell(
-                Verdict(
-                    os.fspath(verdict.path), verdict.status, verdict.size, verdict.expected or None, verdict.found or None, verdict.error
-                )
-            )
+            await tell(verdict)
 
 
 def _digest_and_close(fd: int, size: int) -> str:
@@ -395,32 +372,6 @@ def _digest_and_close(fd: int, size: int) -> str:
         return of_reads(lambda piece, at: os.preadv(fd, [piece], at), buffer, size)[0]
     finally:
         os.close(fd)
-
-
-def _entry(entry: engine_records.QueuedOp, now: float) -> QueueEntry:
-    return QueueEntry(
-        seq=entry.seq,
-        name=entry.name,
-        operation=entry.kind,
-        size=entry.size,
-        state=entry.state,
-        age_s=max(0.0, now - entry.logged_at),
-        tries=entry.tries,
-        last_error=entry.last_error,
-        last_detail=entry.last_detail,
-        next_attempt=entry.next_attempt_at or None,
-        streamed_bytes=entry.streamed_bytes,
-        why=entry.why,
-    )
-
-
-def _conflict(conflict: engine_records.Conflict) -> ConflictReport:
-    return ConflictReport(os.fsdecode(conflict.path), conflict.kind, os.fsdecode(conflict.kept_as) or None, conflict.at)
-
-
-def _guarded(held: engine_records.GuardedCheckpoint) -> GuardedReport:
-    path, kept_as = os.fsdecode(held.path), os.fsdecode(held.kept_as) or None
-    return GuardedReport(path, kept_as, held.operations, held.files, held.size_bytes, held.since, held.until, held.why)
 
 
 def _orphan(path: tuple[bytes, ...]) -> str:
@@ -481,7 +432,7 @@ def _durations(durations: Durations) -> dict[str, DurationsReport]:
 
 def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) -> dict[str, int]:
     """Everything that is counted, by one flat name each. Under the lock."""
-    counters = {name: int(getattr(engine, name)) for name in ENGINE_COUNTERS}
+    counters: dict[str, int] = asdict(engine.counters)
     counters |= {name: value for name, value in asdict(fs.lower_view).items() if isinstance(value, int)}
     counters |= {name: value for name, value in asdict(fs.warm).items() if name != "warming"}
     counters |= {name: value for name, value in asdict(fs.content).items() if name.startswith(("evicted", "copied"))}
@@ -498,5 +449,5 @@ def _counters(fs: Any, engine: engine_records.EngineStatistics, parts: Parts) ->
     return counters
 
 
-def _below(entry: engine_records.QueuedOp, path: bytes) -> bool:
+def _below(entry: QueueEntry, path: bytes) -> bool:
     return not path or is_below_any(os.fsencode(entry.name), (path,))

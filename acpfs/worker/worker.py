@@ -30,9 +30,9 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import OnFailure, Settings, Transport
 from acpfs.control import registry
 from acpfs.control.registry import MountRecord
-from acpfs.control.reports import QueueEntry
 from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
+from acpfs.drain_records import QueueEntry
 from acpfs.errors import ExitCode, MachineError, RefusedError
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
@@ -245,9 +245,7 @@ class Worker:
         """What a killed worker's call still does must not come after what this one does with the same file."""
         stuck = self.link.kept.get(STUCK)
         if stuck:
-            log.warning(
-                "a killed worker's call on the backing directory has not returned: the drain begins when it has", workers=len(stuck)
-            )
+            log.warning("a call of a killed worker on the backing directory has not returned: the drain waits for it", workers=len(stuck))
             ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
             self._parts.fs.earlier_calls.begin_after(ended)

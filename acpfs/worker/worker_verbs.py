@@ -13,10 +13,11 @@ from dataclasses import asdict
 
 import trio
 
-from acpfs.control.reports import StayedFile, Verdict
+from acpfs.control.reports import StayedFile
 from acpfs.control.socket_messages import BadRequestError, ControlRequest, Json, RemoteError
 from acpfs.control.verbs import BATCH_ITEMS, PROGRESS_INTERVAL_S, Answer
 from acpfs.control.worker_contract import Report
+from acpfs.drain_records import Verification
 from acpfs.errors import AcpfsError, DeadlineError, ExitCode, RefusedError
 from acpfs.filesystem.nodes import Node
 from acpfs.worker.assembly import Parts
@@ -105,7 +106,7 @@ class WorkerVerbs:
             raise BadRequestError(f"{request.verb}: for no time at all")
         node = await self._found(path)
         if not node.is_dir and not node.is_file:
-            raise RefusedError(f"{os.fsdecode(path)} is no directory and no file (a symlink to one is neither): name that itself")
+            raise RefusedError(f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one")
         if request.uid not in (0, node.uid):
             raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
         fs = self._parts.fs
@@ -132,7 +133,7 @@ class WorkerVerbs:
         paths = request.paths()  # not in the nursery, which would wrap what it raises
         one_at_a_time = trio.Lock()
 
-        async def judge(verdict: Verdict) -> None:
+        async def judge(verdict: Verification) -> None:
             async with one_at_a_time:
                 await tell({"event": "items", "items": [asdict(verdict)]})
 
@@ -193,7 +194,7 @@ class WorkerVerbs:
         except OSError as error:
             raise AcpfsError(f"the backing directory does not let the record be removed: {error.strerror}") from error
         if not forgotten:
-            raise RefusedError(f"{node} lives, or there is no node of that name: only one that is missing can be forgotten")
+            raise RefusedError(f"{node} is alive, or does not exist: only a missing node can be forgotten")
         return {"node": node}
 
 

@@ -12,18 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
-from threading import RLock
+from dataclasses import replace
 
 import trio
 
-from acpfs.backing.calls import CallPools
-from acpfs.backing.lower import ASIDE_PREFIX, Lower
-from acpfs.config import Settings, SpillMode
+from acpfs.backing.lower import ASIDE_PREFIX
+from acpfs.config import SpillMode
 from acpfs.errors import FULL_ERRNOS, errno_name
 from acpfs.logger import get_logger
-from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.commits.commit import Committer
@@ -37,10 +33,8 @@ from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.failures.failures import Failures
 from acpfs.writeback.failures.retry import RetryPolicy
 from acpfs.writeback.guard.guard import Guard
-from acpfs.writeback.listener import Listener
 from acpfs.writeback.log.dependents import with_dependents
-from acpfs.writeback.log.log import REMOVING, OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.ops import Op, VersionState
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
@@ -48,7 +42,8 @@ from acpfs.writeback.manifest.manifest_writer import ManifestWriter
 from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.order.order import Order
-from acpfs.writeback.report import Totals, queue_entries
+from acpfs.writeback.parts import DrainParts
+from acpfs.writeback.report import queue_entries
 from acpfs.writeback.sources.source import AbandonedError
 from acpfs.writeback.sources.spill import Spill
 from acpfs.writeback.streams.bandwidth import TokenBucket
@@ -75,65 +70,39 @@ class Engine:
 
     def __init__(
         self,
-        log: OperationLog,
-        tree: LowerTree,
-        tier: Tier,
-        lower: Lower,
-        calls: CallPools,
+        parts: DrainParts,
         manifest: Manifest,
-        listener: Listener,
-        lock: RLock,
-        state: StateDatabase,
-        settings: Settings,
         spill: Spill | None = None,
         before: Callable[[Op], None] = lambda _op: None,
         place: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Starts nothing; `run` does. `spill`: where versions are that have left RAM; `before`: see `Committer`; `place`: see `Stagger`."""
-        self._ops, self._tree, self._lower, self._calls, self._tier = log, tree, lower, calls, tier
-        self._listener, self._lock, self._state, self._settings = listener, lock, state, settings
+        self._parts, self._lock, self._listener, self.section = parts, parts.lock, (listener := parts.listener), parts.section
+        self._lower, self._ops, self._tier, self._calls = (lower := parts.lower), (log := parts.log), (tier := parts.tier), parts.calls
+        self._counters, settings = parts.counters, parts.settings
         self._due: dict[Seq, float] = {}
         self._noted, self._paused = 0, False
-        self._totals = Totals()
         self._bucket = TokenBucket(settings.bandwidth)
         self._retry = RetryPolicy(settings.retry_delay_min_s, settings.retry_delay_max_s)
-        self._garbage = Garbage(lower, calls.streams)
-        self._spares = Spares(lower, lock, listener.version_of_open_file, self._garbage.remove_nowait)
-        self._equal = EqualFiles(lower, tree, lock, manifest.digest, lambda: bool(self.gate.has_peers))
+        self._garbage = Garbage(lower, self._calls.streams)
+        self._spares = Spares(parts, self._garbage.remove_nowait)
+        equal = EqualFiles(parts, manifest.digest, lambda: bool(self.gate.has_peers))
         give_way = GiveWay(listener.is_writing, self._is_pressed, log.clock.age_s)
-        self._checksums = WaitingChecksums(log, tier, calls.streams, lock, listener, give_way, self.section)
-        self._streamer = Streamer(
-            lower,
-            tree,
-            tier,
-            log,
-            state,
-            lock,
-            self._bucket,
-            self._garbage.remove,
-            listener=listener,
-            give_way=give_way,
-            verify_after_write=settings.verify_after_write,
-            spares=self._spares,
-            on_staged=self._go_on,
-            spill=spill,
-            equal=self._equal,
-        )
-        self._conflicts = Conflicts(lower, tree, state, lock, listener.left_as)
-        applied, there = self._streamer.applied, Whereabouts(lower, tree, log, lock, listener.left_as)
-        parts = (lower, tree, log, manifest, state, lock, applied, self._conflicts, self._spares, there, before)
+        self._checksums = WaitingChecksums(parts, give_way)
+        self._streamer = Streamer(parts, self._bucket, self._garbage.remove, give_way, self._spares, spill, equal, self._go_on)
+        self._conflicts = Conflicts(parts)
+        applied, there = self._streamer.applied, Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as)
         one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
-        self._committer = Committer(*parts, restaged=listener.restaged, one_by_one=one_by_one)
-        recheck = Recheck(lower, tree, lock, self._committer, there)
-        self._flusher = Flusher(lower, tree, log, listener, calls.syncs, lock, self._retry, recheck.look)
+        self._committer = Committer(parts, manifest, applied, self._conflicts, self._spares, there, before, one_by_one=one_by_one)
+        self._flusher = Flusher(parts, self._retry, Recheck(parts, self._committer, there).look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
-        self._failures = Failures(log, self._queue, self._retry, self._due, listener)
+        self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)
         freed = lambda op: self.guard.is_free(op)  # noqa: E731, PLW0108 - there is no guard yet
         self.gate: Gate = Gate(log, pointers.makes, pointers.takes, settings.cluster_order, freed, listener.directory_of)
-        self.guard: Guard = Guard(log, tree, lower, calls.syncs, listener, state, settings, self.section, self.wake, self.gate)
-        self._order = Order(log, tree, pointers, self.gate, self._due, self._elide, self.guard, listener.is_directory)
-        self._manifest = ManifestWriter(manifest, calls.commits, is_idle=lambda: not len(log))
+        self.guard: Guard = Guard(parts, self.gate)
+        self._order = Order(parts, pointers, self.gate, self._due, self._elide, self.guard)
+        self._manifest = ManifestWriter(manifest, self._calls.commits, is_idle=lambda: not len(log))
         self._courtesy = Courtesy(listener.idle_s, lambda: log.is_awaited() or tier.waiting() > 0)
         self.stagger = Stagger(settings.stagger_s, place)
         self._streams_stand_back = self._commits_stand_back = False
@@ -222,17 +191,6 @@ class Engine:
         for name in found:
             if name not in needed and not name.startswith(ASIDE_PREFIX):
                 self._lower.remove_staging(name)
-
-    @contextmanager
-    def section(self) -> Iterator[None]:
-        """Under the lock, one transaction; whose wait is over is told afterwards, without the lock."""
-        with self._lock:
-            try:
-                yield
-            finally:
-                self._state.commit()
-                deliver = self._ops.answer_waiters()
-        deliver()
 
     def _appended(self, op: Op) -> None:
         """Small work rings at nobody who stands back: each ring costs 0.1 ms of the interpreter, and they look again by themselves."""
@@ -392,15 +350,15 @@ class Engine:
         self._stream_bell.ring()
 
     def _finish(self, result: GroupOutcome) -> None:
-        self._totals.commit_groups += bool(result.done)
+        self._counters.commit_groups += bool(result.done)
         for op, stat in result.done:
             self.guard.finishing(op)
             self.gate.persisted(op)
             self._failures.persisted(op)
             self._remove(op)
-            self._totals.persisted_ops += 1
+            self._counters.persisted_ops += 1
             if op.version is not None:
-                self._totals.persisted_bytes += op.version.size
+                self._counters.persisted_bytes += op.version.size
                 self._spares.persisted(op.version)
             self._listener.persisted(op, stat)
         self.guard.noted(op for op, _stat in result.done)
@@ -443,6 +401,7 @@ class Engine:
             if heir is not None:
                 self._rewritten_since[heir.seq] = self._rewritten_since.get(left_out.seq, left_out.logged_at)
         self._ops.leave_out(window)
+        self._counters.elided_ops += len(window)
         for left_out in window:
             self._give_up(left_out)
         return True
@@ -515,12 +474,12 @@ class Engine:
     def discard(self, seqs: Iterable[Seq]) -> int:
         """Give operations up, with those that need them (below a directory that will not be made); returns how many. Thread-safe."""
         with self.section():
-            chosen = with_dependents(self._ops, self._tree, set(seqs))
+            chosen = with_dependents(self._ops, self._parts.tree, set(seqs))
             for op in chosen:
                 self._its_turn(op)
                 self._ops.remove(op)
                 self._give_up(op)
-            self._totals.discarded_ops += len(chosen)
+            self._counters.discarded_ops += len(chosen)
         self.wake()
         return len(chosen)
 
@@ -565,8 +524,8 @@ class Engine:
         """What `status`, the metrics and the tests see. Thread-safe."""
         with self._lock:
             front = self._ops.front(QUEUE_ENTRIES_MAX)
-            counters = self._streamer.counters
             return EngineStatistics(
+                counters=replace(self._counters),
                 queued_ops=len(self._ops),
                 dirty_bytes=self._ops.dirty_bytes,
                 staged_bytes=self._staged.bytes,
@@ -574,19 +533,6 @@ class Engine:
                 queue=queue_entries(front, self._listener, self._order.why),
                 streaming=queue_entries((s.op for s in self._queue.active.values() if not s.abandoned), self._listener, self._order.why),
                 parked=queue_entries(self._ops.parked(), self._listener, self._order.why),
-                persisted_ops=self._totals.persisted_ops,
-                persisted_bytes=self._totals.persisted_bytes,
-                streamed_bytes=counters.streamed_bytes,
-                retries=self._retry.retries,
-                elided_ops=self._ops.elided_ops,
-                discarded_ops=self._totals.discarded_ops,
-                restarted_streams=counters.reread_chunks,
-                verified_files=counters.verified_files,
-                verify_failures=counters.verify_failures,
-                equal_files=counters.equal_files,
-                equal_bytes=counters.equal_bytes,
-                repairs=self._committer.repairs,
-                commit_groups=self._totals.commit_groups,
                 held=self._paused,
                 streams_max=self._queue.streams_max,
                 conflicts=tuple(self._conflicts.told),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 
 from acpfs.backing.member_records import NodeRecord
-from acpfs.types import Ino, Seq
+from acpfs.drain_records import ConflictReport, GuardedReport, QueueEntry
 from acpfs.writeback.log.ops import Op
 
 QUEUE_ENTRIES_MAX = 1000
@@ -14,70 +13,10 @@ QUEUE_ENTRIES_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedOp:
-    """One operation that the backing directory has not got yet."""
-
-    seq: Seq
-    ino: Ino
-    name: str
-    """Path below the mount point, as `ls` would show it."""
-    kind: str
-    size: int
-    state: str
-    """`complete`, `streaming`, `staged` for files, `queued` for others; `committing`, `held` (waits for a parked one), `parked` for all."""
-    streamed_bytes: int
-    tries: int
-    last_error: str | None
-    """Symbolic errno."""
-    last_detail: str | None
-    """The same in words."""
-    next_attempt_at: float
-    """Wall clock, seconds; 0 when none is scheduled."""
-    parked: bool
-    logged_at: float
-    digest: str
-    why: str
-    """Why it is not committed yet, in words (`verdicts`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """An operation that met what somebody had changed on the backing directory while the mount was away, or since it was deleted."""
-
-    path: bytes
-    """Below the backing directory; what is there was left alone."""
-    kind: str
-    kept_as: bytes
-    """Where the mount's content went instead; b"": the operation was not carried out."""
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class GuardedCheckpoint:
-    """A checkpoint that was deleted and stays on the backing directory for now."""
-
-    path: bytes
-    """Below the backing directory; `*` stands for what tells several files of one checkpoint apart."""
-    kept_as: bytes
-    """Where it lies, if it was moved from there."""
-    operations: int
-    """Deletions that are held back."""
-    files: int
-    size_bytes: int
-    """Of what lies there; 0 as long as nobody has looked."""
-    since: float
-    """Wall clock, seconds, of the first deletion."""
-    until: float
-    """Wall clock, seconds: when they are carried out in any case."""
-    why: str
-    """What they wait for, for people."""
-
-
-@dataclass(frozen=True, slots=True)
 class GuardStatistics:
     """The guard as of now."""
 
-    checkpoints: tuple[GuardedCheckpoint, ...]
+    checkpoints: tuple[GuardedReport, ...]
     """Oldest deletion first."""
     operations: int
     """All that is set aside: with removals of directories above."""
@@ -147,9 +86,35 @@ class ClusterStatistics:
     error: str
 
 
+@dataclass(slots=True)
+class DrainCounters:
+    """What the engine has done since it was made; its rooms add to it under the lock."""
+
+    persisted_ops: int = 0
+    persisted_bytes: int = 0
+    streamed_bytes: int = 0
+    """All bytes ever written into staging files, retries included."""
+    retries: int = 0
+    elided_ops: int = 0
+    discarded_ops: int = 0
+    restarted_streams: int = 0
+    """Pieces read a second time because the file was changed while it was streamed."""
+    verified_files: int = 0
+    verify_failures: int = 0
+    equal_files: int = 0
+    """Not streamed, because another node had stored the same bytes under the same name."""
+    equal_bytes: int = 0
+    repairs: int = 0
+    """Times the backing directory was not as left (parent removed, name taken from outside) and was put right, or taken as it is."""
+    commit_groups: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatistics:
     """The write-back engine as of now."""
+
+    counters: DrainCounters
+    """As they were then."""
 
     queued_ops: int
     dirty_bytes: int
@@ -158,45 +123,14 @@ class EngineStatistics:
     """Part of `dirty_bytes` that already lies in staging files."""
     oldest_logged_at: float | None
     """Wall clock, seconds: when the oldest queued operation was made; None when the log is empty."""
-    queue: tuple[QueuedOp, ...]
+    queue: tuple[QueueEntry, ...]
     """Oldest first, at most QUEUE_ENTRIES_MAX."""
-    streaming: tuple[QueuedOp, ...]
-    parked: tuple[QueuedOp, ...]
-    persisted_ops: int
-    persisted_bytes: int
-    streamed_bytes: int
-    """All bytes ever written into staging files, retries included."""
-    retries: int
-    elided_ops: int
-    discarded_ops: int
-    restarted_streams: int
-    """Pieces read a second time because the file was changed while it was streamed."""
-    verified_files: int
-    verify_failures: int
-    equal_files: int
-    """Not streamed, because another node had stored the same bytes under the same name."""
-    equal_bytes: int
-    repairs: int
-    """Times the backing directory was not as left (parent removed, name taken from outside) and was put right."""
-    commit_groups: int
+    streaming: tuple[QueueEntry, ...]
+    parked: tuple[QueueEntry, ...]
     held: bool
     """Paused by an operator or a test."""
     streams_max: int
-    conflicts: tuple[Conflict, ...]
+    conflicts: tuple[ConflictReport, ...]
     """The newest ones."""
     conflicts_total: int
     guard: GuardStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """Outcome for one file."""
-
-    path: PurePosixPath
-    """Relative to the backing directory; not-UTF-8 bytes as surrogate escapes."""
-    expected: str | None
-    found: str | None
-    status: str
-    """`ok`, `mismatch`, `missing` (recorded, but not there), `unknown` (there, but never recorded), `unreadable`."""
-    size: int
-    error: str | None = None

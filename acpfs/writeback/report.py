@@ -3,45 +3,31 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from acpfs.drain_records import QueueEntry
 from acpfs.errors import errno_name
-from acpfs.types import Ino
-from acpfs.writeback.engine_records import QueuedOp
 from acpfs.writeback.listener import Listener
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.verdicts import Why
 
 
-@dataclass(slots=True)
-class Totals:
-    """What the engine has done so far."""
-
-    persisted_ops: int = 0
-    persisted_bytes: int = 0
-    discarded_ops: int = 0
-    commit_groups: int = 0
-
-
-def queue_entry(op: Op, listener: Listener, why: Why) -> QueuedOp:
-    """One operation as `status` shows it."""
+def queue_entry(op: Op, listener: Listener, why: Why, now: float) -> QueueEntry:
+    """One operation as `status` shows it; `now`: wall clock."""
     version = op.version
-    return QueuedOp(
+    return QueueEntry(
         seq=op.seq,
-        ino=Ino(op.ino),
         name=os.fsdecode(listener.display_path(op)),
-        kind=op.kind.value,
+        operation=op.kind.value,
         size=version.size if version else 0,
         state=_state(op),
-        streamed_bytes=version.streamed_bytes if version else 0,
+        age_s=max(0.0, now - op.logged_at),
         tries=op.tries,
         last_error=errno_name(op.last_error) if op.last_error else None,
         last_detail=_detail(op),
-        next_attempt_at=op.next_attempt_at,
-        parked=op.parked,
-        logged_at=op.logged_at,
-        digest=version.digest if version else "",
+        next_attempt=op.next_attempt_at or None,
+        streamed_bytes=version.streamed_bytes if version else 0,
         why=why.value,
     )
 
@@ -51,9 +37,10 @@ def _detail(op: Op) -> str | None:
     return None if op.last_error is None or op.withheld else op.last_detail or os.strerror(op.last_error)
 
 
-def queue_entries(ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]) -> tuple[QueuedOp, ...]:
+def queue_entries(ops: Iterable[Op], listener: Listener, why: Callable[[Op], Why]) -> tuple[QueueEntry, ...]:
     """Several of them."""
-    return tuple(queue_entry(op, listener, why(op)) for op in ops)
+    now = time.time()
+    return tuple(queue_entry(op, listener, why(op), now) for op in ops)
 
 
 def _state(op: Op) -> str:

@@ -67,7 +67,7 @@ def test_every_setting_is_an_option_with_its_default(tmp_path: Path) -> None:
         ("main", ["mount", "/etc/passwd", "/mnt"], ExitCode.ENVIRONMENT, "backing directory /etc/passwd is not a directory"),
         ("main", ["mount", "/tmp", "/etc/passwd"], ExitCode.ENVIRONMENT, "mount point /etc/passwd is not a directory"),
         ("main", ["mount", "/tmp", "/mnt", "--ram", "900T"], ExitCode.ENVIRONMENT, "more than this machine has"),
-        ("main", ["mount", "/", "/mnt"], ExitCode.REFUSED, "lie in one another"),
+        ("main", ["mount", "/", "/mnt"], ExitCode.REFUSED, "lie one inside the other"),
     ],
 )
 def test_a_users_error_is_one_line_and_a_code(module: str, words: list[str], code: ExitCode, said: str, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What `acpfs deploy dashboard` and `alerts` print: valid, and of metrics that exist; promtool judges the rules where it is installed."""
+"""What `acpfs deploy dashboard` and `alerts` print: valid, and of metrics that exist; promtool judges the rules where it is installed.
+
+With it they are long: Debian's package is 19 MB for two tests of texts that seldom change; `tools/test cli` installs it.
+"""
 
 from __future__ import annotations
 
@@ -127,6 +130,7 @@ def promtool(directory: Path, *words: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.clause("S321")
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
 def test_prometheus_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text(printed("alerts"))
@@ -135,6 +139,7 @@ def test_prometheus_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     promtool(tmp_path, "test", "rules", "tests.yaml")
 
 
+@pytest.mark.long
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
 def test_each_query_of_the_dashboard_is_one(tmp_path: Path) -> None:

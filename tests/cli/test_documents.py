@@ -11,8 +11,9 @@ from attrs import NOTHING
 
 from acpfs.cli.main import COMMANDS
 from acpfs.config import CHANGEABLE, FIELDS, option_name
-from acpfs.control.reports import FileState, HealthReport, QueueEntry, RamReport, Status, Verdict, WaitingReport, WorkerReport
+from acpfs.control.reports import FileState, HealthReport, RamReport, Status, WaitingReport, WorkerReport
 from acpfs.control.verb_table import VERBS
+from acpfs.drain_records import QueueEntry, Verification
 from acpfs.errors import ExitCode
 from acpfs.worker.setting_changes import CHANGES
 
@@ -55,7 +56,7 @@ def test_every_command_is_in_a_table(name: str) -> None:
     assert re.search(rf"^\| `{name}\b", OPERATIONS, re.MULTILINE)
 
 
-@pytest.mark.parametrize("record", [Status, RamReport, WaitingReport, QueueEntry, HealthReport, WorkerReport, FileState, Verdict])
+@pytest.mark.parametrize("record", [Status, RamReport, WaitingReport, QueueEntry, HealthReport, WorkerReport, FileState, Verification])
 def test_every_json_field_is_described(record: type) -> None:
     section = OPERATIONS[OPERATIONS.index("## JSON") : OPERATIONS.index("## Configuration")]
     assert [field.name for field in fields(record) if f"`{field.name}`" not in section] == []

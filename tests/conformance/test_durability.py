@@ -15,6 +15,7 @@ from tests.rig.mounts import CommandError, MakeMount, is_mounted
 from tests.rig.processes import Child
 
 clause = pytest.mark.clause
+every_lane = pytest.mark.every_lane
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 NORMAL_S = 30.0
 """Far more than any of these calls takes on a busy machine, far less than the time limit on the backing directory."""
@@ -31,6 +32,7 @@ def backing(tmp_path: Path) -> Path:
 
 
 @clause("S3", "S4", "S43")
+@every_lane
 def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=0.1, patience=0.1)
     run = mount.path / "run"
@@ -72,6 +74,7 @@ def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: M
 
 
 @clause("S3")
+@every_lane
 def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, attr_timeout=60, max_dirty_age=0)
     (mount.path / "run").mkdir()
@@ -93,6 +96,7 @@ def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_
 
 
 @clause("S13", "S7")
+@every_lane
 def test_what_is_not_closed_is_not_in_the_backing_directory(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0)
     with open(mount.path / "f", "wb", buffering=0) as file:
@@ -106,6 +110,7 @@ def test_what_is_not_closed_is_not_in_the_backing_directory(transport: str, make
 
 
 @clause("S15", "S14")
+@every_lane
 def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     fault_fs.freeze(["writes"])
@@ -121,6 +126,7 @@ def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, faul
 
 
 @clause("S16")
+@every_lane
 def test_durable_fsync_waits_until_it_is_persisted(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, fsync="durable")
     rule = fault_fs.freeze(["fsync"])
@@ -151,6 +157,7 @@ def test_durable_fsync_of_a_directory_waits_too(transport: str, make_mount: Make
 
 @clause("S17")
 @pytest.mark.parametrize("flag", [os.O_SYNC, os.O_DSYNC], ids=["O_SYNC", "O_DSYNC"])
+@every_lane
 def test_sync_writes_are_durable_in_every_mode(transport: str, make_mount: MakeMount, fault_fs: FaultFs, flag: int) -> None:
     mount = make_mount(fault_fs.path, transport)
     fd = os.open(mount.path / "f", os.O_CREAT | os.O_WRONLY | flag, 0o644)
@@ -288,6 +295,7 @@ def test_what_sigterm_leaves_is_drained_by_the_next_mount(transport: str, make_m
 
 
 @clause("S22")
+@every_lane
 def test_what_a_killed_daemon_left_is_shown_and_drained(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport)
     (mount.path / "persisted").write_bytes(b"p")
@@ -313,6 +321,7 @@ def test_what_a_killed_daemon_left_is_shown_and_drained(transport: str, make_mou
 
 
 @clause("S22")
+@every_lane
 def test_a_file_whose_writer_was_lost_waits_for_a_decision(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0)
     os.listdir(mount.path)

@@ -14,6 +14,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.syscalls import RENAME_EXCHANGE, rename2
 
 clause = pytest.mark.clause
+every_lane = pytest.mark.every_lane
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
@@ -135,6 +136,7 @@ def test_read_only_backing_directory_keeps_everything(transport: str, make_mount
 
 @clause("S25", "S7")
 @pytest.mark.parametrize("fault", ["tear", "short"])
+@every_lane
 def test_torn_writes_are_never_published(transport: str, make_mount: MakeMount, fault_fs: FaultFs, fault: str) -> None:
     mount = make_mount(fault_fs.path, transport, **QUICK)
     fault_fs.rule(fault, ops=["write"], probability=0.5, times=30, seed=1)

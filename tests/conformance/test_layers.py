@@ -18,6 +18,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.syscalls import error_of
 
 clause = pytest.mark.clause
+every_lane = pytest.mark.every_lane
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 
@@ -40,6 +41,7 @@ def eventually(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 @clause("S1")
+@every_lane
 def test_after_a_drain_both_sides_are_the_same(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport)
     top = mount.path / "run"
@@ -239,6 +241,7 @@ def test_what_is_created_and_deleted_meanwhile_costs_nothing(transport: str, mak
 
 
 @clause("S12")
+@every_lane
 def test_a_file_that_stays_open_is_committed_now_and_then(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, max_dirty_age=0.3)
     with open(mount.path / "train.log", "ab", buffering=0) as log:
@@ -250,6 +253,7 @@ def test_a_file_that_stays_open_is_committed_now_and_then(transport: str, make_m
 
 
 @clause("S12", "S230", "S231", "S233")
+@every_lane
 def test_a_large_log_is_stored_in_two_files_that_take_turns(transport: str, make_mount: MakeMount, backing: Path) -> None:
     mount = make_mount(backing, transport, max_dirty_age=0.3)
     stored, numbers, begin = backing / "train.log", [], os.urandom(3 << 20)
@@ -278,6 +282,7 @@ def test_a_large_log_is_stored_in_two_files_that_take_turns(transport: str, make
 
 
 @clause("S30")
+@every_lane
 def test_files_that_were_there_before(transport: str, make_mount: MakeMount, backing: Path) -> None:
     (backing / "old" / "sub").mkdir(parents=True)
     data = os.urandom(2_000_000)
@@ -307,6 +312,7 @@ def test_files_that_were_there_before(transport: str, make_mount: MakeMount, bac
 
 
 @clause("S28")
+@every_lane
 def test_changes_from_outside_become_visible(transport: str, make_mount: MakeMount, backing: Path) -> None:
     (backing / "d").mkdir()
     (backing / "d" / "f").write_bytes(b"one")
@@ -325,6 +331,7 @@ def test_changes_from_outside_become_visible(transport: str, make_mount: MakeMou
 
 
 @clause("S28")
+@every_lane
 def test_a_persisted_file_changed_outside_is_read_anew(transport: str, make_mount: MakeMount, backing: Path) -> None:
     """The RAM tier still has our content, and must not serve it any more."""
     mount = make_mount(backing, transport, attr_timeout=0.2)
@@ -371,6 +378,7 @@ def test_links_from_before_the_mount_are_one_file_once_they_are_seen(transport: 
 
 
 @clause("S44")
+@every_lane
 def test_a_mapping_of_a_file_that_was_once_in_passthrough_is_of_the_current_content(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
@@ -397,6 +405,7 @@ def test_a_mapping_of_a_file_that_was_once_in_passthrough_is_of_the_current_cont
 
 
 @clause("X9", "S49")
+@every_lane
 def test_who_reads_the_backing_directorys_own_file_goes_on_with_it_when_it_is_rewritten(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:
@@ -414,6 +423,7 @@ def test_who_reads_the_backing_directorys_own_file_goes_on_with_it_when_it_is_re
 
 
 @clause("X7")
+@every_lane
 def test_a_file_that_is_read_from_the_backing_directory_is_never_mapped_writable_there(
     transport: str, make_mount: MakeMount, backing: Path
 ) -> None:

@@ -19,6 +19,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.processes import Child
 
 clause = pytest.mark.clause
+pytestmark = pytest.mark.every_lane
 SIZE = 1 << 20
 OLD, NEW = b"o" * SIZE, b"n" * SIZE
 

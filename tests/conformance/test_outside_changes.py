@@ -15,7 +15,7 @@ import pytest
 
 from tests.rig.mounts import AcpfsMount, MakeMount
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.every_lane]
 
 TIMEOUT_S = 1.0
 LONG_TIMEOUT_S = 5.0

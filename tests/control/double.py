@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -15,17 +16,15 @@ from acpfs.control.reports import (
     CheckpointReport,
     DurationsReport,
     FileState,
-    GuardedReport,
     HealthReport,
-    QueueEntry,
     RamReport,
     Remaining,
     Status,
-    Verdict,
     WorkerReport,
 )
 from acpfs.control.server import ControlServer
 from acpfs.control.socket_messages import Json
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, RefusedError
 
 
@@ -35,7 +34,7 @@ class DoubleSubject:
     def __init__(self) -> None:
         self.ops: list[tuple[int, str, int, bool]] = []
         self.file_rows: list[FileState] = []
-        self.verdicts: list[Verdict] = []
+        self.verdicts: list[Verification] = []
         self.lost: list[QueueEntry] = []
         self.guarded_rows: list[GuardedReport] = []
         self.reports: list[CheckpointReport] = []
@@ -131,11 +130,11 @@ class DoubleSubject:
     def records(self, path: bytes) -> bool:
         return any(verdict.path.startswith(path.decode()) for verdict in self.verdicts)
 
-    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verdict], Awaitable[None]]) -> None:
+    async def verify(self, paths: Sequence[bytes], tell: Callable[[Verification], Awaitable[None]]) -> None:
         for verdict in self.verdicts:
             await tell(verdict)
 
-    async def restore(self, verdict: Verdict) -> int | str:
+    async def restore(self, verdict: Verification) -> int | str:
         return "its copy has left RAM"
 
     def retry(self, path: bytes) -> int:
@@ -199,3 +198,11 @@ def socket_of(server: ControlServer) -> Iterator[MountRecord]:
     """The record by which a client finds a server in this process."""
     pid = 1
     yield MountRecord("/mnt/x", "/b", "n", pid, process_started(pid), str(server.path), "0", str(Path(server.path).parent))
+
+
+def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
+    """Of a checkpoint that is safe, unless `changes` say otherwise."""
+    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
+    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
+    values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
+    return CheckpointReport(path, files=files, **values)

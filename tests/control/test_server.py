@@ -6,7 +6,6 @@ import socket
 import stat
 import struct
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ import trio
 
 from acpfs.control import client, server
 from acpfs.control.registry import MountRecord, process_started
-from acpfs.control.reports import CheckpointReport, FileState, GuardedReport, QueueEntry, Verdict
-from acpfs.control.request_slots import NoPlaceError, RequestSlots
-from acpfs.control.server import WAITING_MAX, ControlServer
+from acpfs.control.reports import FileState
+from acpfs.control.server import ControlServer
 from acpfs.control.verbs import answers
+from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
-from tests.control.double import DoubleSubject, socket_of
+from tests.control.double import DoubleSubject, report_of, socket_of
 
 TEST_LIMIT_S = 20
 
@@ -192,51 +191,6 @@ def test_a_bug_in_a_verb_is_answered_and_the_server_goes_on(tmp_path: Path) -> N
     serve(tmp_path, scenario)
 
 
-@pytest.mark.clause("S221")
-def test_too_many_that_wait_are_told_so_and_keep_nobody_else_out(tmp_path: Path) -> None:
-    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.ops = [(1, "a", 5, False)]
-        hanging = []
-        for _ in range(WAITING_MAX):
-            stream = await trio.open_unix_socket(record.socket)
-            await stream.send_all(b'{"verb": "flush"}\n')
-            await stream.receive_some(10)
-            hanging.append(stream)
-        for verb in ("flush", "watch", "verify"):
-            with pytest.raises(AcpfsError, match="too many control connections that wait"):
-                await ask(record, verb)
-        for _ in range(2):
-            await ask(record, "status")
-        subject.done(1)
-        for stream in hanging:
-            while await stream.receive_some(65536):
-                pass
-            await stream.aclose()
-        await ask(record, "flush")
-
-    assert serve(tmp_path, scenario).refused_clients == 3
-
-
-@pytest.mark.clause("S221")
-def test_members_of_the_control_group_leave_room_for_owner_and_root() -> None:
-    slots, group, owner = RequestSlots(4, "connections"), ExitStack(), ExitStack()
-    for _ in range(2):
-        group.enter_context(slots.one(owner=False))
-    with pytest.raises(NoPlaceError, match=r"too many connections of the control group \(2\)"):
-        group.enter_context(slots.one(owner=False))
-    for _ in range(2):
-        owner.enter_context(slots.one(owner=True))
-    for kind in (True, False):
-        with pytest.raises(NoPlaceError, match=r"too many connections \(4\)"):
-            owner.enter_context(slots.one(owner=kind))
-    group.close()
-    for _ in range(2):
-        owner.enter_context(slots.one(owner=True))
-    owner.close()
-    group.enter_context(slots.one(owner=False))
-    assert slots.taken == 1
-
-
 def test_a_client_that_goes_away_ends_its_request(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "a", 5, False)]
@@ -339,9 +293,9 @@ def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Pa
 
 def test_wait_verified_reads_back(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.verdicts = [Verdict("a", "ok"), Verdict("new", "unknown")]
+        subject.verdicts = [Verification("a", "ok"), Verification("new", "unknown")]
         assert (await ask(record, "wait", {"paths": ["a"], "verified": True}))["verified"] == 2
-        subject.verdicts.append(Verdict("b", "mismatch", 1, "x", "y"))
+        subject.verdicts.append(Verification("b", "mismatch", 1, "x", "y"))
         with pytest.raises(AcpfsError, match="1 of 3 files are not as they were written, first b: mismatch"):
             await ask(record, "wait", {"paths": ["a"], "verified": True})
 
@@ -509,13 +463,6 @@ def test_a_worker_that_is_killed_in_the_middle_of_an_answer_is_asked_again(tmp_p
 
     trio.run(main)
     listener.close()
-
-
-def report_of(path: str, files: int, **changes: Any) -> CheckpointReport:
-    values: dict[str, Any] = dict.fromkeys(("began_at", "verified_at", "save_s", "persist_s", "estimated_load_s"))
-    values |= {"save_dir": "", "step": 1, "epoch": 0, "state": "persisted", "persisted_files": files, "bytes": 1, "ram_bytes": 1}
-    values |= {"closed_at": 1e9, "persisted_at": 1e10, "loads_from": "ram", **changes}
-    return CheckpointReport(path, files=files, **values)
 
 
 def test_watching_tells_each_safe_checkpoint_once_and_again_when_it_has_changed(tmp_path: Path) -> None:

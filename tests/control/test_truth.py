@@ -8,7 +8,7 @@ import pytest
 
 from acpfs.control import verbs
 from acpfs.control.registry import MountRecord
-from acpfs.control.reports import Verdict
+from acpfs.drain_records import Verification
 from acpfs.errors import AcpfsError, ExitCode
 from tests.control.double import DoubleSubject
 from tests.control.test_server import ask, serve
@@ -64,7 +64,7 @@ def test_nothing_can_be_said_of_what_is_not_there(tmp_path: Path, verb: str, arg
 @pytest.mark.clause("S217")
 def test_what_is_recorded_and_gone_is_missing_and_not_unheard_of(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
-        subject.absent, subject.verdicts = {b"x"}, [Verdict("x", "missing")]
+        subject.absent, subject.verdicts = {b"x"}, [Verification("x", "missing")]
         assert [item["status"] for item in (await ask(record, "verify", {"paths": ["x"]}))["items"]] == ["missing"]
 
     serve(tmp_path, scenario)

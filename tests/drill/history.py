@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.drill.spec import Call, Entry, Tree, bytes_of, digest
+from tests.rig.moved_names import exchange, move
 
 
 @dataclass
@@ -211,12 +212,10 @@ class History:
 
     def _do_rename(self, old: str, new: str) -> None:
         self._publish_first(old)
-        self._put(self._take(old), old, new)
+        move(self.nodes, old, new)
 
     def _do_exchange(self, one: str, other: str) -> None:
-        first, second = self._take(one), self._take(other)
-        self._put(first, one, other)
-        self._put(second, other, one)
+        exchange(self.nodes, one, other)
 
     def _do_sync(self, below: str, files: dict[str, str], directories: list[str]) -> None:
         """rsync of a whole directory."""
@@ -235,17 +234,6 @@ class History:
         if isinstance(node, File) and node.published != node.now():
             node.publish()
             self._note()
-
-    def _take(self, path: str) -> dict[str, Node]:
-        taken = {p: n for p, n in self.nodes.items() if p == path or p.startswith(path + "/")}
-        for p in taken:
-            del self.nodes[p]
-        return taken
-
-    def _put(self, nodes: dict[str, Node], old: str, new: str) -> None:
-        self._take(new)
-        for path, node in nodes.items():
-            self.nodes[new + path[len(old) :]] = node
 
     def leave_open(self, path: str) -> None:
         """A library had a file open when its daemon died."""

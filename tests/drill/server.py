@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.drill import verdict
 from tests.drill.faults import Outcome, let_work, nothing_noticed
-from tests.drill.stand import Stand
+from tests.drill.stand import FaultyStand, Stand
 from tests.rig.faultfs import FaultFs
 from tests.rig.storage import open_storage
 from tests.rig.storage.servers import Storage, kill, stopped, until
@@ -22,10 +22,8 @@ CHANGES = ["write", "fsync", "create", "rename", "unlink", "mkdir", "rmdir", "li
 NAMES = ["rename", "unlink", "mkdir", "rmdir", "link", "symlink"]
 
 
-class ServerStand(Stand):
-    """A stand over the faulty file system."""
-
-    storage: FaultFs
+class ServerStand(FaultyStand):
+    """The backing directory lies on the faulty file system."""
 
     def make_backing(self) -> Path:
         self.storage = FaultFs(self.base / "disk", self.base / "backing", watchdog_s=3600.0)
@@ -35,15 +33,6 @@ class ServerStand(Stand):
     @property
     def shown(self) -> Path:
         return self.base / "disk"
-
-    def __exit__(self, *error: object) -> None:
-        if self.application is not None:
-            self.application.kill()
-            self.application = None
-        self.storage.clear()
-        self.mount.abort()
-        self.storage.stop()
-        super().__exit__(*error)
 
 
 def server_fails(stand: Stand) -> Outcome:

@@ -19,7 +19,7 @@ from tests.drill import points, verdict
 from tests.drill.faults import AT_RANDOM, IN_A_ROW, WORK_S_MAX, Outcome, die_somewhere, drain, let_work, nothing_noticed
 from tests.drill.history import differences
 from tests.drill.spec import Tree
-from tests.drill.stand import Stand
+from tests.drill.stand import FaultyStand, Stand
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, mounts_below
 
@@ -86,10 +86,8 @@ class MoveStand(SpillStand):
     mode = "move"
 
 
-class FailingStand(MoveStand):
+class FailingStand(FaultyStand, MoveStand):
     """The spill directory's disk is one that can fail."""
-
-    storage: FaultFs
 
     def make_spill(self) -> None:
         self.storage = FaultFs(self.spill_shown, self.spill, watchdog_s=3600.0)
@@ -98,15 +96,6 @@ class FailingStand(MoveStand):
     @property
     def spill_shown(self) -> Path:
         return self.base / "spill.disk"
-
-    def __exit__(self, *error: object) -> None:
-        if self.application is not None:
-            self.application.kill()
-            self.application = None
-        self.storage.clear()
-        self.mount.abort()
-        self.storage.stop()
-        super().__exit__(*error)
 
 
 class MirrorStand(SpillStand):

@@ -28,6 +28,7 @@ from tests.drill import clock, points, verdict
 from tests.drill.history import History
 from tests.drill.spec import JournalReader, Tree, tree_of
 from tests.drill.under_way import UnderWay
+from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import REPOSITORY, AcpfsMount, staging_files
 
 ANSWER_TIMEOUT_S = 90.0
@@ -434,3 +435,18 @@ def _wait_dead(pid: int) -> None:
                 raise TimeoutError(f"process {pid} does not die")
         finally:
             os.close(fd)
+
+
+class FaultyStand(Stand):
+    """Something of it lies on the faulty file system, which ends last."""
+
+    storage: FaultFs
+
+    def __exit__(self, *error: object) -> None:
+        if self.application is not None:
+            self.application.kill()
+            self.application = None
+        self.storage.clear()
+        self.mount.abort()
+        self.storage.stop()
+        super().__exit__(*error)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.filesystem import lanes
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino
@@ -58,6 +59,36 @@ def test_the_first_file_of_a_kind_goes_through_the_daemon_and_teaches_its_size(t
         await w.write(b"iter_200.pt", b"x" * 2 * MIB)
         assert await lane_of_new(w, b"iter_300.pt") is Lane.PASSTHROUGH
         assert await lane_of_new(w, b"another.pt") is Lane.DIRECT
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S335")
+def test_an_open_for_reading_waits_with_passthrough_for_a_writer_that_has_just_been_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may come to the end of the second open first, and would then end the first one with EIO."""
+
+    async def scenario(w: World) -> None:
+        ino = await w.write(b"f", b"x" * 1000)
+        writer = await opened(w, ino, os.O_WRONLY | os.O_SYNC)
+        assert writer.lane is Lane.DIRECT
+        early = await opened(w, ino, os.O_RDONLY)
+        assert early.lane is Lane.DIRECT
+        assert "somebody opens it in the daemon's lane at this moment" in reasons(w)
+        await w.close(early)
+        monkeypatch.setattr(lanes, "ARRIVAL_S", 0.0)
+        late = await opened(w, ino, os.O_RDONLY)
+        assert late.lane is Lane.PASSTHROUGH
+        monkeypatch.undo()
+        beside = await opened(w, ino, os.O_WRONLY | os.O_SYNC)  # it gets the file that the kernel has
+        again = await opened(w, ino, os.O_RDONLY)
+        assert (beside.lane, again.lane) == (Lane.DIRECT, Lane.PASSTHROUGH)
+        for file in (writer, late, beside, again):
+            await w.close(file)
+        alone = await opened(w, ino, os.O_RDONLY)  # who has closed it has had it
+        assert alone.lane is Lane.PASSTHROUGH
+        await w.close(alone)
 
     run(tmp_path, scenario)
 

@@ -32,7 +32,7 @@ def test_entries_of_somebody_else_keep_their_times_and_modes(tmp_path: Path, mon
         await w.write(b"top", b"t")
         await w.drained()
         assert (w.backing / "project/latest").read_bytes() == b"1"
-        assert w.engine.statistics().retries == 0
+        assert w.engine.statistics().counters.retries == 0
         refused = w.lower.refused_attributes()
         assert refused["times"] >= 4
         assert refused["mode"] >= 1

@@ -46,7 +46,7 @@ class Log:
 
     async def stored_by_age(self) -> int:
         """Returns how many bytes went to the storage for it."""
-        before = self._w.engine.statistics().streamed_bytes
+        before = self._w.engine.statistics().counters.streamed_bytes
         await self._w.do(self._w.fs.mark_old())
         with self._w.fs.lock:
             assert self._w.fs.freeze_old() == 1
@@ -55,7 +55,7 @@ class Log:
     async def drained(self, before: int) -> int:
         await self._w.drained()
         assert self.path.read_bytes() == self.data
-        return self._w.engine.statistics().streamed_bytes - before
+        return self._w.engine.statistics().counters.streamed_bytes - before
 
     async def grown_by_age(self, times: int = 1) -> list[int]:
         costs = []
@@ -85,7 +85,7 @@ def test_so_it_is_by_fsync_and_by_close(tmp_path: Path) -> None:
             await log.begin(4 * MiB)
             await log.stored_by_age()
             await log.grown_by_age(2)
-            before = w.engine.statistics().streamed_bytes
+            before = w.engine.statistics().counters.streamed_bytes
             await log.append(b"line")
             await w.do(w.fs.fsync(log.opened.handle, False))
             assert await log.drained(before) <= COSTS_BYTES_MAX
@@ -110,7 +110,7 @@ def test_so_it_is_for_a_program_that_opens_its_log_for_each_line(tmp_path: Path)
             await log.drained(0)
             costs = []
             for _line in range(6):
-                before = w.engine.statistics().streamed_bytes
+                before = w.engine.statistics().counters.streamed_bytes
                 log.opened = await w.do(w.fs.open(log.ino, os.O_WRONLY | os.O_APPEND, CALLER))
                 await log.append(b"line")
                 await w.close(log.opened)
@@ -175,7 +175,7 @@ def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(tmp_pa
             await w.drained()
             shown, now = (w.backing / "log").read_bytes(), os.pread(opened.backing_fd, 2 * size, 0)
             assert now.startswith(shown)
-            assert by_path or w.engine.statistics().streamed_bytes == size == len(shown)
+            assert by_path or w.engine.statistics().counters.streamed_bytes == size == len(shown)
             w.lower.meanwhile = lambda: None  # type: ignore[attr-defined]
             now = os.pread(opened.backing_fd, 2 * size, 0)
             await w.close(opened)

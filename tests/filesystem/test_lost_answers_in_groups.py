@@ -85,7 +85,7 @@ def test_what_was_committed_is_found(
             assert (state(w.backing) == after) == carried_out
         assert state(w.backing) == after
         statistics = w.engine.statistics()
-        assert (statistics.repairs, statistics.streamed_bytes) == (0, bytes_logged)
+        assert (statistics.counters.repairs, statistics.counters.streamed_bytes) == (0, bytes_logged)
 
     run(tmp_path, scenario)
 
@@ -113,6 +113,6 @@ def test_what_the_server_forgot_is_stored_again(
                 assert await w.read(await ino_of(w, name.encode())) == content
         assert flush.failed
         assert state(w.backing) == after
-        assert w.engine.statistics().repairs > 0
+        assert w.engine.statistics().counters.repairs > 0
 
     run(tmp_path, scenario)

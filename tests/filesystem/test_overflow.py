@@ -423,6 +423,38 @@ def test_the_next_worker_reads_what_is_renamed_and_not_yet_flushed(tmp_path: Pat
 
 
 @pytest.mark.clause("S255")
+def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has its place already, and its directory's flush does not return: other reads end with EIO then, and so does this one."""
+    hangs, go_on = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET) as w:
+            await write_blocks(w, b"big", 6)
+        async with world(tmp_path, budget_bytes=BUDGET, backing_timeout_s=0.1) as w:
+            flush = w.lower.sync_directory
+
+            def hang(directory: LowerPath) -> None:
+                hangs.set()
+                assert go_on.wait(60)
+                flush(directory)
+
+            monkeypatch.setattr(w.lower, "sync_directory", hang)
+            ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+            w.engine.hold(False)
+            try:
+                assert await trio.to_thread.run_sync(hangs.wait, 60)
+                with pytest.raises(OSError) as caught:
+                    await w.read(ino, 8 * MIB)
+                assert caught.value.errno == errno.EIO
+            finally:
+                go_on.set()
+            await w.drained()
+            assert await w.read(ino, 8 * MIB) == b"".join(map(block, range(6)))
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S255")
 def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three come at the same time, and one of them is killed while the staging file is being opened."""
     go_on = threading.Event()

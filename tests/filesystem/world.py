@@ -36,6 +36,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.mirror import Mirror, NoMirror, journal_name, read_mark
 from acpfs.writeback.sources.spill import Spill
 
@@ -218,7 +219,7 @@ async def world(
     spill = fs.spilling.spill if fs.spilling is not None else None
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
-    engine = Engine(log, tree, tier, lower, calls, manifest, fs.changes, fs.lock, state, settings, spill, before)
+    engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, fs.changes, calls, settings), manifest, spill, before)
     engine.hold(hold)
     made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:

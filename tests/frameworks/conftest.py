@@ -92,7 +92,7 @@ def files(backing: Path) -> list[Path]:
 
 def run(command: list[str], cwd: Path | None = None, timeout_s: float = WORKLOAD_TIMEOUT_S) -> str:
     """Run a program to its end; a failure shows what it said."""
-    quiet = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    quiet = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     done = subprocess.run(command, cwd=cwd, timeout=timeout_s, capture_output=True, text=True, env={**os.environ, **quiet}, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     return done.stdout

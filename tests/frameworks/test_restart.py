@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.frameworks.conftest import WORKLOADS, run
+from tests.frameworks.conftest import WORKLOAD_TIMEOUT_S, WORKLOADS, run
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(600)]
 STEPS, DIE_AT, SAVED = 10, 8, 6
 
 
@@ -22,7 +22,6 @@ def expected(torch_python: str, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 @pytest.mark.clause("S105")
-@pytest.mark.transports("native", "libfuse")
 def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str, expected: str) -> None:
     loop = [torch_python, str(WORKLOADS / "training_loop.py")]
     with FaultFs(tmp_path / "source", tmp_path / "backing") as faults:
@@ -31,7 +30,9 @@ def test_goes_on_bit_identical(tmp_path: Path, torch_python: str, transport: str
             for lost in (False, True):
                 top = mount.path / f"lost-{lost}"
                 top.mkdir()
-                died = subprocess.run([*loop, str(top), str(STEPS), str(DIE_AT)], timeout=120, check=False, capture_output=True)
+                died = subprocess.run(
+                    [*loop, str(top), str(STEPS), str(DIE_AT)], timeout=WORKLOAD_TIMEOUT_S, check=False, capture_output=True
+                )
                 assert died.returncode < 0, died
                 mount.flush()
                 if lost:

@@ -73,7 +73,7 @@ def test_a_spill_directory_is_looked_at(tmp_path: Path) -> None:
     ((verdict, text),) = spill_texts(tmp_path / "missing")
     assert (verdict, "does not exist" in text) == ("bad", True)
     ((verdict, text),) = spill_texts(tmp_path / "backing", tmp_path / "backing")
-    assert (verdict, "lie in one another" in text) == ("bad", True)
+    assert (verdict, "lie one inside the other" in text) == ("bad", True)
     (_, text), *notes = spill_texts(tmp_path / "disk", tmp_path / "backing")
     assert "GiB free" in text
     assert any("file system of the backing directory" in note for _verdict, note in notes)

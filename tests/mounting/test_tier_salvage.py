@@ -130,7 +130,7 @@ def test_names_that_no_file_can_have_lead_nowhere(tier: Path, tmp_path: Path, na
 def test_a_tier_in_use_and_a_target_in_use_are_refused(tier: Path, tmp_path: Path) -> None:
     with open(tmp_path / "tier.lock", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(RefusedError, match="a mount uses"):
+        with pytest.raises(RefusedError, match="is in use: read its files in the mount"):
             salvage(tier, tmp_path / "target")
     salvage(tier, tmp_path / "target")
     with pytest.raises(ConfigError, match="is not empty"):

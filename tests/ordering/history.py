@@ -17,6 +17,7 @@ from typing import Any
 import xxhash
 
 from tests.rig.journal import Entry, Tree, replay
+from tests.rig.moved_names import exchange, move
 from tests.rig.syscalls import RENAME_EXCHANGE, rename2
 
 
@@ -141,14 +142,12 @@ class Application:
     def rename(self, old: str, new: str) -> None:
         os.rename(self.root / old, self.root / new)
         self._freeze_first(old)
-        self._put(self._take(old), old, new)
+        move(self.nodes, old, new)
         self._done()
 
     def exchange(self, one: str, other: str) -> None:
         rename2(self.root / one, self.root / other, RENAME_EXCHANGE)
-        first, second = self._take(one), self._take(other)
-        self._put(first, one, other)
-        self._put(second, other, one)
+        exchange(self.nodes, one, other)
         self._done()
 
     def remove_tree(self, path: str) -> None:
@@ -163,17 +162,6 @@ class Application:
         if isinstance(node, File):
             node.freeze()
             self._done()
-
-    def _take(self, path: str) -> dict[str, Node]:
-        taken = {p: n for p, n in self.nodes.items() if p == path or p.startswith(path + "/")}
-        for p in taken:
-            del self.nodes[p]
-        return taken
-
-    def _put(self, nodes: dict[str, Node], old: str, new: str) -> None:
-        self._take(new)
-        for path, node in nodes.items():
-            self.nodes[new + path[len(old) :]] = node
 
 
 def check(

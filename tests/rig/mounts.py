@@ -31,6 +31,8 @@ REPOSITORY = Path(__file__).parents[2]
 MOUNT_TIMEOUT_S = 60.0
 WATCHDOG_S = 300.0
 UNMOUNT_TIMEOUT_S = 60.0
+CONTAINERS_END_S = 240.0
+"""As long as a test may take on a machine in heavy use: with 60 s this failed while a container's test was busy for longer."""
 LOOK_AGAIN_S = 0.02
 ENVIRONMENTS = {
     "auto": {},
@@ -129,15 +131,15 @@ class AcpfsMount:
         """
         done = self.run("acpfs", "umount", str(self.path), "--timeout", str(timeout_s), timeout_s=timeout_s + 30, check=False)
         if done.returncode == ExitCode.REFUSED and "in another mount namespace" in done.stderr:
-            self._wait_for_containers(timeout_s)
+            self._wait_for_containers()
         elif done.returncode != 0:
             raise CommandError(done)
         self._unwatch()
 
-    def _wait_for_containers(self, timeout_s: float) -> None:
+    def _wait_for_containers(self) -> None:
         """A container of a test that runs beside this one has all mounts that it found, for as long as it lives."""
         with contextlib.suppress(NotMountedError):  # it is gone by now
-            wait_gone(self.supervisor, timeout_s)
+            wait_gone(self.supervisor, CONTAINERS_END_S)
 
     @property
     def supervisor(self) -> int:

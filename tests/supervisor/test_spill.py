@@ -215,7 +215,7 @@ def test_places_that_cannot_be_a_spill_directory_are_refused(tmp_path: Path, tra
     (tmp_path / "mnt").mkdir()
     mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, spill=tmp_path / place)
     try:
-        with pytest.raises(CommandError, match=r"lie in one another|does not exist"):
+        with pytest.raises(CommandError, match=r"lie one inside the other|does not exist"):
             mount.start()
     finally:
         mount.abort()

@@ -133,7 +133,7 @@ def test_what_cannot_be_urgent_is_refused_in_one_line(mount: AcpfsMount, tmp_pat
     refused = {
         "gasp --for 2h": (ExitCode.REFUSED, "at most 3600 seconds"),
         "gasp --for 0": (ExitCode.USAGE, "for no time at all"),
-        "link": (ExitCode.REFUSED, "is no directory and no file"),
+        "link": (ExitCode.REFUSED, "is neither a directory nor a file"),
         "link/below": (ExitCode.FAILED, "No such file or directory"),
         "gone": (ExitCode.FAILED, "No such file or directory"),
         str(tmp_path): (ExitCode.NOT_MOUNTED, "lies in no acpfs mount"),

@@ -119,6 +119,11 @@ class GaspJob:
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
         os.kill(self.pids[rank], number)
 
+    def look_again(self, number: int) -> dict[str, Any]:
+        """What the newest coordinator of this number has announced."""
+        self.announced[number] = json.loads((self.job_directory / f"coordinator-{number}").read_text(encoding="utf-8"))
+        return self.announced[number]
+
     def status(self, number: int = 0) -> dict[str, Any]:
         """What a coordinator says of itself."""
         with socket.socket(socket.AF_UNIX) as asking:

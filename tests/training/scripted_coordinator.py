@@ -80,6 +80,9 @@ class FakeRank:
         self.goes_on = threading.Event()
         self.goes_on.set()
 
+    def finish_begun(self) -> None:
+        """Its updates are never left half-way."""
+
     def finish(self, gate: GateResult | None) -> None:
         self.marks.begin(settling=True)
         self.done.append("finish")

@@ -360,7 +360,7 @@ def beats(ship: Ship, crew: Crew, *, parked: bool) -> None:
     """A standby hears what every coordinator does."""
     for rank, process in ship.processes.items():
         hello = Hello(rank, ship.world, "node0", process.pid, 0, Gate.EXPLICIT, {})
-        assert crew.arrived(rank, 0, hello, ship.now)
+        assert crew.arrived(rank, 0, hello, ship.now) == []
         assert crew.arrived(rank, process.generation, Beat(1, 1, Phase.COMPUTING, parked=parked), ship.now) == []
 
 

@@ -79,6 +79,33 @@ def test_an_active_coordinator_that_dies_alone_is_no_fault(tmp_path: Path) -> No
         assert job.left(1)["status"] == ExitStatus.SAVED
 
 
+@clause("T121")
+def test_a_coordinator_that_is_told_to_end_commands_until_the_last_rank_has_left(tmp_path: Path) -> None:
+    """As a scheduler does, which tells all processes of a job."""
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}) as job:
+        job.wait("Protected", 0, 1)
+        job.coordinators[0].terminate()
+        job.kill(1)
+        assert job.left(0)["status"] == ExitStatus.SAVED
+        assert job.coordinators[0].wait(60) == 0
+
+
+@clause("T120")
+def test_a_coordinator_that_died_gets_a_successor_that_commands_when_the_next_one_dies(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}, coordinators=2) as job:
+        job.wait("Protected", 0, 1)
+        until(lambda: job.status(1)["connected"] == 2)
+        died = job.announced[0]["pid"]
+        job.coordinators[0].kill()
+        until(lambda: job.look_again(0)["pid"] != died and job.status(0)["connected"] == 2)
+        assert job.status(1)["active"]
+        job.coordinators[1].kill()
+        until(lambda: job.status(0)["active"])
+        assert (job.status(0)["state"], "Stop" in job.words(0)) == ("running", False)
+        job.kill(0)
+        assert job.left(1)["status"] == ExitStatus.SAVED
+
+
 @pytest.mark.long
 @clause("T18", "T21")
 def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_on(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.training.coordinator.exiting import status_of_exiting
 from acpfs.training.launcher.caches import VARIABLES
 
 clause = pytest.mark.clause
@@ -186,6 +187,35 @@ def test_one_rank_is_replaced(tmp_path: Path, begun: list[Run]) -> None:
     os.kill(second, 0)  # it has not noticed
     (tmp_path / "end").touch()
     assert begun[0].ends()[0] == 0
+
+
+@clause("T121")
+def test_coordinators_that_ranks_have_left_end_with_the_launcher(tmp_path: Path, begun: list[Run]) -> None:
+    """One to which nobody comes would wait for ten minutes, and have a log open in the mount."""
+    script = """
+import subprocess
+words = [sys.executable, '-m', 'acpfs.training.coordinator', '.', '--replace', '--first', '--tls', 'off', '--job', os.environ['ACPFS_JOB']]
+rank and sys.exit(0)
+started = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+started.stdout.readline()
+open('coordinator', 'w').write(str(started.pid))
+os._exit(0)
+"""
+    begun.append(Run(tmp_path, "", script))
+    status, _, err = begun[0].ends()
+    assert status == 0, err
+    gone(int((tmp_path / "coordinator").read_text()))
+
+
+@clause("T122")
+def test_how_a_process_ends_is_known_before_it_can_be_waited_for() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(3)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status_of_exiting(pid) == 3 << 8
+    os.waitpid(pid, 0)
+    assert status_of_exiting(os.getpid()) == 0
 
 
 @clause("T70")

@@ -319,3 +319,48 @@ def test_size_is_exact_after_passthrough_writes(tmp_path: Path) -> None:
     text = "w = os.open(p, os.O_WRONLY); [os.write(w, b'x' * 5000) for _ in range(9)]; print(os.fstat(w).st_size, os.stat(p).st_size)"
     with NativeMount(tmp_path) as mounted:
         assert lanes_program(mounted, text) == "45000 45000\n"
+
+
+RACE = """
+import multiprocessing, os, sys
+path, rounds = sys.argv[1], int(sys.argv[2])
+cpus = sorted(os.sched_getaffinity(0))
+
+def busy():
+    os.sched_setaffinity(0, cpus[:1])
+    while True:
+        pass
+
+def reader(stop):
+    os.sched_setaffinity(0, cpus[-1:])
+    while not stop.is_set():
+        os.close(os.open(path, os.O_RDONLY))
+
+open(path, "wb").write(b"x" * 1000)
+stop = multiprocessing.Event()
+others = [multiprocessing.Process(target=busy), multiprocessing.Process(target=reader, args=(stop,))]
+[one.start() for one in others]
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+os.nice(19)
+os.sched_setaffinity(0, cpus[:1])
+failed = 0
+for _ in range(rounds):
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_SYNC))
+    except OSError as error:
+        assert error.errno == 5, error
+        failed += 1
+others[0].kill()
+stop.set()
+[one.join() for one in others]
+print(failed)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.clause("S335")
+def test_who_opens_a_file_at_the_same_moment_makes_no_open_fail(tmp_path: Path) -> None:
+    """The one that has its answer first gets no processor, and comes to its end in the kernel after the other one."""
+    with NativeMount(tmp_path) as mounted:
+        code, output = finished(program(RACE, mounted.path / "f", 300), timeout_s=300)
+        assert (code, output) == (0, "0\n"), mounted.log()

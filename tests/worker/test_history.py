@@ -8,18 +8,23 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 
+from acpfs.checkpoints import Checkpoint
 from acpfs.cli import history_page
-from acpfs.control.reports import ConflictReport, HealthReport, HistoryEntry, Status
+from acpfs.control.reports import CheckpointReport, HealthReport, HistoryEntry, Status
+from acpfs.drain_records import ConflictReport
 from acpfs.ram.state import StateDatabase
 from acpfs.worker import history
+from acpfs.worker.assembly import Parts
 from acpfs.worker.history import History
-from acpfs.worker.history_watch import SeenStatus, begun, changes
-from tests.control.double import DoubleSubject
-from tests.filesystem.world import settings_for
+from acpfs.worker.history_watch import HistoryWatch, SeenStatus, begun, changes
+from tests.control.double import DoubleSubject, report_of
+from tests.filesystem.world import settings_for, world
 from tests.rig.mounts import AcpfsMount
 
 pytestmark = pytest.mark.clause("S322")
@@ -104,6 +109,37 @@ def test_each_change_is_told_once() -> None:
         ("member", "b is missing"),
         ("member", "a is not missing any more"),
     ]
+
+
+def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path: Path) -> None:
+    """A checkpoint settles once more, and another does, while a look is at it."""
+    first, second = Checkpoint(b"run", b"step-1", 1), Checkpoint(b"run", b"step-2", 2)
+    seen: list[bytes] = []
+
+    async def main() -> None:
+        async with world(tmp_path) as w:
+            settled, kept = w.fs.catalogue, History(w.state)
+
+            def reports(path: bytes) -> list[CheckpointReport]:
+                seen.append(path)
+                if len(seen) == 1:
+                    raise OSError("a look that fails")
+                if len(seen) == 2:
+                    settled._newly_settled |= {first: 2, second: 3}
+                return [report_of(os.fsdecode(path), 1, step=int(path[-1:]), persisted_at=100.0 + len(seen))]
+
+            parts = cast("Parts", SimpleNamespace(fs=w.fs, history=kept, state=w.state))
+            watch = HistoryWatch(parts, DoubleSubject().status, reports, lambda: 99.0)
+            settled._newly_settled[first] = 1
+            for _ in range(4):
+                watch.look()
+            assert seen == [b"run/step-1"] * 3 + [b"run/step-2"]
+            saves = [entry for entry in kept.entries() if entry.kind == "checkpoint"]
+            assert [(entry.step, entry.at) for entry in saves] == [(1, 103.0), (2, 104.0)]
+            assert [entry.kind for entry in kept.entries() if entry.kind != "checkpoint"] == ["mount"]
+            assert settled.newly_settled() == {}
+
+    trio.run(main)
 
 
 def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:

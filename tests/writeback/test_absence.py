@@ -71,7 +71,7 @@ def test_what_is_not_found_but_listed_is_tried_again(world: World, run: Run, cha
     assert world.lower.visible() == world.application_view()
     if change is _set_mode:
         assert world.lower.inode("d/tmp").mode & 0o777 == 0o600
-    assert world.engine.statistics().repairs == 0
+    assert world.engine.statistics().counters.repairs == 0
 
 
 @clause("S23")

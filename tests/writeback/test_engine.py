@@ -225,9 +225,9 @@ def test_retries_back_off_and_are_visible(world: World, run: Run) -> None:
     run(world.run_for, 1000.0)
     (entry,) = world.engine.statistics().queue
     assert entry.last_error == "ENOSPC"
-    assert not entry.parked
+    assert entry.state != "parked"
     assert 15 < entry.tries < 60
-    assert entry.next_attempt_at > 0
+    assert (entry.next_attempt or 0) > 0
     world.lower.fault = lambda _label, _path: None
     run(world.drain)
     assert world.lower.visible() == {b"f": b"data"}
@@ -420,7 +420,7 @@ class TestOutside:
         world.store("a/b/f", b"1")
         run(world.drain)
         assert world.lower.visible() == world.application_view()
-        assert world.engine.statistics().repairs == 1
+        assert world.engine.statistics().counters.repairs == 1
 
     def test_a_removed_staging_file_is_written_again(self, world: World, run: Run) -> None:
         world.lower.fault = FailNth("rename", 1, errno.EIO)
@@ -499,7 +499,7 @@ def test_verify_after_write_finds_a_torn_write(tmp_path: Path, run: Run) -> None
     run(world.drain)
     assert world.lower.visible() == {b"f": b"data"}
     statistics = world.engine.statistics()
-    assert (statistics.verify_failures, statistics.verified_files) == (1, 1)
+    assert (statistics.counters.verify_failures, statistics.counters.verified_files) == (1, 1)
 
 
 def test_kinds_are_all_covered(world: World) -> None:

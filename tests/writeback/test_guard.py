@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from acpfs.backing.lower import LowerStat
-from acpfs.writeback.engine_records import GuardedCheckpoint
+from acpfs.drain_records import GuardedReport
 from acpfs.writeback.guard import guard as guard_module
 from acpfs.writeback.guard.guarded import SPACE_PATIENCE_S
 from acpfs.writeback.log.ops import Op
@@ -60,14 +60,14 @@ def whole(state: dict[bytes, bytes], path: str, files: tuple[str, ...] = FILES) 
 
 
 def held(world: World) -> list[bytes]:
-    return [told.path for told in world.engine.statistics().guard.checkpoints]
+    return [told.path.encode() for told in world.engine.statistics().guard.checkpoints]
 
 
 def released(world: World) -> dict[str, int]:
     return world.engine.statistics().guard.released
 
 
-def told(world: World) -> GuardedCheckpoint:
+def told(world: World) -> GuardedReport:
     return world.engine.statistics().guard.checkpoints[0]
 
 
@@ -320,8 +320,8 @@ def test_what_another_node_has_written_under_the_name_meanwhile_is_not_deleted(w
     left = {path for path in world.lower.visible() if b"checkpoint-1" in path}
     assert left == {b"run/checkpoint-1/", b"run/checkpoint-1/optimizer.pt"}
     assert [conflict.path for conflict in world.engine.statistics().conflicts] == [
-        b"run/checkpoint-1/optimizer.pt",
-        b"run/checkpoint-1",
+        "run/checkpoint-1/optimizer.pt",
+        "run/checkpoint-1",
     ]
     assert world.engine.statistics().parked == ()
 
@@ -418,8 +418,8 @@ def test_made_again_under_its_name_the_old_one_is_kept_aside(world: World, run: 
         run(world.drain)
         aside = {path.split("/", 1)[1] for path in kept(world) if not path.endswith("/")}
         assert aside == set(FILES)
-        assert [(told.path, told.files) for told in world.engine.statistics().guard.checkpoints] == [(b"run/checkpoint-1", len(FILES))]
-        assert told(world).kept_as.endswith(b"-checkpoint-1")
+        assert [(told.path, told.files) for told in world.engine.statistics().guard.checkpoints] == [("run/checkpoint-1", len(FILES))]
+        assert (told(world).kept_as or "").endswith("-checkpoint-1")
         if restart:
             world.restart()
         world.store(f"run/checkpoint-1/{name}", SHARD * 2, mtime_ns=next(_clock))
@@ -486,7 +486,7 @@ def test_renamed_out_of_the_way_it_is_still_that_checkpoint(world: World, run: R
     remove(world, "trash/x")
     run(world.drain)
     assert whole(world.lower.visible(), "trash/x")
-    assert [(told.path, told.kept_as) for told in world.engine.statistics().guard.checkpoints] == [(b"run/checkpoint-1", b"trash/x")]
+    assert [(told.path, told.kept_as) for told in world.engine.statistics().guard.checkpoints] == [("run/checkpoint-1", "trash/x")]
     save(world, "run/checkpoint-2")
     run(world.drain)
     assert world.lower.visible() == world.application_view()

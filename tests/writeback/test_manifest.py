@@ -131,7 +131,7 @@ def test_who_waits_for_the_manifest_does_not_wait_for_its_pause(world: World, ru
             await nursery.start(world.engine.run)
             for data in (b"1", b"2"):  # the second one finds the writer in its pause after the first
                 world.store("f", data)
-                while world.engine.statistics().persisted_ops != int(data):  # noqa: ASYNC110 - counted by a thread
+                while world.engine.statistics().counters.persisted_ops != int(data):  # noqa: ASYNC110 - counted by a thread
                     await trio.sleep(0.001)
                 began = trio.current_time()
                 await world.engine.recorded()

@@ -162,21 +162,26 @@ def live_until_killed(world: World, rng: random.Random) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    lower = MemoryLower()
-    mortal = Mortal(lower)
-    world = World(tmp_path, mortal)
-    application = Application(world, rng)
-    for _round in range(12):
-        for _ in range(rng.randrange(1, 25)):
+def live_and_die(application: Application, mortal: Mortal, lower: MemoryLower, *, rounds: int, calls_max: int) -> None:
+    """Some calls, then a death at any call of the drain, or none; and again."""
+    world, rng = application.world, application.rng
+    for _round in range(rounds):
+        for _ in range(rng.randrange(1, calls_max)):
             application.act()
         mortal.calls_left, mortal.after = rng.randrange(1, 60), rng.random() < 0.5
         if not live_until_killed(world, rng) or rng.random() < 0.3:
             lower.descriptors.clear()
             world.restart()
     mortal.calls_left = -1
+
+
+@pytest.mark.parametrize("seed", [*range(20), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(20, 60))])
+def test_killed_at_any_call(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    lower = MemoryLower()
+    mortal = Mortal(lower)
+    world = World(tmp_path, mortal)
+    live_and_die(Application(world, rng), mortal, lower, rounds=12, calls_max=25)
     world.restart()
     trio.run(world.drain, clock=MockClock(autojump_threshold=0))
     assert_prefixes(world, lower.visible_history)

@@ -42,18 +42,17 @@ def test_transient_failures_are_retried_for_ever_and_shown() -> None:
         delay_s = retry.failed(op, error(errno.EIO))
         assert delay_s is not None
         assert (op.tries, op.last_error, op.next_attempt_at) == (tries, errno.EIO, 1000.0 + delay_s)
-    assert retry.retries == 99
 
 
 @pytest.mark.clause("S23")
 def test_a_failure_is_shown_in_the_words_of_the_log(tmp_path: Path) -> None:
     world = World(tmp_path)
     op = world.store("f", b"x")
-    assert queue_entry(op, world.listener, Why.AGAIN).last_detail is None
+    assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail is None
     policy().failed(op, OSError(errno.EIO, "the staging file has 3 bytes, not 7"))
-    assert queue_entry(op, world.listener, Why.AGAIN).last_detail == "the staging file has 3 bytes, not 7"
+    assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail == "the staging file has 3 bytes, not 7"
     op.last_detail = ""  # of an earlier worker
-    assert queue_entry(op, world.listener, Why.AGAIN).last_detail == os.strerror(errno.EIO)
+    assert queue_entry(op, world.listener, Why.AGAIN, 0.0).last_detail == os.strerror(errno.EIO)
 
 
 def test_refusals_in_a_row_park() -> None:

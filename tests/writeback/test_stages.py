@@ -14,7 +14,7 @@ from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Sta
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, MemoryLower
 from tests.writeback.test_guard_random import settle
-from tests.writeback.test_random import Application, Mortal, assert_arrived, faults, live_until_killed
+from tests.writeback.test_random import Application, Mortal, assert_arrived, faults, live_and_die
 from tests.writeback.world import World
 
 SEEDS = 8
@@ -74,14 +74,7 @@ def live(tmp_path: Path, seed: int) -> None:
     mortal = Mortal(lower)
     world = World(tmp_path, mortal, keep_last_persisted=seed % 2 == 1)
     application = Closer(world, rng)
-    for _ in range(15):
-        for _ in range(rng.randrange(1, 15)):
-            application.act()
-        mortal.calls_left, mortal.after = rng.randrange(1, 60), rng.random() < 0.5
-        if not live_until_killed(world, rng) or rng.random() < 0.3:
-            lower.descriptors.clear()
-            world.restart()
-    mortal.calls_left = -1
+    live_and_die(application, mortal, lower, rounds=15, calls_max=15)
     application.finish_all()
     lower.fault = lambda _label, _path: None
     world.engine.retry()
@@ -135,7 +128,7 @@ def test_attributes_given_after_others_that_a_dead_worker_had_given_are_stored(w
     world.restart()
     world.lower.fault = FailNth("lstat", 1, errno.EIO)
     run(world.run_for, 0.01)
-    assert world.engine.statistics().retries
+    assert world.engine.statistics().counters.retries
     world.setattr("d", mode=0o750)
     run(world.drain)
     assert world.lower.inode("d").mode & 0o777 == 0o750
@@ -146,7 +139,7 @@ def test_what_was_not_handed_over_is_in_no_doubt(world: World, run: Run, monkeyp
     world.mkdir("d")
     op = world.log.front(1)[0]
     looks = FailNth("look", 1, errno.EIO)
-    monkeypatch.setattr(world.engine._committer._catching_up, "before", lambda _op: looks("look", ()))
+    monkeypatch.setattr(world.engine._committer, "_catch_up", lambda _op: looks("look", ()))
     run(world.run_for, 0.01)
     assert (op.tries, op.begun) == (1, False)
     world.rmdir("d")

@@ -77,7 +77,7 @@ def test_bytes_read_while_they_changed_are_read_again(world: World, run: Run, mo
     monkeypatch.setattr(os, "preadv", read_late)
     run(world.drain)
     assert world.lower.visible() == {b"f": b"old" * 1000}
-    assert world.engine.statistics().restarted_streams == 1
+    assert world.engine.statistics().counters.restarted_streams == 1
 
 
 def test_a_version_given_up_while_it_streams_leaves_nothing(world: World, run: Run) -> None:
@@ -129,7 +129,7 @@ def test_a_file_cut_while_its_stream_begins_is_no_alarm(world: World, run: Run, 
     run(world.drain)
     assert opened
     assert world.lower.visible() == {b"f": b"1" * 100}
-    assert world.engine.statistics().retries == 0
+    assert world.engine.statistics().counters.retries == 0
 
 
 @pytest.mark.parametrize("layout", ["data hole data", "hole data", "data hole", "hole"])
@@ -229,7 +229,7 @@ class TestHung:
 
         def copied() -> int:
             statistics = world.engine.statistics()
-            return statistics.staged_bytes + statistics.persisted_bytes
+            return statistics.staged_bytes + statistics.counters.persisted_bytes
 
         async def live() -> None:
             with trio.fail_after(30):

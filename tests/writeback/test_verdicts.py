@@ -57,7 +57,7 @@ def test_what_is_behind_something_refused_says_what_it_has_to_do_with_it(world: 
     world.store("latest", b"bad")
     run(world.run_for, 100.0)
     assert world.engine.statistics().queue[2].why == Why.TOUCHES_REFUSED.value
-    by_kind = {(entry.kind, entry.name): Why(entry.why) for entry in world.engine.statistics().queue}
+    by_kind = {(entry.operation, entry.name): Why(entry.why) for entry in world.engine.statistics().queue}
     assert by_kind == {
         ("mkdir", "bad"): Why.REFUSED,
         ("store", "below"): Why.TOUCHES_REFUSED,
@@ -79,7 +79,7 @@ def test_what_waits_for_other_nodes_says_so(world: World, run: Run) -> None:
     world.unlink("old")
     world.store("latest", b"2").take(Step.CLOSED)  # not to be left out for it
     run(world.run_for, 1.0)
-    kinds = [(entry.kind, Why(entry.why)) for entry in world.engine.statistics().queue]
+    kinds = [(entry.operation, Why(entry.why)) for entry in world.engine.statistics().queue]
     assert kinds == [("store", Why.MISSING), ("unlink", Why.DELETES_BEFORE_POINTER), ("store", Why.TOUCHES_REFUSED)]
 
 

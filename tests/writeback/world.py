@@ -30,6 +30,7 @@ from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
 from tests.writeback.memory_lower import MemoryLower
 
 T = TypeVar("T")
@@ -165,9 +166,8 @@ class World:
         self.tier = Tier(self.directory / "tier", 1 << 40)
         self.listener = ListenerDouble(self)
         self.manifest = Manifest(self.state, self.lower, self.lock, "node")
-        self.engine = Engine(
-            self.log, self.tree, self.tier, self.lower, self.calls, self.manifest, self.listener, self.lock, self.state, self.settings
-        )
+        parts = (self.lower, self.tree, self.log, self.tier, self.state, self.lock, self.listener, self.calls, self.settings)
+        self.engine = Engine(DrainParts(*parts), self.manifest)
         self.engine._retry._random = random.Random(0)
 
     def restart(self) -> None:

@@ -189,7 +189,7 @@ def _choice(label: str) -> dict[str, Any]:
 
 
 @click.command("dashboard")
-@click.option("--title", default="acpfs", show_default=True, help="Its title in Grafana.")
+@click.option("--title", default="acpfs", show_default=True, help="Title in Grafana.")
 def command(title: str) -> None:
     """Print a dashboard for Grafana, to be imported or provisioned; it asks for the Prometheus that has the metrics."""
     click.echo(json.dumps(dashboard(title), indent=2))

@@ -36,11 +36,11 @@ def plain_path(_context: click.Context, parameter: click.Parameter, value: str) 
     required=True,
     metavar="DIR",
     callback=plain_path,
-    help="Where the files go; on every node, for instance /etc/slurm/acpfs.",
+    help="Where to write the files; must be the same on every node, for instance /etc/slurm/acpfs.",
 )
 @click.option("--options", "mount_options", default="--ram 25%", show_default=True, help="Options of `acpfs mount`.")
 @click.option(
-    "--mount-wait", default=60, show_default=True, type=click.IntRange(1), metavar="S", help="A mount that takes longer has failed."
+    "--mount-wait", default=60, show_default=True, type=click.IntRange(1), metavar="S", help="Seconds after which a mount counts as failed."
 )
 @click.option(
     "--epilog-wait",
@@ -48,12 +48,12 @@ def plain_path(_context: click.Context, parameter: click.Parameter, value: str) 
     show_default=True,
     type=click.IntRange(0),
     metavar="S",
-    help="So long the epilog waits until all is persisted; 0: not at all.",
+    help="Seconds for which the epilog waits until everything is persisted; 0: it does not wait.",
 )
 @click.option(
-    "--required", is_flag=True, help="Without acpfs the prolog fails, so that Slurm requeues the job; else jobs save straight to BACKING."
+    "--required", is_flag=True, help="Fail the prolog without acpfs, so that Slurm requeues the job; else jobs save directly to BACKING."
 )
-@click.option("--force", is_flag=True, help="Overwrite files that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing files.")
 def command(
     backing: str, mountpoint: str, directory: str, mount_options: str, mount_wait: int, epilog_wait: int, required: bool, force: bool
 ) -> None:

@@ -10,7 +10,7 @@ from acpfs.cli.verbs.flush import JSON_OPTION
 
 
 @click.command("bypass")
-@click.option("--reason", default="by an operator", metavar="TEXT", help="For status and log.")
+@click.option("--reason", default="by an operator", metavar="TEXT", help="Shown in status and in the log.")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, reason: str, as_json: bool) -> None:

@@ -17,8 +17,8 @@ GOOD = ("verified", "unknown", "in RAM")
 
 @click.command("preload")
 @click.argument("paths", type=FILE_NAME, nargs=-1)
-@click.option("--latest", is_flag=True, help="The newest checkpoint, instead of PATHS.")
-@click.option("--wait", is_flag=True, help="Return when all is in RAM.")
+@click.option("--latest", is_flag=True, help="Load the newest checkpoint instead of PATHS.")
+@click.option("--wait", is_flag=True, help="Wait until everything is in RAM.")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], latest: bool, wait: bool, as_json: bool) -> int:

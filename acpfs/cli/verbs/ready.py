@@ -13,7 +13,7 @@ from acpfs.errors import ExitCode
 
 
 @click.command("ready")
-@click.option("--here", is_flag=True, help="And its supervisor is in this container: not one that is still to give the mount to it.")
+@click.option("--here", is_flag=True, help="Also require that the supervisor runs in this container.")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, here: bool, as_json: bool) -> int:

@@ -26,7 +26,7 @@ HEALTH_TEXT = {
 
 @click.command("status")
 @JSON_OPTION
-@click.option("--watch", is_flag=True, help="Again every second, until interrupted.")
+@click.option("--watch", is_flag=True, help="Repeat every second until interrupted.")
 @click.pass_obj
 def command(target: Target, as_json: bool, watch: bool) -> None:
     """What is not yet safe, and why; RAM tier, queue, health of the backing directory."""

@@ -12,7 +12,9 @@ from acpfs.errors import RefusedError
 
 
 @click.command("top")
-@click.option("--interval", "interval_s", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between two looks.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, help="Seconds between two updates."
+)
 @click.pass_obj
 def command(target: Target, interval_s: float) -> None:
     """A screen with RAM, drain, what is not safe and why, who waits, checkpoints, members; keys to flush, retry, pin and release.

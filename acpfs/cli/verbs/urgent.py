@@ -14,8 +14,8 @@ from acpfs.errors import ExitCode
 
 @click.command("urgent")
 @click.argument("path", type=FILE_NAME)
-@click.option("--for", "for_s", type=units.time, default="1h", show_default=True, help="For so long, one hour at most.")
-@click.option("--off", is_flag=True, help="Not any more.")
+@click.option("--for", "for_s", type=units.time, default="1h", show_default=True, help="How long; at most one hour.")
+@click.option("--off", is_flag=True, help="End it now.")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, path: str, for_s: float, off: bool, as_json: bool) -> int:

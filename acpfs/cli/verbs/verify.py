@@ -17,7 +17,7 @@ GOOD = ("ok", "unknown", "repaired")
 
 @click.command("verify")
 @click.argument("paths", type=FILE_NAME, nargs=-1)
-@click.option("--ram", "of_ram", is_flag=True, help="Compare what RAM has of them. A bad copy of what is persisted leaves RAM.")
+@click.option("--ram", "of_ram", is_flag=True, help="Check the copies in RAM instead. Bad copies of persisted files leave RAM.")
 @JSON_OPTION
 @click.pass_obj
 def command(target: Target, paths: tuple[str, ...], of_ram: bool, as_json: bool) -> int:

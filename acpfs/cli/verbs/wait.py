@@ -13,8 +13,10 @@ from acpfs.cli.verbs.flush import JSON_OPTION, TIMEOUT_OPTION
 @click.command("wait")
 @click.argument("paths", type=FILE_NAME, nargs=-1, required=True)
 @click.option("--persisted", "state", flag_value="persisted", default=True, help="Committed and flushed to stable storage (the default).")
-@click.option("--verified", "state", flag_value="verified", help="Also read back from the backing directory and equal by checksum.")
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="When at least N files below PATHS are persisted, and none is left.")
+@click.option("--verified", "state", flag_value="verified", help="Also read back from the backing directory and compared by checksum.")
+@click.option(
+    "--count", type=click.IntRange(min=1), metavar="N", help="Wait until at least N files below PATHS are persisted and none is left."
+)
 @TIMEOUT_OPTION
 @JSON_OPTION
 @click.pass_obj

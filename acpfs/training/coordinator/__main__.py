@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -22,6 +23,7 @@ from acpfs.errors import AcpfsError
 from acpfs.training.coordinator.faults_log import behind, log_to
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.server import Coordinator, Settings
+from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience
 
 JOBS = ".acpfs-job"
@@ -72,6 +74,22 @@ def settings_from(arguments: list[str]) -> Settings:
     )
 
 
+def successor_words(arguments: list[str]) -> tuple[str, ...]:
+    """How another coordinator of the job is started: as this one was, but that it stands by, and listens at a port of its own."""
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--first":
+            continue
+        if name in ("--number", "--peer", "--listen"):
+            value = value if equals else next(words)
+            kept += [f"--listen={value.rpartition(':')[0]}:0"] if name == "--listen" else []
+        else:
+            kept.append(word)
+    return tuple(kept)
+
+
 def witness_for(directory: Path, job: str, mounts: list[MountRecord] | None = None) -> Path:
     """Where claims are made: the storage below the mount, whose own answer would be this node's; without a mount the job's directory.
 
@@ -84,16 +102,23 @@ def witness_for(directory: Path, job: str, mounts: list[MountRecord] | None = No
     return Path(record.backing) / CLAIMS / job
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: Settings, successors: Successors | None = None) -> None:
     """The coordinator, and whoever asks for its status."""
-    coordinator = Coordinator(settings)
+    coordinator = Coordinator(settings, successors)
     ready, address = trio.open_memory_channel[str](1)
     name = f"acpfs-coordinator-{os.getpid()}-{os.urandom(4).hex()}"  # abstract: nothing is left behind by kill -9
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_answer_status, coordinator, name)
         nursery.start_soon(_announce, settings, name, address)
+        nursery.start_soon(_take_sigterm, coordinator)
         await coordinator.run(ready)
         nursery.cancel_scope.cancel()
+
+
+async def _take_sigterm(coordinator: Coordinator) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            coordinator.dismiss()
 
 
 async def _announce(settings: Settings, name: str, addresses: trio.MemoryReceiveChannel[str]) -> None:
@@ -130,7 +155,7 @@ def main(arguments: list[str]) -> int:
     settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_to(settings.directory / "logs" / f"coordinator-{settings.number}.log")
     try:
-        trio.run(serve, settings)
+        trio.run(serve, settings, Successors(successor_words(arguments)))
     except AcpfsError as error:
         sys.stderr.write(f"acpfs coordinator: {error}\n")
         return int(error.exit_code)

@@ -209,7 +209,8 @@ class Crew:
             self._roster.join(hello)
             self._left.discard(rank)
             self.marks.pop(rank, None)
-            self._send([rank], Protected())
+            if self.state is not CrewState.STANDBY:  # a word of one that does not command
+                self._send([rank], Protected())
             if before in _AT_WORK and self.state is not CrewState.STANDBY:
                 self._lost_since[rank] = "another process took its place"
                 self._fault(f"another process is rank {rank}", now)

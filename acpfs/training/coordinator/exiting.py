@@ -10,8 +10,8 @@ import os
 
 POLL_S = 0.05
 _PF_EXITING = 0x4
-_FLAGS, _STARTED = 6, 19
-"""Fields 9 and 22 of proc(5), counted behind the name's closing bracket."""
+_FLAGS, _STARTED, _STATUS = 6, 19, 49
+"""Fields 9, 22 and 52 of proc(5), counted behind the name's closing bracket."""
 _STAT_BYTES_MAX = 4096
 
 
@@ -54,6 +54,17 @@ class Processes:
         """Look at nobody."""
         for rank in list(self._open):
             self.forget(rank)
+
+
+def status_of_exiting(pid: int) -> int:
+    """What wait(2) will say of a process that the kernel has begun to end; 0: it ends in order, or nobody may know yet.
+
+    Raises:
+        OSError: there is none any more.
+    """
+    with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+        fields = _fields(file.fileno())
+    return int(fields[_STATUS]) if fields is not None and int(fields[_FLAGS]) & _PF_EXITING else 0
 
 
 def started_at(pid: int) -> int:

@@ -29,6 +29,7 @@ from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, Tell
 from acpfs.training.coordinator.store import Store
+from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
 from acpfs.training.coordinator.witness import Claimant, owner_after
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
@@ -105,8 +106,9 @@ class Settings:
 class Coordinator:
     """One per process."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, successors: Successors | None = None) -> None:
+        """`successors`: who starts one in the place of a coordinator that died; None: nobody does."""
+        self._settings, self._successors = settings, successors
         self._phases: Phases | Crew = (
             Crew(settings.job, settings.limits)
             if settings.replaces
@@ -126,7 +128,7 @@ class Coordinator:
         self._stacks: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
         self._heard_active = self._began = self._last_member = trio.current_time()
-        self._active_is_gone = False
+        self._active_is_gone = self._is_dismissed = False
         self._look_again = trio.Event()
         self._nursery: trio.Nursery
         self._credentials: Credentials | None = None
@@ -398,6 +400,9 @@ class Coordinator:
                 sent = self._sent(self._active())
                 for connection in self._others.values():
                     connection.post(sent)
+                if self._successors is not None and self._members and not self._is_dismissed:
+                    own = self._settings.number
+                    self._successors.look({**self._addresses, own: self.address}, (own, *self._others), trio.current_time())
             await trio.sleep(ACTIVE_EVERY_S)
 
     # -- clocks
@@ -445,10 +450,16 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            patience = self._phases.alone_s if self._phases.world else UNUSED_S
+            patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else UNUSED_S
             if not self._members and now - max(self._last_member, self._began) > patience:
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
+
+    def dismiss(self) -> None:
+        """End as soon as no rank is connected: schedulers tell all processes of a job to end, also who has to command the last save."""
+        self._is_dismissed = True
+        if self._successors is not None:
+            self._successors.dismiss()
 
     # -- what the state machine wants
 

@@ -1,21 +1,24 @@
 """Megatron-Core: `protect_megatron` for its distributed optimizer with several instances, each of which has a copy of every shard.
 
-A shard is what one rank of an instance updates: a range of each buffer of its model-parallel part. The norm that gradients are clipped
-with is reduced inside an instance, so it is no gate between instances; there is an explicit one, which the inner optimizer's hook passes
-when gradients are clipped. The update is complete when the inner optimizer's is: what Megatron does afterwards, casting to the model's
-precision and gathering parameters inside the instance, is done again by those who save.
+A shard is what one rank of an instance updates: a range of each buffer of its model-parallel part. Experts have an optimizer and groups of
+their own, so a rank holds a shard of each. The norm that gradients are clipped with is reduced inside an instance, so it is no gate between
+instances; there is an explicit one, which the first inner optimizer's hook passes when gradients are clipped. The update is complete when
+the last inner optimizer's is: what Megatron does in between and afterwards, casting to the model's precision and gathering parameters
+inside the instance, is done again by those who save.
 
-A gasp is written by Megatron's own `dist_checkpointing`, in its format `dp_reshardable`, in which every rank writes its own shard.
+A gasp is written by Megatron's own `dist_checkpointing`, in its format `dp_reshardable`, in which every rank writes its own shard. What is
+in no optimizer, such as buffers, is written by the first saver that has it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace
@@ -28,9 +31,9 @@ from acpfs.training.manifest import saved_file
 from acpfs.training.messages import Gate, Save, SavedFile, Shard
 from acpfs.training.policy import Policy
 from acpfs.training.protection import Protection
+from acpfs.training.torch.digest import digest_of
 from acpfs.training.torch.folding import fold
 from acpfs.training.torch.layout import Layout, shard_name
-from acpfs.training.torch.local_state import digest_of
 from acpfs.training.torch.rank import TorchRank
 from acpfs.training.torch.writers import write_host_state
 
@@ -84,7 +87,7 @@ def protect_megatron(
             scheduler.step(increment=increment)
 
     policy = policy or Policy.from_environment(None, **{**NAMING, **settings})
-    inner = [held.optimizer.optimizer]
+    inner = [one.optimizer for one in held.optimizers]
     schedulers = [] if scheduler is None else [Schedule(scheduler)]
     rank = TorchRank(None, inner, policy, step, schedulers=schedulers, after_update=after_update, held=held)
     return Protection(Path(directory), rank, policy, on_stopped, on_settled, on_saved)
@@ -107,47 +110,60 @@ class Schedule:
         """Never called: what follows an update is given."""
 
 
-def only_distributed(optimizer: Any) -> Any:
-    """The one `DistributedOptimizer` that all of an update is.
+def only_distributed(optimizer: Any) -> list[Any]:
+    """The `DistributedOptimizer`s that all of an update is: one, and where there are experts theirs.
 
     Raises:
         ConfigError: it is something else.
     """
     found = getattr(optimizer, "chained_optimizers", [optimizer])
-    if len(found) != 1:
-        raise ConfigError("several of Megatron's optimizers (experts, or parameters gathered between two): they communicate in one update")
-    (one,) = found
-    if not isinstance(one, DistributedOptimizer) or one.is_stub_optimizer or one.ddp_config.use_megatron_fsdp:
-        raise ConfigError(f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with trained parameters in each rank")
-    if one.grad_scaler is not None:
-        raise ConfigError("fp16 with a loss scaler is not protected here: bf16 needs none")
-    if one.ddp_config.num_distributed_optimizer_instances < 2:
-        raise ConfigError("one instance of the distributed optimizer has no copies: --num-distributed-optimizer-instances 2")
-    return one
+    for one in found:
+        if not isinstance(one, DistributedOptimizer) or one.is_stub_optimizer or one.ddp_config.use_megatron_fsdp:
+            raise ConfigError(
+                f"{type(one).__name__}: only --use-distributed-optimizer is protected here, with trained parameters in each rank"
+            )
+        if one.grad_scaler is not None:
+            raise ConfigError("fp16 with a loss scaler is not protected here: bf16 needs none")
+        if one.ddp_config.num_distributed_optimizer_instances < 2:
+            raise ConfigError("one instance of the distributed optimizer has no copies: --num-distributed-optimizer-instances 2")
+    return list(found)
 
 
-class MegatronShards:
-    """This rank's shard, what it is called and who else has it. Made by all ranks at the same place; one collective."""
+def give_steps_back(optimizer: Any) -> None:
+    """After `optimizer.load_state_dict`, where torch's Adam is the inner one: its count of steps, by which it corrects moments.
 
-    def __init__(self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common) -> None:
-        self.optimizer = only_distributed(optimizer)
-        self.whole, self.chunks, self.scheduler, self.common = optimizer, chunks, scheduler, common
-        group = self.optimizer.data_parallel_group
-        self.model_part, self.part = int(self.optimizer.data_parallel_group_idx), int(group.rank())
-        self.parts_count = int(group.size())
-        self.places: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
-        """Model-parallel part and part of the instance, by rank."""
-        dist.all_gather_object(self.places, (self.model_part, self.part))
-        mine = tuple(rank for rank, place in enumerate(self.places) if place == (self.model_part, self.part))
-        self.layout = Layout({shard_name(mine): mine}, {}, Gate.EXPLICIT)
-        self.buffers: dict[str, Any] = {}
-        for number, chunk in enumerate(chunks):
-            kept = chunk.module.state_dict().keys()
-            self.buffers |= {f"{number}.{name}": value for name, value in chunk.module.named_buffers() if name in kept}
+    Megatron-Core 0.16.1 saves that count in the parameter group, as its own Adam has it, and leaves what torch's looks at as it was.
+    Nothing is done to an optimizer that has the count in its group only.
+    """
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        inner = one.optimizer
+        for group in inner.param_groups:
+            own = [inner.state[parameter] for parameter in group["params"] if "step" in inner.state.get(parameter, {})]
+            if own and "step" in group:
+                step = group.pop("step")
+                for state in own:
+                    state["step"] = torch.tensor(float(step))
 
-    def digest(self, shard: Shard) -> str:
-        """Over main parameters and moments."""
-        return digest_of(dict(self.main_state()))
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank updates with one of its optimizers."""
+
+    is_expert: bool
+    model_part: int
+    """Of the model-parallel parts; experts have others."""
+    part: int
+    """Of an instance."""
+
+
+class Sharded:
+    """One of this rank's optimizers: what of it others hold as well, and which parameters it updates."""
+
+    def __init__(self, optimizer: Any, *, is_expert: bool) -> None:
+        self.optimizer = optimizer
+        group = optimizer.data_parallel_group
+        self.place = Place(is_expert, int(optimizer.data_parallel_group_idx), int(group.rank()))
+        self._parts_count = int(group.size())
 
     def main_state(self) -> Iterator[tuple[str, Any]]:
         """Main parameters and the optimizer's state of this rank's ranges, by name."""
@@ -169,11 +185,42 @@ class MegatronShards:
         found = []
         for buffer in self.optimizer.buffers:
             for bucket in buffer.buckets:
-                size = bucket.param_data.numel() // self.parts_count
+                size = bucket.param_data.numel() // self._parts_count
                 found.append(bucket.param_data.view(-1)[part * size : (part + 1) * size])
         return found
 
-    def sharded(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def storages(self) -> set[int]:
+        """Where the model's parameters lie that it updates."""
+        return {buffer.param_data.untyped_storage().data_ptr() for buffer in self.optimizer.buffers}
+
+
+class MegatronShards:
+    """This rank's shards, what they are called and who else has them. Made by all ranks at the same place; one collective."""
+
+    def __init__(self, chunks: Sequence[Any], optimizer: Any, scheduler: Any, common: Common) -> None:
+        self.optimizers = only_distributed(optimizer)
+        self.whole, self.chunks, self.scheduler, self.common = optimizer, chunks, scheduler, common
+        of_experts = {id(buffer) for chunk in chunks for buffer in chunk.expert_parallel_buffers}
+        self.sharded = [Sharded(one, is_expert=any(id(buffer) in of_experts for buffer in one.buffers)) for one in self.optimizers]
+        self.places: list[tuple[Place, ...]] = [()] * dist.get_world_size()
+        """Of each rank."""
+        dist.all_gather_object(self.places, tuple(one.place for one in self.sharded))
+        mine = [self.holders(one.place) for one in self.sharded]
+        self.layout = Layout({shard_name(ranks): ranks for ranks in mine}, {}, Gate.EXPLICIT)
+        self.buffers: dict[str, Any] = {}
+        for number, chunk in enumerate(chunks):
+            kept = chunk.module.state_dict().keys()
+            self.buffers |= {f"{number}.{name}": value for name, value in chunk.module.named_buffers() if name in kept}
+
+    def holders(self, place: Place) -> tuple[int, ...]:
+        return tuple(rank for rank, places in enumerate(self.places) if place in places)
+
+    def digest(self, shard: Shard) -> str:
+        """Over main parameters and moments."""
+        own = [one for one in self.sharded if shard_name(self.holders(one.place)) == shard]
+        return digest_of({f"{one.place.is_expert}.{name}": value for one in own for name, value in one.main_state()})
+
+    def state_dicts(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """What Megatron's checkpoint has of model and optimizer; asks Megatron's groups who this rank is."""
         names = ["model"] if len(self.chunks) == 1 else [f"model{number}" for number in range(len(self.chunks))]
         models = {name: chunk.module.sharded_state_dict(metadata=METADATA) for name, chunk in zip(names, self.chunks, strict=True)}
@@ -194,7 +241,7 @@ class MegatronWriter:
         """Megatron's groups are asked while there are any; tensors in what they say are the live ones."""
         if self._prepared is None:
             self._host.bring(step)  # hyperparameters are copied
-            self._prepared = (step, *self._held.sharded())
+            self._prepared = (step, *self._held.state_dicts())
 
     def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
         assert self._prepared is not None
@@ -202,14 +249,20 @@ class MegatronWriter:
         if step != order.step:
             raise ConfigError(f"this rank is at step {step}, and {order.step} is to be written")
         held, member = self._held, dist.get_rank()
-        held.cast()
-        sharing = {held.places[rank][1]: number for number, rank in enumerate(order.savers) if held.places[rank][0] == held.model_part}
-        writes = fold(held.part, sharing, held.parameters) == member
+        sharing = [self._sharing(one, order) for one in held.sharded]
+        for one in held.sharded:
+            one.cast()
+        writers = [fold(one.place.part, members, one.parameters) for one, members in zip(held.sharded, sharing, strict=True)]
         state: dict[str, Any] = {"checkpoint_version": CHECKPOINT_VERSION, "iteration": step, **held.common(step)}
         if held.scheduler is not None:
             state["opt_param_scheduler"] = held.scheduler.state_dict()
-        state |= {name: written_by(model, writes=writes) for name, model in models.items()}
-        state["optimizer"] = optimizer_written_by(optimizer, writes=writes)
+        state |= written_by_one(models, [(one.storages(), writer == member) for one, writer in zip(held.sharded, writers, strict=True)])
+        parts = [optimizer] if len(held.sharded) == 1 else [part for _, part in sorted(optimizer.items())]
+        written = [
+            optimizer_written_by(part, own=members.get(one.place.part) == member, shared=writer == member)
+            for one, part, members, writer in zip(held.sharded, parts, sharing, writers, strict=True)
+        ]
+        state["optimizer"] = written[0] if len(written) == 1 else dict(enumerate(written))
         directory.mkdir(parents=True, exist_ok=True)
         dist_checkpointing.save(state, str(directory), content_metadata=METADATA)
         own = write_host_state(directory, step, self._host, self._rank)
@@ -218,22 +271,63 @@ class MegatronWriter:
             written += [directory / name for name in (".metadata", "common.pt", "metadata.json")]
         return tuple(saved_file(directory, path) for path in (*written, own))
 
+    def _sharing(self, one: Sharded, order: Save) -> dict[int, int]:
+        """Part of an instance → number of the saver that stands for it, of those who share a model-parallel part."""
+        found = {}
+        for places in self._held.places:
+            for place in places:
+                if (place.is_expert, place.model_part) == (one.place.is_expert, one.place.model_part):
+                    found[place.part] = order.savers.index(order.cover[shard_name(self._held.holders(place))])
+        return found
 
-def written_by(model: Any, *, writes: bool) -> Any:
-    """A model's sharded state where of those who share it one writes: Megatron's main replica may be dead."""
+
+def written_by_one(models: dict[str, Any], updated: Sequence[tuple[set[int], bool]]) -> Any:
+    """Models' sharded state where each item is written once among the savers: Megatron's main replica may be dead. A collective.
+
+    Args:
+        models: by name in the checkpoint.
+        updated: of each optimizer where the parameters lie that it updates, and whether this saver has all of them.
+    """
+
+    def updater(item: Any) -> bool | None:
+        """Whether this saver writes what an optimizer updates; None: no optimizer does."""
+        where = item.data.untyped_storage().data_ptr() if isinstance(item.data, torch.Tensor) else 0
+        return next((writes for storages, writes in updated if where in storages), None)
+
+    others: list[tuple[Any, ...]] = []
+
+    def collect(item: Any) -> Any:
+        if isinstance(item, ShardedBase) and updater(item) is None:
+            others.append(_identity(item))
+        return item
+
+    dict_list_map_outplace(collect, models)
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, others)
+    first = {identity: member for member, identities in reversed(list(enumerate(found))) for identity in identities}
 
     def replica(item: Any) -> Any:
-        return replace(item, replica_id=(*item.replica_id[:-1], 0 if writes else 1)) if isinstance(item, ShardedBase) else item
+        if not isinstance(item, ShardedBase):
+            return item
+        writes = updater(item)
+        if writes is None:  # of those who have it, tensor-parallel ranks too, one is the first
+            return replace(item, replica_id=(0 if first[_identity(item)] == dist.get_rank() else 1, 0, 0))
+        return replace(item, replica_id=(*item.replica_id[:-1], 0 if writes else 1))
 
-    return dict_list_map_outplace(replica, model)
+    return dict_list_map_outplace(replica, models)
 
 
-def optimizer_written_by(optimizer: Any, *, writes: bool) -> Any:
-    """An optimizer's sharded state where everybody here writes its own shard, and one of those who share a model what is theirs."""
+def _identity(item: Any) -> tuple[Any, ...]:
+    """What part of which entry of a checkpoint it is."""
+    return item.key, tuple(getattr(item, "global_offset", ()))
+
+
+def optimizer_written_by(optimizer: Any, *, own: bool, shared: bool) -> Any:
+    """An optimizer's sharded state. `own`: this saver writes its shard. `shared`: and what those who share a model part have equal."""
 
     def replica(item: Any) -> Any:
         if isinstance(item, ShardedObject):
-            return replace(item, replica_id=(0 if writes else 1, 0, 0))
-        return replace(item, replica_id=(0, 0, 0)) if isinstance(item, ShardedBase) else item
+            return replace(item, replica_id=(0 if shared else 1, 0, 0))
+        return replace(item, replica_id=(0 if own else 1, 0, 0)) if isinstance(item, ShardedBase) else item
 
     return dict_list_map_outplace(replica, optimizer)

@@ -1,9 +1,9 @@
 """Megatron-Core where ranks are replaced: `restore_megatron` in a function that `resilient` runs again, in place of `run.restore`.
 
-What holds of `protect_megatron` holds here: one distributed optimizer, several instances, each of which has a copy of every shard. A rank
-that takes another one's place gets main parameters and moments from the other instance; each rank then casts them to the model's precision
-and gathers the rest inside its instance, as Megatron does behind every update. Snapshots are Megatron's own checkpoints: the function loads
-one before it calls this, and says at which iteration it is.
+What holds of `protect_megatron` holds here: a distributed optimizer, and where there are experts theirs, in several instances, each of
+which has a copy of every shard. A rank that takes another one's place gets main parameters and moments from the other instance; each rank
+then casts them to the model's precision and gathers the rest inside its instance, as Megatron does behind every update. Snapshots are
+Megatron's own checkpoints: the function loads one before it calls this, and says at which iteration it is.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from acpfs.errors import ConfigError
-from acpfs.training.frameworks.megatron import MegatronShards, Schedule
+from acpfs.training.frameworks.megatron import MegatronShards, Schedule, Sharded
 from acpfs.training.host_state import HostState
 from acpfs.training.messages import Shard
+from acpfs.training.torch.layout import shard_name
 from acpfs.training.torch.run import Run
 from acpfs.training.torch.transfer import Contents, pieces
 from acpfs.training.torch.writers import Writer
@@ -59,29 +60,39 @@ def restore_megatron(
     return run.restore_held(held, schedulers, further=state, after_update=after_update)
 
 
+def prefix(one: Sharded) -> str:
+    """Of names of its state: experts have an optimizer of their own."""
+    return "experts." if one.place.is_expert else "dense."
+
+
 class MegatronHolding:
     """This rank's shard of an instance."""
 
     def __init__(self, shards: MegatronShards, begun: int) -> None:
         self._shards = shards
         self.layout, self.buffers = shards.layout, shards.buffers
-        self.optimizers: Sequence[Any] = [shards.optimizer.optimizer]
+        self.optimizers: Sequence[Any] = [one.optimizer.optimizer for one in shards.sharded]
         self.begun: int | None = begun
 
     def contents(self, shard: Shard) -> Contents:
-        return pieces({name: {"": value} for name, value in self._shards.main_state()})
+        own = [one for one in self._shards.sharded if shard_name(self._shards.holders(one.place)) == shard]
+        return pieces({prefix(one) + name: {"": value} for one in own for name, value in one.main_state()})
 
     def fill(self, contents: Contents) -> None:
         """In place: a fresh optimizer has no moments before its first step, so there are some first."""
-        inner = self._shards.optimizer
-        if len(contents) > len(dict(self._shards.main_state())):
-            inner._init_optimizer_states_with_dummy_values()  # noqa: SLF001  # as Megatron's own loader does
-        with torch.no_grad():
-            for name, value in self._shards.main_state():
-                value.copy_(contents[name][""].value)
+        for one in self._shards.sharded:
+            given = sum(name.startswith(prefix(one)) for name in contents)
+            if not given:
+                continue  # contents of the other optimizer's shard
+            if given > len(dict(one.main_state())):
+                one.optimizer._init_optimizer_states_with_dummy_values()  # noqa: SLF001  # as Megatron's own loader does
+            with torch.no_grad():
+                for name, value in one.main_state():
+                    value.copy_(contents[prefix(one) + name][""].value)
 
     def spread(self, givers: Mapping[Shard, int]) -> None:
-        self._shards.cast()
+        for one in self._shards.sharded:
+            one.cast()
         for chunk in self._shards.chunks:
             chunk.start_param_sync(force_sync=True)
 

@@ -19,6 +19,11 @@ class Seat:
     """How many replacements there had been in the job when this process was started, itself included."""
 
 
+def job_name(options: Options, start: Start) -> str:
+    """Of one attempt: what is in `.acpfs-job` is called so."""
+    return f"{options.run_id}-{start.name}".replace("/", "_")
+
+
 def variables(options: Options, start: Start, seat: Seat, error_file: str, outside: Mapping[str, str]) -> dict[str, str]:
     """What is added to, or changed in, the launcher's own environment `outside`."""
     found = {
@@ -38,7 +43,7 @@ def variables(options: Options, start: Start, seat: Seat, error_file: str, outsi
         "TORCHELASTIC_MAX_RESTARTS": options.restarts_max,
         "TORCHELASTIC_USE_AGENT_STORE": False,
         "TORCHELASTIC_ERROR_FILE": error_file,
-        "ACPFS_JOB": f"{options.run_id}-{start.name}",
+        "ACPFS_JOB": job_name(options, start),
         "ACPFS_GENERATION": seat.generation,
         "ACPFS_ON_FAULT": "replace" if options.replaces else "restart",
     }

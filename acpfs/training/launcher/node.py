@@ -17,10 +17,11 @@ from typing import Protocol
 import trio
 
 from acpfs.logger import get_logger
+from acpfs.training.coordinator.exiting import POLL_S, status_of_exiting
 from acpfs.training.coordinator.launchers import NODE_LOST, exit_status, told
 from acpfs.training.launcher import ranks
-from acpfs.training.launcher.environment import Seat, variables
-from acpfs.training.launcher.options import Options
+from acpfs.training.launcher.environment import Seat, job_name, variables
+from acpfs.training.launcher.options import Options, accelerators
 from acpfs.training.launcher.rank_logs import RankLog, RankLogs, Shown
 from acpfs.training.launcher.ranks import RankProcess
 from acpfs.training.messages import Exited, ExitStatus, FromLauncher, Idle, Launcher, Over, Planned, Replace, Start, StopRanks, ToLauncher
@@ -74,6 +75,8 @@ class Node:
         self._options, self._conductor, self._beginner, self._logs, self._added = options, conductor, beginner, logs, added
         self._running: dict[int, RankProcess] = {}
         """By pid."""
+        self._exiting: dict[int, RankProcess] = {}
+        """Those that the kernel ends, and that were told of already."""
         self._beginning: set[trio.CancelScope] = set()
         """Of ranks that have no process yet."""
         self._start: Start | None = None
@@ -92,6 +95,8 @@ class Node:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._take_signals, signals)
                 self._nursery.start_soon(self._show)
+                if self._options.replaces and not accelerators():
+                    self._nursery.start_soon(self._see_exiting)
                 self._conductor.begin(self.introduction)
                 while self._over is None:
                     await self._obey(await self._conductor.next())
@@ -120,6 +125,7 @@ class Node:
     async def _obey(self, message: ToLauncher) -> None:
         if isinstance(message, Start):
             log.info("ranks start", first=message.first_rank, world=message.world, attempt=message.attempt)
+            self._dismiss_coordinators()
             self._start, self._ended, self._stopping, self._first_failure = message, {}, False, None
             self._nobody_runs = trio.Event()
             for local_rank in range(self._options.per_node):
@@ -188,9 +194,15 @@ class Node:
         self._stop("the job is over")
         if self._running or self._beginning:
             await self._nobody_runs.wait()
+        self._dismiss_coordinators()
         if over.status == NODE_LOST and ExitStatus.SAVED << 8 in self._ended.values():
             over = Over(int(ExitStatus.SAVED), over.text)  # what the ranks here have saved is there, whoever is gone
         self._over = over
+
+    def _dismiss_coordinators(self) -> None:
+        """Of the attempt that is over."""
+        if self._start is not None:
+            ranks.dismiss_coordinators(job_name(self._options, self._start))
 
     # -- what happens here
 
@@ -207,11 +219,32 @@ class Node:
                 self._kill()
 
     def _has_ended(self, pid: int, status: int) -> None:
+        if pid in self._exiting:
+            self._exiting.pop(pid).shown.look(last=True)
+            return
         ended = self._running.pop(pid, None)
         if ended is None:
             self._beginner.ended(pid)
             return
         ended.shown.look(last=True)
+        self._tell_that_it_ended(ended, status)
+
+    async def _see_exiting(self) -> None:
+        """Who can be waited for has given its memory back, which takes 0.6 s per GiB: another process need not wait for that.
+
+        Not on an accelerator, whose memory is not there twice.
+        """
+        while True:
+            await trio.sleep(POLL_S)
+            for pid, running in list(self._running.items()):
+                status = 0
+                with contextlib.suppress(OSError):  # it can be waited for
+                    status = status_of_exiting(pid)
+                if status and not self._stopping:
+                    self._exiting[pid] = self._running.pop(pid)
+                    self._tell_that_it_ended(running, status)
+
+    def _tell_that_it_ended(self, ended: RankProcess, status: int) -> None:
         if status:
             log.warning("a rank has ended", rank=ended.seat.rank, status=told(status))
             if self._first_failure is None or not self._stopping:

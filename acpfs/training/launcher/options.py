@@ -181,11 +181,16 @@ def _nodes(text: str) -> tuple[int, int]:
     return least, most
 
 
+def accelerators() -> int:
+    """Of this node."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or len(list(Path("/dev").glob("davinci[0-9]*")))
+
+
 def _per_node(text: str) -> int:
     if text == "cpu":
         return os.cpu_count() or 1
     if text in ("gpu", "auto", "npu", "xpu"):
-        devices = len(list(Path("/dev").glob("nvidia[0-9]*"))) or len(list(Path("/dev").glob("davinci[0-9]*")))
+        devices = accelerators()
         if not devices and text != "auto":
             raise ConfigError(f"--nproc-per-node {text}: this node has none")
         return devices or os.cpu_count() or 1

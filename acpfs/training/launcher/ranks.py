@@ -112,6 +112,16 @@ def reaped() -> list[tuple[int, int]]:
         found.append(os.waitpid(ended.si_pid, 0))
 
 
+def dismiss_coordinators(job: str) -> None:
+    """Those of this node that ranks of the job have left: they would wait for ranks that come again, and keep the job's log open."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+        for pid in map(int, children):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"acpfs.training.coordinator" in words and job.encode() in words:
+                signal_rank(pid, signal.SIGTERM)
+
+
 def signal_rank(pid: int, number: signal.Signals) -> None:
     """To the rank itself; what it has begun is its own business."""
     with contextlib.suppress(ProcessLookupError):

@@ -8,6 +8,7 @@ Nothing but imports happens in the template itself: threads of a library that ha
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -25,8 +26,14 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 MESSAGE_BYTES_MAX = 1 << 18
 ADOPTED_S = 10.0
-_ALSO = {"torch": ("torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")}
-"""What a first step imports."""
+_ALSO = {
+    "torch": (
+        *("torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo", "torch.distributed.device_mesh"),
+        *("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict"),
+        *("acpfs.training.resilience", "acpfs.training.torch.run", "acpfs.training.torch.device", "acpfs.training.torch.rendezvous"),
+    )
+}
+"""What a first step imports, and what `resilient` does: as much of it as there is."""
 
 
 def serve(control: socket.socket, launcher: int) -> dict[str, Any]:
@@ -122,7 +129,8 @@ def _import(names: list[str]) -> None:
     for name in names:
         importlib.import_module(name)
         for further in _ALSO.get(name, ()):
-            importlib.import_module(further)
+            with contextlib.suppress(ImportError):  # another torch, or an interpreter that has no acpfs
+                importlib.import_module(further)
 
 
 def main() -> None:

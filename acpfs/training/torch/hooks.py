@@ -38,6 +38,8 @@ class UpdateHooks:
         self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
         self._stepped: set[int] = set()
+        self._between = False
+        """Whether an update is under way, and no optimizer is."""
         self._handles: list[Any] = []
         self._alone = False
         self.at: Callable[[str], object] = str
@@ -72,6 +74,7 @@ class UpdateHooks:
             self.begin()
         else:
             return (args[0],), {**kwargs, "closure": self._beginning_behind(closure)}
+        self._between = False
         return None
 
     def _beginning_behind(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -88,6 +91,7 @@ class UpdateHooks:
 
     def _after(self, optimizer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         self._stepped.add(id(optimizer))
+        self._between = len(self._stepped) < len(self._optimizers)
         if len(self._stepped) == len(self._optimizers) and not self._alone:
             self.end()
 
@@ -140,18 +144,37 @@ class UpdateHooks:
             Exception: whatever the update raises; the mark then stays at `updating`: torn.
         """
         self._marks.begin(settling=True)
-        self._alone = True
-        try:
+        with self._no_gate():
             self._stepped.clear()
             if values is not None and isinstance(self._gate, ImplicitGate):
                 self._gate.use(values)
             self.update()
+        self._marks.end()
+
+    def finish_begun(self) -> None:
+        """Do the rest of an update that was left between two optimizers, where parameters of the first one were being sent round.
+
+        Raises:
+            Exception: whatever the update raises; the mark then stays at `updating`: torn.
+        """
+        if self._marks.updating and self._between:
+            with self._no_gate():
+                self._step_all()
+            self._marks.end()
+
+    @contextmanager
+    def _no_gate(self) -> Iterator[None]:
+        """Steps of optimizers in here are parts of an update that has begun, and do not end it."""
+        self._alone = True
+        try:
+            yield
         finally:
             self._alone = False
-        self._marks.end()
 
     def _step_all(self) -> None:
         for optimizer, local in zip(self._whole, self._optimizers, strict=True):
+            if id(local) in self._stepped:
+                continue
             if local is optimizer:
                 optimizer.step()
             else:

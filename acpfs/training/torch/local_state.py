@@ -5,15 +5,12 @@ References to parameters are taken when protection begins: in the middle of a fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch.distributed.tensor import DTensor
-
-from acpfs.checksum import Checksum
 from acpfs.errors import ConfigError
 from acpfs.training.messages import Shard
+from acpfs.training.torch.digest import digest_of
 from acpfs.training.torch.hooks import local_optimizer
 from acpfs.training.torch.layout import Layout, named_parameters, plain_module, plain_name
 
@@ -78,25 +75,3 @@ class LocalState:
             for optimizer in self._optimizers
             for group in optimizer.param_groups
         ]
-
-
-def digest_of(values: Mapping[str, Any]) -> str:
-    """xxh3-128 over values in the order of their names."""
-    digest = Checksum()
-    for name, value in sorted(values.items()):
-        digest.update(f"{name}\0".encode())
-        for piece in _bytes_of(value):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _bytes_of(value: Any) -> Iterator[Any]:
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().to("cpu").contiguous().reshape(-1)
-        yield f"{value.dtype}{tuple(value.shape)}".encode()
-        if plain.numel():
-            yield memoryview(plain.view(torch.uint8).numpy())
-    else:
-        yield repr(value).encode()

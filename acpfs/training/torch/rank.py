@@ -19,7 +19,7 @@ from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
-from acpfs.training.torch.layout import Layout, everywhere, layout_of
+from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
 from acpfs.training.torch.store import Ask, LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
@@ -55,10 +55,12 @@ class TorchRank:
         use: Callable[[tuple[float, ...]], None] | None = None,
         own: Callable[[], Mapping[str, Any]] | None = None,
         held: Held | None = None,
+        copies: Copies | None = None,
     ) -> None:
         """`begun`: updates that were completed before. `update`: what does an update, where marks are moved by hand.
 
         `own`: in place of model and optimizers, what has to be equal in all ranks; marks are then moved by hand.
+        `copies`: who holds parameters that are in nothing that says it.
         `held`: what a framework knows of its own shards; the optimizers are those that do the local update.
         `use`: what does with the values of the loop's own gate what precedes the update, where there is such a gate.
 
@@ -69,7 +71,7 @@ class TorchRank:
             refuse_several_with_scaler(optimizers, scaler)
         self.groups = Groups()
         self.number, self.world = dist.get_rank(), dist.get_world_size()
-        self.layout = held.layout if held is not None else layout_of(model, optimizers) if own is None else everywhere()
+        self.layout = held.layout if held is not None else layout_of(model, optimizers, copies) if own is None else everywhere()
         if use is not None:
             self.layout = replace(self.layout, gate=messages.Gate.IMPLICIT)
         if self.world > 1 and self.layout.copies < 2:
@@ -130,6 +132,10 @@ class TorchRank:
     def finish(self, gate: GateResult | None) -> None:
         """The update that is ready, alone."""
         self.hooks.finish_alone(None if gate is None else gate.values)
+
+    def finish_begun(self) -> None:
+        """The rest of an update that was left between two optimizers."""
+        self.hooks.finish_begun()
 
     def digests(self) -> Mapping[Shard, str]:
         return {shard: self._state.digest(shard) for shard in self.layout.holders}

@@ -43,11 +43,22 @@ class DistributedWriter:
 
     def write(self, directory: Path, order: Save, shards: tuple[Shard, ...]) -> tuple[SavedFile, ...]:
         directory.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(self._state.checkpoint(shards), checkpoint_id=directory)
+        state = self._state.checkpoint(shards)
+        state["optim"]["param_groups"] = _groups_of_all(state["optim"]["param_groups"])
+        checkpoint.save(state, checkpoint_id=directory)
         own = write_host_state(directory, order.step, self._host, self._rank)
         member = dist.get_rank()
         written = sorted(directory.glob(f"__{member}_*")) + ([directory / ".metadata"] if member == 0 else [])
         return tuple(saved_file(directory, path) for path in (*written, own))
+
+
+def _groups_of_all(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Hyperparameters, with the names of all savers' parameters: stages and experts are called differently in each; a collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, [group["params"] for group in own])
+    if any(len(names) != len(own) for names in found):
+        return own  # their loader knows what to make of ranks with other optimizers
+    return [{**group, "params": list(dict.fromkeys(name for names in found for name in names[number]))} for number, group in enumerate(own)]
 
 
 def write_host_state(directory: Path, step: int, host: HostState, rank: int) -> Path:

@@ -12,33 +12,28 @@ import errno
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import RLock
 
 from acpfs.backing.attributes import DIGEST_XATTR
-from acpfs.backing.lower import Lower, LowerPath, LowerStat, Note
-from acpfs.ram.state import StateDatabase
+from acpfs.backing.lower import LowerPath, LowerStat, Note
 from acpfs.types import Ino
-from acpfs.writeback.commits.catching_up import CatchingUp
 from acpfs.writeback.commits.conflicts import Conflicts
-from acpfs.writeback.commits.given_back import GivenBack
+from acpfs.writeback.commits.given_back import GivenBack, make_directories
 from acpfs.writeback.commits.group import GroupOutcome
-from acpfs.writeback.commits.place_staged import PlaceStaged
 from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.evidence.whereabouts import Whereabouts
-from acpfs.writeback.log.log import REMOVING, OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.log import REMOVING
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.equal import is_as_noted, is_linked
 from acpfs.writeback.streams.noted import with_note
 from acpfs.writeback.streams.spares import Spares
 
 NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
-_PARENT_MODE = 0o755
-"""For a directory that was removed from outside and is made again; what it had is not known here."""
 
 
 class StagingLostError(Exception):
@@ -50,35 +45,26 @@ class Committer:
 
     def __init__(
         self,
-        lower: Lower,
-        tree: LowerTree,
-        log: OperationLog,
+        parts: DrainParts,
         manifest: Manifest,
-        state: StateDatabase,
-        lock: RLock,
         applied: dict[int, str],
         conflicts: Conflicts,
         spares: Spares,
         there: Whereabouts,
-        before: Callable[[Op], None] = lambda _op: None,
+        before: Callable[[Op], None],
         *,
-        restaged: Callable[[Version, str], None],
-        one_by_one: bool = False,
+        one_by_one: bool,
     ) -> None:
         """`applied`: see `Streamer.applied`; `spares`: keeps what is replaced, where that is of use.
 
         `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
-        for the next, as the mirror's journal needs it. `restaged`: see `Listener`.
+        for the next, as the mirror's journal needs it.
         """
-        self._before = before
-        self._lower, self._tree, self._log, self._manifest, self._state, self._lock = lower, tree, log, manifest, state, lock
-        self._applied, self._conflicts, self._spares = applied, conflicts, spares
-        self._listings = absence.Listings(lower)
-        self._catching_up = CatchingUp(there, tree, log, manifest, state, lock, conflicts)
-        self._placing = PlaceStaged(lower, log, state, lock, restaged)
-        self._given_back = GivenBack(lower, tree, conflicts, lock)
-        self.repairs = 0
-        """How often the backing directory was not as it was left, and was put right or taken as it is."""
+        self._parts, self._before, self._manifest = parts, before, manifest
+        self._lower, self._tree, self._log, self._state, self._lock = parts.lower, parts.tree, parts.log, parts.state, parts.lock
+        self._applied, self._conflicts, self._spares, self._there = applied, conflicts, spares, there
+        self._listings = absence.Listings(parts.lower)
+        self._given_back = GivenBack(parts, conflicts)
         self._changed = False
         """Whether something was changed for the operation that is being carried out now."""
         self._doubtful = False
@@ -87,18 +73,17 @@ class Committer:
         """Inode numbers of what the group has made: the file system is told when all of it is persisted."""
         self.stopped = False
         """Set to end a group early; what was not begun stays queued."""
-        runs = StoreRuns(lower, tree, log, manifest, state, lock, applied, conflicts, spares, lambda: self.stopped)
-        self._runs = None if one_by_one else runs
+        self._stores, self._one_by_one = StoreRuns(parts, manifest, applied, conflicts, spares, lambda: self.stopped), one_by_one
         self._kinds: dict[OpKind, Callable[[Op], LowerStat | None]] = {
             OpKind.STORE: self._store,
-            OpKind.MKDIR: self._mkdir,
+            OpKind.MKDIR: self._make_entry,
             OpKind.RMDIR: self._rmdir,
             OpKind.UNLINK: self._unlink,
             OpKind.RENAME: self._rename,
             OpKind.EXCHANGE: self._exchange,
             OpKind.LINK: self._link,
-            OpKind.SYMLINK: self._symlink,
-            OpKind.MKNOD: self._mknod,
+            OpKind.SYMLINK: self._make_entry,
+            OpKind.MKNOD: self._make_entry,
             OpKind.SETATTR: self._set_attributes,
             OpKind.SETXATTR: self._set_attributes,
         }
@@ -118,8 +103,8 @@ class Committer:
         """Carry out what comes next; returns how many operations that were, 0: the group has ended."""
         if group[at].kind not in REMOVING:
             self._listings.forget()
-        if self._runs is not None and group[at].kind is OpKind.STORE:
-            run = self._runs.carry_out(group[at : at + RUN_OPS_MAX], self._before)
+        if not self._one_by_one and group[at].kind is OpKind.STORE:
+            run = self._stores.carry_out(group[at : at + RUN_OPS_MAX], self._before)
             outcome.failed, outcome.error, outcome.lost = run.failed, run.error, run.lost
             for op, st in run.done:
                 self._done(op, st, outcome)
@@ -130,7 +115,7 @@ class Committer:
     def _next_alone(self, op: Op, outcome: GroupOutcome) -> int:
         self._doubtful, self._changed = op.begun, False
         try:
-            self._catching_up.before(op)
+            self._catch_up(op)
             if self.stopped or not self._begin(op):
                 return 0
             st = self._again(op) if op.committed else self._carry_out(op)
@@ -146,7 +131,7 @@ class Committer:
             return 0
         self._done(op, st, outcome)
         if op.kind is OpKind.STORE:
-            outcome.synced.update(dict.fromkeys(self._directories_of(op.ino)))
+            outcome.synced.update(dict.fromkeys(directory for directory, _name in self._parts.places(op.ino)))
         return 1
 
     def _done(self, op: Op, st: LowerStat | None, outcome: GroupOutcome) -> None:
@@ -178,9 +163,36 @@ class Committer:
             if op.kind is OpKind.EXCHANGE:
                 self._tree.remove(*self.target_of(op))
 
-    def _directories_of(self, ino: Ino) -> list[Ino]:
-        with self._lock:
-            return [directory for directory, _name in self._tree.places(ino)]
+    def _catch_up(self, op: Op) -> None:
+        """Record moves that were carried out although they failed, before an operation that they concern is.
+
+        Where a flush failed, too, what was committed ahead of such a move may have to be stored again. It belongs where the move has put
+        it: at its old place another file may lie by now, and the move, when it is tried again, would find itself done.
+
+        Raises:
+            OSError: the backing directory does not say where things are.
+        """
+        for move in self._there.moved(op):
+            with self._lock:
+                self._tree.begin_move()
+                try:
+                    self._record_moved(move)
+                finally:
+                    self._tree.end_move()
+                    self._state.commit()
+
+    def _record_moved(self, op: Op) -> None:
+        at, to = self.place_of(op), self.target_of(op)
+        source, target = self._tree.path_at(*at), self._tree.path_at(*to)
+        if source is None or target is None:
+            return
+        if op.kind is OpKind.EXCHANGE:
+            self._tree.exchange(at, to)
+            self._manifest.exchange(source, target)
+        else:
+            self._tree.move(at, to)
+            self._manifest.move(source, target)
+        self._log.mark_committed(op)
 
     def _begin(self, op: Op) -> bool:
         """Take the operation, unless it was left out or has to be streamed again; from here on it is not changed any more."""
@@ -197,7 +209,7 @@ class Committer:
         """Carried out before: by the last worker, which did not live to flush it, or but for the end of it."""
         self._conflicts.done_before(op)
         self.give_back(op)
-        path = self._path(op.ino)
+        path = self._parts.path(op.ino)
         if op.kind in (OpKind.UNLINK, OpKind.RMDIR) or path is None:
             return None
         with suppress(FileNotFoundError):
@@ -232,11 +244,7 @@ class Committer:
 
     def repaired(self) -> None:
         with self._lock:
-            self.repairs += 1
-
-    def _path(self, ino: Ino) -> LowerPath | None:
-        with self._lock:
-            return self._tree.path(ino)
+            self._parts.counters.repairs += 1
 
     def place_of(self, op: Op) -> Place:
         """`parent`/`name` of the operation, or where that lies since a conflict."""
@@ -263,32 +271,23 @@ class Committer:
         with self._lock:
             for place in others:
                 self._tree.remove(*place)
-            self.repairs += 1
+            self._parts.counters.repairs += 1
             return self._tree.places(ino)
 
     def _number_at(self, place: Place) -> int:
-        with self._lock:
-            path = self._tree.path_at(*place)
+        path = self._parts.path_at(place)
         if path is None:
             return NO_NUMBER
-        st = self.look(path)
+        st = self._parts.look(path)
         if st is None:
             absence.make_sure(self._lower, path)
-            return NO_NUMBER
-        return st.ino
+        return NO_NUMBER if st is None else st.ino
 
     def _path_at(self, parent: Ino, name: bytes) -> LowerPath:
-        with self._lock:
-            path = self._tree.path_at(parent, name)
+        path = self._parts.path_at((parent, name))
         if path is None:
             raise FileNotFoundError(errno.ENOENT, "its directory is not on the backing directory")
         return path
-
-    def look(self, path: LowerPath) -> LowerStat | None:
-        try:
-            return self._lower.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     def with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
         """Do something that makes `target`; make its directories again if they are gone."""
@@ -301,25 +300,39 @@ class Committer:
 
     def make_parents(self, path: LowerPath) -> bool:
         """Make what is missing above `path`; False when nothing was."""
-        made = False
-        for depth in range(1, len(path)):
-            try:
-                self._lower.mkdir(path[:depth])
-            except FileExistsError:
-                continue
-            self._lower.apply(path[:depth], Metadata(mode=_PARENT_MODE))
-            made = True
+        made = make_directories(self._lower, path[:-1])
         if made:
             self.repaired()
-        return made
+        return bool(made)
 
-    def put_in_place(self, op: Op, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+    def make(self, op: Op, path: LowerPath) -> None:
+        """The directory, symlink or special file that the operation makes."""
+        if op.kind is OpKind.MKDIR:
+            self._lower.mkdir(path)
+        elif op.kind is OpKind.SYMLINK:
+            self._lower.symlink(op.payload, path)
+        else:
+            self._lower.mknod(path, op.meta.mode or 0, op.meta.rdev)
+
+    def _is_made(self, op: Op, path: LowerPath) -> bool:
+        """Whether what lies there is that."""
+        present = self._lower.lstat(path)
+        if op.kind is OpKind.MKDIR:
+            return stat.S_ISDIR(present.mode)
+        if op.kind is OpKind.SYMLINK:
+            return stat.S_ISLNK(present.mode) and self._lower.readlink(path) == op.payload
+        return stat.S_IFMT(present.mode) == stat.S_IFMT(op.meta.mode or 0) and present.rdev == op.meta.rdev
+
+    def put_in_place(self, op: Op, target: LowerPath) -> None:
         """Make an entry under a name that another has taken from outside: beside it first, then over it."""
-        staging = self._lower.stage_near(f"entry-{op.seq}", target[:-1])
-        self._lower.remove_staging(staging)
-        make(self._lower.staging_path(staging))
-        self._lower.rename(self._lower.staging_path(staging), target)
+        self._put_over(f"entry-{op.seq}", target, lambda path: self.make(op, path))
         self.repaired()
+
+    def _put_over(self, name: str, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
+        path = self._lower.staging_path(staging := self._lower.stage_near(name, target[:-1]))
+        self._lower.remove_staging(staging)
+        make(path)
+        self.with_parents(target, lambda: self._lower.rename(path, target))
 
     # -- files
 
@@ -336,7 +349,7 @@ class Committer:
         self._complete_attributes(op, staging, first if places else None)
         self._spares.keep(version, first)
         try:
-            staging = self._placing.place(version, first)
+            staging = self._place(version, first)
         except FileNotFoundError:
             self._store_again(op, staging, first)
         self._changed = True
@@ -352,15 +365,37 @@ class Committer:
         with self._settling(op):
             if not places:
                 self._tree.add(op.ino, *self.place_of(op))
-            for target in targets:
-                if version.digest:
-                    self._manifest.put(target, version.digest, version.size)
-                else:
-                    self._manifest.remove(target)
-            version.state = VersionState.COMMITTED
-            self._spares.shown(version, st)
-            self._applied.pop(version.vid, None)
+            self._stores.record(version, targets, st)
         return ours(self._lower, op, st)
+
+    def _place(self, version: Version, target: LowerPath) -> LowerPath:
+        """Rename the staging file into place; returns where it was staged.
+
+        What did not fit into RAM is staged before it has a place, and directories move: then it lies on another file system, and is copied.
+        The copy is what the version is staged as before it is renamed: who comes after a crash knows it by its number. What it was made of
+        is removed last, for it may be all that there is of the file.
+        """
+        before = version.staging_name
+        staging = self._lower.staging_path(before)
+        try:
+            self._lower.rename(staging, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        else:
+            return staging
+        self._stage_as(version, self._lower.bring_near(before, target))
+        staging = self._place(version, target)
+        self._lower.remove_staging(before)
+        return staging
+
+    def _stage_as(self, version: Version, name: str) -> None:
+        number = self._lower.lstat(self._lower.staging_path(name)).ino
+        with self._lock:
+            before, version.staging_name, version.staging_ino = version.staging_name, name, number
+            self._parts.listener.restaged(version, before)
+            self._log.save_version(version)
+            self._state.must_commit()
 
     def _check_linked(self, version: Version, staging: LowerPath) -> None:
         """That nobody has written into the other node's file since; acpfs never does, a native writer might."""
@@ -372,11 +407,11 @@ class Committer:
     def _store_again(self, op: Op, staging: LowerPath, target: LowerPath) -> None:
         """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
         assert op.version is not None
-        if self.look(staging) is not None:
+        if self._parts.look(staging) is not None:
             self.make_parents(target)
             self._lower.rename(staging, target)
             return
-        st = self.look(target)
+        st = self._parts.look(target)
         if st is None or st.ino != op.version.staging_ino:
             absence.make_sure(self._lower, staging)
             raise StagingLostError
@@ -402,19 +437,16 @@ class Committer:
 
     def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
         """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
-        present = self.look(target)
+        present = self._parts.look(target)
         if present is not None and present.ino == ino:
             return False
-        staging = self._lower.stage_near(f"link-{op.seq}", target[:-1])
-        self._lower.remove_staging(staging)
-        self._lower.link(source, self._lower.staging_path(staging))
-        self.with_parents(target, lambda: self._lower.rename(self._lower.staging_path(staging), target))
+        self._put_over(f"link-{op.seq}", target, lambda path: self._lower.link(source, path))
         return True
 
     def _link(self, op: Op) -> LowerStat | None:
         self._places(op.ino)
-        source, target = self._path(op.ino), self._path_at(*self.place_of(op))
-        st = self.look(source) if source is not None else None
+        source, target = self._parts.path(op.ino), self._path_at(*self.place_of(op))
+        st = self._parts.look(source) if source is not None else None
         if source is None or st is None:
             if source is not None:
                 absence.make_sure(self._lower, source)
@@ -430,7 +462,7 @@ class Committer:
         with self._settling(op):
             self._tree.add(op.ino, *self.place_of(op))
             self._manifest.copy(source, target)
-        return self.look(target)
+        return self._parts.look(target)
 
     def _unlink(self, op: Op) -> None:
         path = self._path_at(*self.place_of(op))
@@ -447,17 +479,16 @@ class Committer:
 
     # -- directories and special files
 
-    def _mkdir(self, op: Op) -> LowerStat:
+    def _make_entry(self, op: Op) -> LowerStat:
+        """MKDIR, SYMLINK, MKNOD: what is made without a staging file."""
         path = self._path_at(*self.place_of(op))
         try:
-            self.with_parents(path, lambda: self._lower.mkdir(path))
+            self.with_parents(path, lambda: self.make(op, path))
         except FileExistsError:
-            if not stat.S_ISDIR(self._lower.lstat(path).mode):
-                raise
-        return self._made(op, path)
-
-    def _made(self, op: Op, path: LowerPath) -> LowerStat:
-        """Attributes and record of what was made without a staging file."""
+            if not self._is_made(op, path):
+                if op.kind is OpKind.MKDIR:
+                    raise
+                self.put_in_place(op, path)
         self._changed = True
         self._lower.apply(path, op.meta)
         st = self._lower.lstat(path)
@@ -475,34 +506,13 @@ class Committer:
             self._tree.remove(*self.place_of(op))
             self._manifest.remove(path)
 
-    def _symlink(self, op: Op) -> LowerStat:
-        path = self._path_at(*self.place_of(op))
-        try:
-            self.with_parents(path, lambda: self._lower.symlink(op.payload, path))
-        except FileExistsError:
-            if not self._is_symlink_to(path, op.payload):
-                self.put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
-        return self._made(op, path)
-
-    def _is_symlink_to(self, path: LowerPath, target: bytes) -> bool:
-        return stat.S_ISLNK(self._lower.lstat(path).mode) and self._lower.readlink(path) == target
-
-    def _mknod(self, op: Op) -> LowerStat:
-        path, mode = self._path_at(*self.place_of(op)), op.meta.mode or 0
-        try:
-            self.with_parents(path, lambda: self._lower.mknod(path, mode, op.meta.rdev))
-        except FileExistsError:
-            present = self._lower.lstat(path)
-            if stat.S_IFMT(present.mode) != stat.S_IFMT(mode) or present.rdev != op.meta.rdev:
-                self.put_in_place(op, path, lambda staging: self._lower.mknod(staging, mode, op.meta.rdev))
-        return self._made(op, path)
-
     # -- names
 
     def _rename(self, op: Op) -> LowerStat | None:
         source, target = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
         with self._moving():
-            st = self._rename_as_logged(op, source, target)
+            # What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else.
+            st = (self._parts.look(target) if op.new_parent < 0 else None) or self.rename(source, target)
         with self._settling(op, moves=True):
             self._tree.move(self.place_of(op), self.target_of(op))
             if st is None:
@@ -511,26 +521,22 @@ class Committer:
         self.give_back(op)
         return st
 
-    def _rename_as_logged(self, op: Op, source: LowerPath, target: LowerPath) -> LowerStat | None:
-        """What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else."""
-        return (self.look(target) if op.new_parent < 0 else None) or self.rename(source, target)
-
     def give_back(self, op: Op) -> None:
         """Of what was moved aside; when paths are at rest again, for it may take a while."""
-        kept = self._path(op.ino) if op.moved_for else None
+        kept = self._parts.path(op.ino) if op.moved_for else None
         if kept is not None and stat.S_ISDIR(self._lower.lstat(kept).mode):
-            self._given_back.give(op.ino, kept, self._path(op.moved_for) or self._path_at(*self.place_of(op)))
+            self._given_back.give(op.ino, kept, self._parts.path(op.moved_for) or self._path_at(*self.place_of(op)))
 
     def rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
         try:
             self._lower.rename(source, target)
         except FileNotFoundError:
-            if self.look(source) is not None:
+            if self._parts.look(source) is not None:
                 self.make_parents(target)
                 self._lower.rename(source, target)
             else:
                 absence.make_sure(self._lower, source)
-                if self.look(target) is None:
+                if self._parts.look(target) is None:
                     absence.make_sure(self._lower, target)
                     self.repaired()  # removed from outside: there is nothing to move
                     return None
@@ -547,7 +553,7 @@ class Committer:
         Raises:
             OSError: ESTALE, a passing failure: it was not.
         """
-        still = self.look(source)
+        still = self._parts.look(source)
         if still is None:
             return False
         is_same = still.ino == st.ino  # else the new name shows what it showed before
@@ -567,7 +573,7 @@ class Committer:
             self._before(op)  # it is another operation now: without the numbers it would be carried out twice, which undoes it
         ino_a, ino_b = (int(part) for part in op.payload.split())
         with self._moving():
-            now_a, now_b = self.look(a), self.look(b)
+            now_a, now_b = self._parts.look(a), self._parts.look(b)
             if now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a):  # one may have been stored again
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
@@ -580,7 +586,7 @@ class Committer:
 
     def _set_attributes(self, op: Op) -> LowerStat | None:
         self._places(op.ino)
-        path = self._path(op.ino)
+        path = self._parts.path(op.ino)
         st: LowerStat | None = None
         if path is not None:
             try:

@@ -8,19 +8,19 @@ moment that no file system call closes: a native change in just that moment is l
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections.abc import Callable, Iterable
-from threading import RLock
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.drain_records import ConflictReport
 from acpfs.logger import get_logger
-from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino, Seq
-from acpfs.writeback.engine_records import Conflict
 from acpfs.writeback.evidence import absence
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.parts import DrainParts
 
 EVERYTHING = Seq(1 << 62)
 """Guard for a mount that is bypassed: also what is written through descriptors that are still open."""
@@ -45,11 +45,10 @@ Look = tuple[int, int, int]
 class Conflicts:
     """Says, per operation, whether and where it may be carried out."""
 
-    def __init__(
-        self, lower: Lower, tree: LowerTree, state: StateDatabase, lock: RLock, left_as: Callable[[Ino], tuple[int, int, int, int] | None]
-    ) -> None:
-        """`left_as`: `Listener.left_as`. Takes up what an earlier worker knew."""
-        self._lower, self._tree, self._state, self._lock, self._left_as = lower, tree, state, lock, left_as
+    def __init__(self, parts: DrainParts) -> None:
+        """Takes up what an earlier worker knew."""
+        self._parts, self._left_as = parts, parts.listener.left_as
+        self._lower, self._tree, self._lock, self._state = parts.lower, parts.tree, parts.lock, (state := parts.state)
         self._checks: dict[OpKind, Callable[[Op], LowerPath | None]] = {
             OpKind.STORE: self._store,
             OpKind.MKDIR: self._make,
@@ -76,7 +75,7 @@ class Conflicts:
         """By what operations of the last worker can be known again: inode and size of a content, or its time."""
         rows = state.rows("SELECT path, kind, kept_as, at FROM conflict ORDER BY number")
         self.total = len(rows)
-        self.told = [Conflict(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
+        self.told = [_report(*row) for row in rows[-CONFLICTS_TOLD_MAX:]]
 
     def guard(self, until: Seq, inos: Iterable[Ino] = ()) -> Guarding:
         """Be careful with operations up to that number, and with those of these nodes; returns what it was before. Under the lock."""
@@ -97,8 +96,7 @@ class Conflicts:
     def _may_hit_others(self, op: Op) -> bool:
         if op.kind is OpKind.RMDIR:
             return op.tries >= LEAVE_AFTER_TRIES  # something is in it, and does not go
-        with self._lock:
-            return op.kind is OpKind.UNLINK and self._tree.node_at(op.parent, op.name) == op.ino
+        return op.kind is OpKind.UNLINK and self._parts.node_at((op.parent, op.name)) == op.ino
 
     def noted(self, op: Op, st: LowerStat | None) -> None:
         """The operation was carried out: what is there now is ours."""
@@ -128,8 +126,7 @@ class Conflicts:
 
     def is_foreign(self, place: Place, st: LowerStat) -> bool:
         """Not what the operations so far have left there. What never was looked at counts as ours."""
-        with self._lock:
-            node = self._tree.node_at(*place)
+        node = self._parts.node_at(place)
         return node is None or not self._is_node(node, st)
 
     def number(self, ino: Ino) -> int | None:
@@ -187,9 +184,7 @@ class Conflicts:
         return path if self.is_foreign(place, st) else None
 
     def _attributes(self, op: Op) -> LowerPath | None:
-        with self._lock:
-            places = self._tree.places(op.ino)
-        for place in places:
+        for place in self._parts.places(op.ino):
             path, st = self._look(place)
             if path is not None and st is not None and self.is_foreign(place, st) and st.mtime_ns != op.meta.mtime_ns:
                 return path
@@ -227,14 +222,8 @@ class Conflicts:
         return None
 
     def _look(self, place: Place) -> tuple[LowerPath | None, LowerStat | None]:
-        with self._lock:
-            path = self._tree.path_at(*place)
-        if path is None:
-            return None, None
-        try:
-            return path, self._lower.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return path, None
+        path = self._parts.path_at(place)
+        return path, None if path is None else self._parts.look(path)
 
     def _is_node(self, node: Ino, st: LowerStat) -> bool:
         if self._made.get(node) == (st.ino, st.size) or self._dated.get(node) == st.mtime_ns:
@@ -268,17 +257,20 @@ class Conflicts:
         self._remember(path, op, b"/".join((*path[:-1], aside)))
 
     def _remember(self, path: LowerPath, op: Op, kept_as: bytes) -> None:
-        conflict = Conflict(b"/".join(path), op.kind.value, kept_as, time.time())
+        values = (b"/".join(path), op.kind.value, kept_as, time.time())
         with self._lock:
             self.total += 1
-            self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], conflict]
-            values = (conflict.path, conflict.kind, conflict.kept_as, conflict.at)
+            self.told = [*self.told[1 - CONFLICTS_TOLD_MAX :], _report(*values)]
             self._state.change("INSERT INTO conflict (path, kind, kept_as, at) VALUES (?, ?, ?, ?)", values)
             self._state.commit()
         why = "changed natively while the mount was away" if self.covers(op) else "changed by others since it was deleted here"
         what = "the mount's is kept beside" if kept_as else "left as it is"
-        told = {"path": _shown(conflict.path), "kind": conflict.kind} | ({"kept_as": _shown(kept_as)} if kept_as else {})
+        told = {"path": _shown(b"/".join(path)), "kind": op.kind.value} | ({"kept_as": _shown(kept_as)} if kept_as else {})
         _log.warning(f"conflict: {why}; {what}", **told)
+
+
+def _report(path: bytes, kind: str, kept_as: bytes, at: float) -> ConflictReport:
+    return ConflictReport(os.fsdecode(path), kind, os.fsdecode(kept_as) or None, at)
 
 
 def _shown(path: bytes) -> str:

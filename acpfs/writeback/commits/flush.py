@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import RLock
 from typing import Any
 
 import trio
 
-from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerPath
+from acpfs.backing.lower import LowerPath
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.failures.retry import RetryPolicy
-from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.parts import DrainParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +33,10 @@ class _Task:
 class Flusher:
     """Flushes what commit groups touched."""
 
-    def __init__(
-        self,
-        lower: Lower,
-        tree: LowerTree,
-        log: OperationLog,
-        listener: Listener,
-        pool: CallPool,
-        lock: RLock,
-        retry: RetryPolicy,
-        recheck: Callable[[GroupOutcome], bool],
-    ) -> None:
-        """`pool`: threads for flushes; `recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
-        self._recheck = recheck
-        self._lower, self._tree, self._log, self._listener = lower, tree, log, listener
-        self._pool, self._lock, self._retry = pool, lock, retry
+    def __init__(self, parts: DrainParts, retry: RetryPolicy, recheck: Callable[[GroupOutcome], bool]) -> None:
+        """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
+        self._parts, self._retry, self._recheck = parts, retry, recheck
+        self._lower, self._tree, self._log, self._pool = parts.lower, parts.tree, parts.log, parts.calls.syncs
         self._untimed: set[Ino] = set()
 
     def take_untimed(self) -> GroupOutcome:
@@ -65,7 +50,7 @@ class Flusher:
 
     async def flush(self, group: GroupOutcome) -> None:
         """Return when everything in the group is on stable storage."""
-        with self._lock:
+        with self._parts.lock:
             tasks = all_tasks = self._tasks(group)
         tries = 0
         while tasks:
@@ -81,8 +66,8 @@ class Flusher:
             tasks = all_tasks if remade else failed
 
     def _note(self, group: GroupOutcome, error: OSError) -> None:
-        with self._lock:
-            self._retry.retries += 1
+        with self._parts.lock:
+            self._parts.counters.retries += 1
             for op, _stat in group.done:
                 op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
 
@@ -132,4 +117,4 @@ class Flusher:
             self._untimed.add(ino)
             return None
         self._untimed.discard(ino)
-        return self._listener.directory_times(ino)
+        return self._parts.listener.directory_times(ino)

@@ -11,17 +11,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.logger import get_logger
 from acpfs.types import Ino
 from acpfs.writeback.commits.conflicts import Conflicts
-from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Metadata
+from acpfs.writeback.parts import DrainParts
 
 MODE = 0o755
-"""Of a directory that is made here ahead of its MKDIR, which gives it its own."""
+"""Of a directory that is made ahead of its MKDIR, which gives it its own, or again after others removed it: what it had is not known."""
 
 _TAKEN = frozenset({errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR})
 _NO_LINK = frozenset({errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV})
@@ -31,8 +30,8 @@ _log = get_logger(__name__)
 class GivenBack:
     """Moves what is foreign."""
 
-    def __init__(self, lower: Lower, tree: LowerTree, conflicts: Conflicts, lock: RLock) -> None:
-        self._lower, self._tree, self._conflicts, self._lock = lower, tree, conflicts, lock
+    def __init__(self, parts: DrainParts, conflicts: Conflicts) -> None:
+        self._parts, self._lower, self._conflicts = parts, parts.lower, conflicts
 
     def give(self, directory: Ino, kept: LowerPath, to: LowerPath) -> None:
         """`directory` lies at `kept` now; what is not its own goes to `to`, but for names that are taken there.
@@ -50,8 +49,7 @@ class GivenBack:
                 if self._conflicts.is_foreign(place, st):
                     moved = self._move(source, target, st) or moved
                 elif stat.S_ISDIR(st.mode):
-                    with self._lock:
-                        below = self._tree.node_at(*place)
+                    below = self._parts.node_at(place)
                     assert below is not None
                     todo.append((below, source, target))
             if moved:
@@ -63,7 +61,8 @@ class GivenBack:
             try:
                 self._put(source, target, st)
             except FileNotFoundError:
-                self._make(target[:-1])
+                for made in make_directories(self._lower, target[:-1]):
+                    self._lower.sync_directory(made[:-1])
                 self._put(source, target, st)
         except OSError as error:
             if error.errno not in _TAKEN:
@@ -97,20 +96,21 @@ class GivenBack:
         return True
 
     def _expect_nothing_at(self, path: LowerPath) -> None:
-        try:
-            self._lower.lstat(path)
-        except FileNotFoundError:
-            return
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        if self._parts.look(path) is not None:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
-    def _make(self, path: LowerPath) -> None:
-        for depth in range(1, len(path) + 1):
-            try:
-                self._lower.mkdir(path[:depth])
-            except FileExistsError:
-                continue
-            self._lower.apply(path[:depth], Metadata(mode=MODE))
-            self._lower.sync_directory(path[: depth - 1])
+
+def make_directories(lower: Lower, path: LowerPath) -> list[LowerPath]:
+    """Make what is missing of a path; returns what was made."""
+    made = []
+    for depth in range(1, len(path) + 1):
+        try:
+            lower.mkdir(path[:depth])
+        except FileExistsError:
+            continue
+        lower.apply(path[:depth], Metadata(mode=MODE))
+        made.append(path[:depth])
+    return made
 
 
 def _shown(path: LowerPath) -> str:

@@ -16,17 +16,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from threading import RLock
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
 from acpfs.logger import get_logger
-from acpfs.types import Ino
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence.whereabouts import Whereabouts
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.parts import DrainParts
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _REFUSALS = PERMANENT_ERRNOS | {errno.ENOENT}
@@ -37,8 +36,8 @@ _log = get_logger(__name__)
 class Recheck:
     """Looks at commit groups again."""
 
-    def __init__(self, lower: Lower, tree: LowerTree, lock: RLock, committer: Committer, there: Whereabouts) -> None:
-        self._lower, self._tree, self._lock, self._committer, self._there = lower, tree, lock, committer, there
+    def __init__(self, parts: DrainParts, committer: Committer, there: Whereabouts) -> None:
+        self._parts, self._lower, self._committer, self._there = parts, parts.lower, committer, there
 
     def look(self, group: GroupOutcome) -> bool:
         """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
@@ -64,19 +63,11 @@ class Recheck:
             _log.error("the backing directory lost this, and refuses to have it again", kind=op.kind.value, name=name, error=why)
             return False
 
-    def _path(self, place: Place) -> LowerPath | None:
-        with self._lock:
-            return self._tree.path_at(*place)
-
     def _find(self, path: LowerPath) -> LowerPath | None:
         """Where it is by now; None: another lies there."""
         with suppress(FileNotFoundError):
             return self._there.find(path)
         return None
-
-    def _node_at(self, place: Place) -> Ino | None:
-        with self._lock:
-            return self._tree.node_at(*place)
 
     # -- names
 
@@ -84,15 +75,15 @@ class Recheck:
         if op.kind not in (OpKind.RENAME, OpKind.EXCHANGE):
             return False
         at, to = self._committer.place_of(op), self._committer.target_of(op)
-        source, target = self._path(at), self._path(to)
+        source, target = self._parts.path_at(at), self._parts.path_at(to)
         if source is None or target is None:
             return False
         if op.kind is OpKind.EXCHANGE:
             return self._exchange(op, (at, source), (to, target))
-        there, here = self._committer.look(target), self._committer.look(source)
+        there, here = self._parts.look(target), self._parts.look(source)
         if here is None or (there is not None and there.ino == st.ino):
             return False
-        is_lost = there is None and self._node_at(to) == op.ino and self._node_at(at) is None
+        is_lost = there is None and self._parts.node_at(to) == op.ino and self._parts.node_at(at) is None
         if not (is_lost or here.ino == st.ino):
             return False  # another file has that name by now
         self._committer.rename(source, target)
@@ -101,9 +92,9 @@ class Recheck:
         return True
 
     def _exchange(self, op: Op, a: tuple[Place, LowerPath], b: tuple[Place, LowerPath]) -> bool:
-        if (self._node_at(a[0]), self._node_at(b[0])) != (op.victim, op.ino):
+        if (self._parts.node_at(a[0]), self._parts.node_at(b[0])) != (op.victim, op.ino):
             return False  # another operation of the group has moved them on
-        found = [found.ino for path in (a[1], b[1]) if (found := self._committer.look(path)) is not None]
+        found = [found.ino for path in (a[1], b[1]) if (found := self._parts.look(path)) is not None]
         if found != [int(part) for part in op.payload.split()]:
             return False
         self._lower.exchange(a[1], b[1])
@@ -113,8 +104,7 @@ class Recheck:
     # -- what lies there
 
     def _entry(self, group: GroupOutcome, op: Op, st: LowerStat) -> bool:
-        with self._lock:
-            found = [self._tree.path_at(*place) for place in self._tree.places(op.ino)]
+        found = [self._parts.path_at(place) for place in self._parts.places(op.ino)]
         paths = list(dict.fromkeys(there for path in found if path is not None and (there := self._find(path)) is not None))
         if not paths:
             return False  # removed by a later operation of the group
@@ -124,8 +114,8 @@ class Recheck:
             return self._link(op, st, paths)
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
             return self._special(op, st, paths[0])
-        if op.kind is OpKind.MKDIR and self._committer.look(paths[0]) is None:
-            self._committer.with_parents(paths[0], lambda: self._lower.mkdir(paths[0]))
+        if op.kind is OpKind.MKDIR and self._parts.look(paths[0]) is None:
+            self._committer.with_parents(paths[0], lambda: self._committer.make(op, paths[0]))
             self._committer.repaired()
         return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, paths[0])
 
@@ -133,11 +123,11 @@ class Recheck:
         after = [later for later, _st in group.done if later.ino == op.ino and later.seq > op.seq]
         if op.version is None or any(later.kind is OpKind.STORE for later in after):
             return False  # the last one decides
-        present = self._committer.look(paths[0])
+        present = self._parts.look(paths[0])
         if present is not None and present.ino == op.version.staging_ino:
             added = [self._committer.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
             return any(added)
-        with self._lock:
+        with self._parts.lock:
             for later in after:
                 if later.kind in _ATTRIBUTES:
                     op.meta.merge(later.meta)  # given to what is lost
@@ -148,26 +138,23 @@ class Recheck:
 
     def _link(self, op: Op, st: LowerStat, paths: list[LowerPath]) -> bool:
         place = self._committer.place_of(op)
-        path_at = self._path(place)
+        path_at = self._parts.path_at(place)
         target = None if path_at is None else self._find(path_at)
-        if target is None or self._node_at(place) != op.ino:
+        if target is None or self._parts.node_at(place) != op.ino:
             return False
         for path in paths:
-            present = self._committer.look(path)
+            present = self._parts.look(path)
             if path != target and present is not None and present.ino == st.ino:
                 return self._committer.add_name(op, path, target, st.ino)
         return False
 
     def _special(self, op: Op, st: LowerStat, path: LowerPath) -> bool:
-        present = self._committer.look(path)
+        present = self._parts.look(path)
         if present is not None and present.ino == st.ino:
             return False
         if present is None:
             self._committer.make_parents(path)
-        if op.kind is OpKind.SYMLINK:
-            self._committer.put_in_place(op, path, lambda staging: self._lower.symlink(op.payload, staging))
-        else:
-            self._committer.put_in_place(op, path, lambda staging: self._lower.mknod(staging, op.meta.mode or 0, op.meta.rdev))
+        self._committer.put_in_place(op, path)
         return self._attributes(op, path)
 
     def _attributes(self, op: Op, path: LowerPath) -> bool:

@@ -12,23 +12,21 @@ one of a run whose calls answered otherwise than expected. Called in the commit 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from threading import RLock
+from dataclasses import dataclass
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS
-from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 from acpfs.writeback.commits.conflicts import Conflicts
+from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence.whereabouts import MOVING
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind, Version, VersionState
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.equal import is_linked
 from acpfs.writeback.streams.spares import SPARE_BYTES_MIN, Spares
 
@@ -49,53 +47,38 @@ class _Store:
     target: LowerPath
 
 
-@dataclass(slots=True)
-class Run:
-    """What became of a run."""
-
-    done: list[tuple[Op, LowerStat]] = field(default_factory=list)
-    failed: Op | None = None
-    error: OSError | None = None
-    lost: Op | None = None
-    """Its staging file is not what was staged."""
-
-
 class StoreRuns:
     """See above."""
 
     def __init__(
         self,
-        lower: Lower,
-        tree: LowerTree,
-        log: OperationLog,
+        parts: DrainParts,
         manifest: Manifest,
-        state: StateDatabase,
-        lock: RLock,
         applied: dict[int, str],
         conflicts: Conflicts,
         spares: Spares,
         is_stopped: Callable[[], bool],
     ) -> None:
         """`applied`: see `Streamer.applied`; `is_stopped`: whether the group is to end early."""
-        self._lower, self._tree, self._log, self._manifest = lower, tree, log, manifest
-        self._state, self._lock, self._applied, self._conflicts, self._spares = state, lock, applied, conflicts, spares
-        self._is_stopped = is_stopped
+        self._lower, self._tree, self._log, self._state, self._lock = parts.lower, parts.tree, parts.log, parts.state, parts.lock
+        self._manifest, self._applied, self._conflicts, self._spares = manifest, applied, conflicts, spares
+        self._parts, self._is_stopped = parts, is_stopped
 
-    def carry_out(self, ops: list[Op], before: Callable[[Op], None]) -> Run:
+    def carry_out(self, ops: list[Op], before: Callable[[Op], None]) -> GroupOutcome:
         """Those at the front that are plain, as far as all goes well. None were done: the first one is to be carried out alone.
 
         `before`: see `Committer`.
         """
-        run = Run()
+        run = GroupOutcome()
         stores = self._begin(ops, run, before)
         if stores:
             self._make_visible(stores, run)
-            self._record(stores, run)
+            self._record_all(stores, run)
         return run
 
     # -- beginning
 
-    def _begin(self, ops: list[Op], run: Run, before: Callable[[Op], None]) -> list[_Store]:
+    def _begin(self, ops: list[Op], run: GroupOutcome, before: Callable[[Op], None]) -> list[_Store]:
         with self._lock:
             stores = self._plain(ops)
             if len(stores) < 2:
@@ -113,7 +96,7 @@ class StoreRuns:
                 return self._given_up(stores, store, error, run)
         return stores
 
-    def _given_up(self, stores: list[_Store], failed: _Store, error: OSError, run: Run) -> list[_Store]:
+    def _given_up(self, stores: list[_Store], failed: _Store, error: OSError, run: GroupOutcome) -> list[_Store]:
         _take_back(store for store in stores if store is not failed)
         self._failed(failed.op, error, run)
         return []
@@ -152,7 +135,7 @@ class StoreRuns:
 
     # -- the calls
 
-    def _make_visible(self, stores: list[_Store], run: Run) -> None:
+    def _make_visible(self, stores: list[_Store], run: GroupOutcome) -> None:
         """In log order, up to the first that does not go as expected."""
         try:
             with self._lower.keeping_directories():
@@ -166,7 +149,7 @@ class StoreRuns:
         except OSError:  # a directory has moved: where its files are, each has to find out
             run.done.clear()
 
-    def _rename(self, store: _Store, run: Run) -> bool:
+    def _rename(self, store: _Store, run: GroupOutcome) -> bool:
         op = store.op
         try:
             self._lower.rename(store.staging, store.target)
@@ -178,7 +161,7 @@ class StoreRuns:
             return False
         try:
             st = self._lower.lstat(store.target)
-            still = self._look(store.staging)
+            still = self._parts.look(store.staging)
         except OSError:
             return False
         if st.size != store.version.size:
@@ -189,29 +172,30 @@ class StoreRuns:
             run.done.append((op, ours(self._lower, op, st)))
         return still is None
 
-    def _look(self, path: LowerPath) -> LowerStat | None:
-        with contextlib.suppress(FileNotFoundError):
-            return self._lower.lstat(path)
-        return None
-
-    def _failed(self, op: Op, error: OSError, run: Run) -> None:
+    def _failed(self, op: Op, error: OSError, run: GroupOutcome) -> None:
         op.take(Step.TAKEN_BACK if error.errno in CERTAIN else Step.FAILED)
         run.failed, run.error = op, error
 
     # -- the end
 
-    def _record(self, stores: list[_Store], run: Run) -> None:
+    def record(self, version: Version, targets: Iterable[LowerPath], st: LowerStat) -> None:
+        """The version lies at these paths. Under the lock."""
+        for target in targets:
+            if version.digest:
+                self._manifest.put(target, version.digest, version.size)
+            else:
+                self._manifest.remove(target)
+        version.state = VersionState.COMMITTED
+        self._spares.shown(version, st)
+        self._applied.pop(version.vid, None)
+
+    def _record_all(self, stores: list[_Store], run: GroupOutcome) -> None:
         with self._lock:
             try:
                 for store, (op, st) in zip(stores, run.done, strict=False):
+                    assert st is not None
                     self._tree.add(op.ino, *store.place)
-                    if store.version.digest:
-                        self._manifest.put(store.target, store.version.digest, store.version.size)
-                    else:
-                        self._manifest.remove(store.target)
-                    store.version.state = VersionState.COMMITTED
-                    self._spares.shown(store.version, st)
-                    self._applied.pop(store.version.vid, None)
+                    self.record(store.version, [store.target], st)
                     self._log.mark_committed(op)
             finally:
                 self._state.commit()

@@ -12,13 +12,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import PurePosixPath
 from threading import RLock
 from typing import Protocol
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
-from acpfs.writeback.engine_records import Verification
+from acpfs.drain_records import Verification
 from acpfs.writeback.evidence import absence
 
 BUFFER_BYTES = 4 << 20
@@ -119,17 +118,17 @@ class Verifier:
         yield outcome
 
     def _compare(self, path: LowerPath, expected: str) -> Verification:
-        name = PurePosixPath(os.fsdecode(b"/".join(path)))
+        name = os.fsdecode(b"/".join(path))
         try:
             found, size = self._digest(path)
             noted = "" if found == expected else self._lower.digest(path)
         except OSError as error:
             status = "missing" if error.errno in _GONE else "unreadable"
-            return Verification(name, expected or None, None, status, 0, error.strerror)
+            return Verification(name, status, 0, expected or None, None, error.strerror)
         if found == expected or (noted and found == noted):
-            return Verification(name, found, found, "ok", size)  # the file's own note is newer where another node stored it later
+            return Verification(name, "ok", size, found, found)  # the file's own note is newer where another node stored it later
         expected = expected or noted
-        return Verification(name, expected or None, found, "mismatch" if expected else "unknown", size)
+        return Verification(name, "mismatch" if expected else "unknown", size, expected or None, found)
 
     def _digest(self, path: LowerPath) -> tuple[str, int]:
         """As `digest_of`; a handle that is stale is none to complain of: the file is gone, or another one by now."""

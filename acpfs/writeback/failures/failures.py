@@ -16,9 +16,8 @@ from acpfs.logger import get_logger
 from acpfs.types import Seq
 from acpfs.writeback.evidence.verify import MisreadError, OnlyCopyError
 from acpfs.writeback.failures.retry import PARKED_DELAY_MIN_S, RetryPolicy
-from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, VersionState
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.streams.stream_queue import StreamQueue
 
 _log = get_logger(__name__)
@@ -31,9 +30,9 @@ TRIED_AT_ONCE, TRIED_EVERY_S = 64, 10.0
 class Failures:
     """Notes failures."""
 
-    def __init__(self, log: OperationLog, queue: StreamQueue, retry: RetryPolicy, due: dict[Seq, float], listener: Listener) -> None:
+    def __init__(self, parts: DrainParts, queue: StreamQueue, retry: RetryPolicy, due: dict[Seq, float]) -> None:
         """`due`: when operations that failed are to be tried again."""
-        self._ops, self._queue, self._retry, self._due, self._listener = log, queue, retry, due, listener
+        self._parts, self._ops, self._queue, self._retry, self._due = parts, parts.log, queue, retry, due
         self._parked_until: dict[Seq, float] = {}
         """Parked operations that are tried again by themselves, and when, on trio's clock."""
         self._look_at = math.inf
@@ -41,6 +40,7 @@ class Failures:
 
     def failed(self, op: Op, error: OSError) -> None:
         """Try again later, or park: at once where another try would succeed without bringing the bytes back."""
+        self._parts.counters.retries += 1
         delay_s, again = self._retry.failed(op, error), self._retry.was_parked(op)
         if isinstance(error, OnlyCopyError):
             delay_s, op.next_attempt_at = None, 0.0
@@ -117,18 +117,15 @@ class Failures:
             self.failed(op, OSError(errno.EIO, "the staging file is gone"))
         else:
             # Its bytes left RAM and the backing directory lost them: only an alarm can help.
-            op.last_error, op.last_detail, op.next_attempt_at = (
-                errno.EIO,
-                "the staging file is gone, and its bytes are not in RAM any more",
-                0.0,
-            )
+            error = OSError(errno.EIO, "the staging file is gone, and its bytes are not in RAM any more")
+            op.last_error, op.last_detail, op.next_attempt_at = error.errno, error.strerror or "", 0.0
             self._ops.park(op)
-            self._tell(op, OSError(op.last_error, op.last_detail), parked=True)
+            self._tell(op, error, parked=True)
 
     def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
         """In the log file: each first failure and each parking; retries only when they become rare."""
         if parked or op.tries & (op.tries - 1) == 0:
-            path = self._listener.display_path(op).decode("utf-8", "backslashreplace")
+            path = self._parts.listener.display_path(op).decode("utf-8", "backslashreplace")
             level = _log.error if parked else _log.warning
             event = "backing directory failed; will be retried"
             if isinstance(error, OnlyCopyError):

@@ -51,7 +51,6 @@ class RetryPolicy:
         """Errno of the last refusal, and how often in a row."""
         self._parked: dict[Seq, tuple[int, int]] = {}
         """Errno that it was parked for last, and how often."""
-        self.retries = 0
 
     def delay_s(self, tries: int) -> float:
         """Between half and all of min · 2^(tries-1), at most max: many nodes must not come back in step."""
@@ -62,7 +61,6 @@ class RetryPolicy:
         """Note a failure on the operation; seconds until the next attempt, or None: park it."""
         op.tries += 1
         op.last_error, op.last_detail = error.errno or errno.EIO, error.strerror or str(error)
-        self.retries += 1
         if op.last_error in _REFUSALS or isinstance(error, MisreadError):
             reason, times = self._refusals.get(op.seq, (op.last_error, 0))
             self._refusals[op.seq] = (op.last_error, times + 1 if reason == op.last_error else 1)

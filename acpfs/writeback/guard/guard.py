@@ -12,31 +12,29 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 from functools import partial
 
 import trio
 
-from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerPath
+from acpfs.backing.lower import LowerPath
 from acpfs.checkpoints import Checkpoints
-from acpfs.config import Settings
+from acpfs.drain_records import GuardedReport
 from acpfs.logger import get_logger
-from acpfs.ram.state import StateDatabase
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.engine_records import GuardedCheckpoint, GuardStatistics
+from acpfs.writeback.engine_records import GuardStatistics
 from acpfs.writeback.guard.former_paths import FormerPaths
 from acpfs.writeback.guard.guarded import Guarded, Key, SpaceWatch
 from acpfs.writeback.guard.survey import Inventory, Question, Survey, look
-from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import REMOVING, OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree, Place
+from acpfs.writeback.log.log import REMOVING
+from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.members.gate import Gate
+from acpfs.writeback.parts import DrainParts
 
 POLL_S = 10.0
 """How often the backing directory is looked at when nothing happens here: other nodes may complete the newer checkpoint."""
@@ -62,28 +60,13 @@ _log = get_logger(__name__)
 class Guard:
     """Holds deletions back."""
 
-    def __init__(
-        self,
-        log: OperationLog,
-        tree: LowerTree,
-        lower: Lower,
-        pool: CallPool,
-        listener: Listener,
-        state: StateDatabase,
-        settings: Settings,
-        section: Callable[[], AbstractContextManager[None]],
-        wake: Callable[[], None],
-        gate: Gate,
-    ) -> None:
-        """`pool`: threads for looking; `section`: under the lock, one transaction; `wake`: the engine, when deletions come back.
-
-        `gate`: lets go in two steps what other nodes' pointers may name.
-        """
-        self._log, self._tree, self._lower, self._pool, self._listener = log, tree, lower, pool, listener
-        self._section, self._wake = section, wake
+    def __init__(self, parts: DrainParts, gate: Gate) -> None:
+        """`gate`: lets go in two steps what other nodes' pointers may name."""
+        self._log, self._tree, self._lower, self._listener = parts.log, parts.tree, parts.lower, parts.listener
+        self._section, self._pool, settings = parts.section, parts.calls.syncs, parts.settings
         self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
         self._recogniser = Checkpoints(settings.checkpoint_patterns)
-        self._former = FormerPaths(tree, state)
+        self._former = FormerPaths(parts.tree, parts.state)
         self._held: dict[Key, Guarded] = {}
         self._keys: dict[Seq, Key] = {}
         """Under which of these a deletion is."""
@@ -92,7 +75,7 @@ class Guard:
         self._places: dict[Place, Op] = {}
         self._nodes: Counter[Ino] = Counter()
         self._above: Counter[Ino] = Counter()
-        self._space = SpaceWatch(log)
+        self._space = SpaceWatch(parts.log)
         self._bell = Bell()
         self._orphans: tuple[LowerPath, ...] = ()
         self._gate = gate
@@ -100,7 +83,7 @@ class Guard:
         """Deletions that were let go because a newer checkpoint is whole; a next worker, which does not know, has them wait."""
         self.released: Counter[str] = Counter()
         """How many checkpoints were let go, by reason."""
-        for op in log:
+        for op in self._log:
             if op.committed and op.kind in _MOVING:
                 self._note_move(op)
 
@@ -464,7 +447,7 @@ class Guard:
         for op in (*ops, *behind):
             self._unindex(op)
         self._log.bring_back([*ops, *behind])
-        self._wake()
+        self._log.wake()
 
     # -- telling
 
@@ -475,14 +458,14 @@ class Guard:
         return GuardStatistics(tuple(sorted(told, key=lambda t: t.since)), len(self._log.all_aside()), dict(self.released), self._orphans)
 
 
-def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedCheckpoint:
+def _told(held: Guarded, *, moved: LowerPath | None, time_s: float) -> GuardedReport:
     inventory = held.inventory or Inventory(held.checkpoint)
-    return GuardedCheckpoint(
-        path=held.checkpoint.path,
-        kept_as=b"/".join(moved or ()),
+    return GuardedReport(
+        path=os.fsdecode(held.checkpoint.path),
+        kept_as=os.fsdecode(b"/".join(moved or ())) or None,
         operations=len(held.ops),
         files=inventory.files,
-        size_bytes=inventory.size_bytes,
+        size=inventory.size_bytes,
         since=held.since,
         until=held.newest_at + time_s,
         why=held.why,

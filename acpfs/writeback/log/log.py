@@ -79,7 +79,6 @@ class OperationLog:
         """Operations are stamped with it."""
         self._saved_counters = (0, 0)
         self._followers: list[tuple[Callable[[Op], None], Callable[[], None]]] = []
-        self.elided_ops = 0
         self.dirty_bytes = 0
         """Sum of the sizes of all versions in the log."""
         self._sizes: dict[VersionId, int] = {}
@@ -308,7 +307,6 @@ class OperationLog:
                 self._waiters.inherit(op.seq, heir.seq)
                 self._stand_for(heir, op)
             self.remove(op)
-        self.elided_ops += len(ops)
 
     def _stand_for(self, heir: Op, op: Op) -> None:
         since = min(self._replaced.get(op.seq, op.logged_at), self._replaced.get(heir.seq, heir.logged_at))

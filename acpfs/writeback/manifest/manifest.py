@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from threading import Lock, RLock
 
 from acpfs.backing.lower import Lower, LowerPath
+from acpfs.drain_records import Verification
 from acpfs.ram.state import StateDatabase
-from acpfs.writeback.engine_records import Verification
 from acpfs.writeback.evidence.verify import Verifier
 from acpfs.writeback.manifest.manifest_parts import ManifestPart, ManifestParts
 

@@ -17,10 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from acpfs.types import Ino, Seq
+from acpfs.types import Seq
 from acpfs.writeback.guard.guard import Guard
-from acpfs.writeback.log.log import REMOVING, OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
+from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.ops import Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Aside, Stage
 from acpfs.writeback.log.verdicts import OF_ASIDE, Why
@@ -28,6 +27,7 @@ from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.members.pointers import Pointers
 from acpfs.writeback.order.parked import Parked, Touched
 from acpfs.writeback.order.want_of_room import WantOfRoom
+from acpfs.writeback.parts import DrainParts
 
 GROUP_OPS_MAX = 256
 """Operations per commit group: with 0.1-1 ms each, and a flush of some milliseconds at the end, larger groups gain nothing."""
@@ -47,24 +47,22 @@ class Order:
 
     def __init__(
         self,
-        log: OperationLog,
-        tree: LowerTree,
+        parts: DrainParts,
         pointers: Pointers,
         gate: Gate,
         due: dict[Seq, float],
         elide: Callable[[Op], bool],
         guard: Guard,
-        is_directory: Callable[[Ino], bool],
     ) -> None:
         """`due`: when operations that failed are to be tried again, on trio's clock. `elide`: leaves out what need not be done."""
         self._pointers, self.gate, self._guard = pointers, gate, guard
-        self._log, self._tree, self._due, self._elide = log, tree, due, elide
-        self.room = WantOfRoom(log)
-        self._parked = Parked(log, tree, elide, log.parked_after, self._is_missed, is_directory)
-        self._put_off = Parked(log, tree, elide, self.gate.put_off_after, self._is_missed, is_directory)
+        self._log, self._tree, self._due, self._elide = parts.log, parts.tree, due, elide
+        self.room = WantOfRoom(parts.log)
+        self._parked = Parked(parts, elide, parts.log.parked_after, self._is_missed)
+        self._put_off = Parked(parts, elide, gate.put_off_after, self._is_missed)
         self._plain: set[Seq] = set()
         """Deletions that are known to be of no checkpoint, as long as no path changes: each costs 10 us to see."""
-        self._plain_at = tree.epoch
+        self._plain_at = parts.tree.epoch
 
     def group(self, now: float) -> tuple[list[Op], float]:
         """The next group, and, if it is empty, when to look again (infinity: when something happens)."""

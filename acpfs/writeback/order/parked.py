@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from acpfs.types import NO_INO, ROOT, Ino, Seq
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree, Place
 from acpfs.writeback.log.ops import Op, OpKind
+from acpfs.writeback.parts import DrainParts
 
 _ATTRIBUTES = frozenset({OpKind.SETATTR, OpKind.SETXATTR})
 _OF_ALL_BELOW = frozenset({OpKind.RENAME, OpKind.EXCHANGE, OpKind.RMDIR})
@@ -86,19 +86,17 @@ class Parked:
 
     def __init__(
         self,
-        log: OperationLog,
-        tree: LowerTree,
+        parts: DrainParts,
         elide: Callable[[Op], bool],
         after: Callable[[int], Iterable[Op]],
         is_missed: Callable[[Op], bool],
-        is_directory: Callable[[Ino], bool],
     ) -> None:
         """`elide`: leaves out what need not be done. `after`: those that were parked after the first so many.
 
         `is_missed`: whether the backing directory is broken, for those who rely on it, without the operation.
         """
-        self._log, self._tree, self._elide, self._after = log, tree, elide, after
-        self._is_missed, self._is_directory = is_missed, is_directory
+        self._log, self._tree, self._elide, self._after = parts.log, parts.tree, elide, after
+        self._is_missed, self._is_directory = is_missed, parts.listener.is_directory
         self._known = (-1, -1)
         self._begin_anew()
 

@@ -12,20 +12,18 @@ from __future__ import annotations
 import mmap
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, suppress
+from contextlib import closing, suppress
 from threading import RLock
 
 import trio
 
-from acpfs.backing.calls import CallPool
 from acpfs.backing.health import current_call
 from acpfs.checksum import Checksum, hash_zeros
 from acpfs.ram.tier import Tier
 from acpfs.writeback.arrival import Bell, outcome
-from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.ops import Op, Version, VersionState
 from acpfs.writeback.log.stages import Stage
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.source import AbandonedError, Source
 from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES
 from acpfs.writeback.streams.give_way import GiveWay
@@ -52,19 +50,9 @@ class _Reading:
 class WaitingChecksums:
     """One task, one thread at a time."""
 
-    def __init__(
-        self,
-        log: OperationLog,
-        tier: Tier,
-        pool: CallPool,
-        lock: RLock,
-        listener: Listener,
-        give_way: GiveWay,
-        section: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        """`section`: under the lock, one transaction."""
-        self._log, self._tier, self._pool, self._lock = log, tier, pool, lock
-        self._listener, self._give_way, self._section = listener, give_way, section
+    def __init__(self, parts: DrainParts, give_way: GiveWay) -> None:
+        self._log, self._tier, self._lock, self._listener = parts.log, parts.tier, parts.lock, parts.listener
+        self._pool, self._section, self._give_way = parts.calls.streams, parts.section, give_way
         self._bell = Bell()
         self._noted = 0
         self._waiting: deque[tuple[float, Op]] = deque()

@@ -12,11 +12,10 @@ import contextlib
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
-from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Op, Version
+from acpfs.writeback.parts import DrainParts
 
 _LINKED = "linked-"
 """Staging names of such files begin with this: the commit looks at them once more."""
@@ -54,11 +53,10 @@ def is_as_noted(lower: Lower, path: LowerPath, digest: str, size: int) -> bool:
 class EqualFiles:
     """Finds them."""
 
-    def __init__(
-        self, lower: Lower, tree: LowerTree, lock: RLock, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]
-    ) -> None:
+    def __init__(self, parts: DrainParts, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]) -> None:
         """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other nodes."""
-        self._lower, self._tree, self._lock, self._recorded, self._has_peers = lower, tree, lock, recorded, has_peers
+        self._lower, self._tree, self._lock = parts.lower, parts.tree, parts.lock
+        self._recorded, self._has_peers = recorded, has_peers
 
     def candidate(self, op: Op, version: Version) -> Candidate | None:
         """The file at the operation's place, if it may be equal; then the version has to be hashed."""

@@ -20,13 +20,13 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from threading import RLock
 
 import xxhash
 
-from acpfs.backing.lower import Lower, LowerPath, LowerStat
+from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.types import Ino, VersionId
 from acpfs.writeback.log.ops import Version
+from acpfs.writeback.parts import DrainParts
 
 SPARE_BYTES_MIN = 1 << 20
 """Smaller files cost more for their create and fsync than for their bytes."""
@@ -109,16 +109,10 @@ def look_of(st: LowerStat) -> tuple[int, int, int]:
 class Spares:
     """Keeps them, one per node at most. `take`, `open` and `give_back` are for stream threads, `keep` and `shown` for the commit thread."""
 
-    def __init__(
-        self,
-        lower: Lower,
-        lock: RLock,
-        is_open: Callable[[Version], bool],
-        remove: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`is_open`: `Listener.version_of_open_file`; `remove`: has a staging file removed, on another thread."""
-        self._lower, self._lock, self._is_open, self._remove, self._clock = lower, lock, is_open, remove, clock
+    def __init__(self, parts: DrainParts, remove: Callable[[str], None]) -> None:
+        """`remove`: has a staging file removed, on another thread."""
+        self._lower, self._lock, self._is_open = parts.lower, parts.lock, parts.listener.version_of_open_file
+        self._remove, self._clock = remove, time.monotonic
         self._spares: dict[Ino, Spare] = {}
         self._shown: dict[Ino, _Shown] = {}
         self._staged: dict[VersionId, tuple[Spare, VersionId]] = {}

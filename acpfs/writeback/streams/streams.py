@@ -13,22 +13,16 @@ import mmap
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from threading import RLock
 
 from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
-from acpfs.backing.lower import OVERFLOW_PREFIX, Lower, LowerPath, LowerStat, Note
+from acpfs.backing.lower import OVERFLOW_PREFIX, LowerPath, LowerStat, Note
 from acpfs.checksum import Checksum, hash_zeros, of_reads
-from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier
 from acpfs.types import VersionId
 from acpfs.writeback.evidence.verify import MisreadError, OnlyCopyError, digest_of
-from acpfs.writeback.listener import Listener
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.parts import DrainParts
 from acpfs.writeback.sources.source import AbandonedError, Source
 from acpfs.writeback.sources.spill import Spill
 from acpfs.writeback.streams.bandwidth import SLICE_MAX_BYTES, TokenBucket
@@ -38,19 +32,6 @@ from acpfs.writeback.streams.spares import Growth, NotGrownError, Spare, Spares
 
 SMALL_BYTES_MAX = 1 << 20
 """Up to here a file costs more for its create and fsync than for its bytes, and many are copied at a time."""
-
-
-@dataclass(slots=True)
-class StreamCounters:
-    """Added to under the lock."""
-
-    streamed_bytes: int = 0
-    reread_chunks: int = 0
-    verified_files: int = 0
-    verify_failures: int = 0
-    equal_files: int = 0
-    """Not streamed: another node had stored the same bytes under the same name."""
-    equal_bytes: int = 0
 
 
 class Stream:
@@ -87,42 +68,28 @@ class Streamer:
 
     def __init__(
         self,
-        lower: Lower,
-        tree: LowerTree,
-        tier: Tier,
-        log: OperationLog,
-        state: StateDatabase,
-        lock: RLock,
+        parts: DrainParts,
         bucket: TokenBucket,
         discard: Callable[[str], None],
-        *,
-        listener: Listener,
         give_way: GiveWay,
-        verify_after_write: bool,
         spares: Spares,
+        spill: Spill | None,
+        equal: EqualFiles,
         on_staged: Callable[[Stream], None],
-        spill: Spill | None = None,
-        equal: EqualFiles | None = None,
     ) -> None:
-        """`tree`: tells where a file is to lie.
-
-        `bucket`: shared by all streams; `discard`: removes a staging file, now or later.
+        """`bucket`: shared by all streams; `discard`: removes a staging file, now or later.
 
         `spares`: what a version may be appended to. `spill`: where versions are that have left RAM. `equal`: finds what need not be
         streamed. `on_staged`: told under the lock, in the transaction that says that a version is staged.
         """
-        self._spares, self._on_staged = spares, on_staged
-        self._equal = equal
-        self._spill = spill
-        self._give_way, self._tree = give_way, tree
-        self._listener = listener
-        self._lower, self._tier, self._log, self._state, self._lock = lower, tier, log, state, lock
-        self._bucket, self._discard = bucket, discard
-        self._verify_after_write = verify_after_write
+        self._parts, self.counters, self._listener = parts, parts.counters, parts.listener
+        self._lower, self._tree, self._tier, self._log = parts.lower, parts.tree, parts.tier, parts.log
+        self._state, self._lock = parts.state, parts.lock
+        self._bucket, self._discard, self._give_way = bucket, discard, give_way
+        self._spares, self._spill, self._equal, self._on_staged = spares, spill, equal, on_staged
         self._buffers: list[memoryview] = []
         self._told_short: set[VersionId] = set()
         """Versions that were parked because their staging file is too short."""
-        self.counters = StreamCounters()
         self.applied: dict[int, str] = {}
         """Attributes that a staged version's file was given, by version; what was folded in later, the commit adds."""
 
@@ -156,9 +123,7 @@ class Streamer:
             raise
 
     def _recall(self, stream: Stream) -> None:
-        with self._lock:
-            path = self._tree.path(stream.op.ino)
-        if path:
+        if path := self._parts.path(stream.op.ino):
             self._spares.recall(stream.version, path)
 
     def _directory(self, op: Op) -> LowerPath:
@@ -210,14 +175,14 @@ class Streamer:
                 self._lower.close(fd)
             raise
         self._lower.close(fd)
-        if self._verify_after_write and digest:
+        if self._parts.settings.verify_after_write and digest:
             self._verify(stream, name, digest)
         self._staged(stream, name, st.ino, digest, applied, (growth, st))
 
     def _take_equal(self, stream: Stream, name: str) -> bool:
         """Have a file that is there already as the staging file, if it has the very bytes. Its attributes wait for the commit."""
-        candidate = self._equal.candidate(stream.op, stream.version) if self._equal is not None else None
-        if self._equal is None or candidate is None:
+        candidate = self._equal.candidate(stream.op, stream.version)
+        if candidate is None:
             return False
         stream.pause()
         digest = self._copy(stream, None, Growth())
@@ -226,7 +191,7 @@ class Streamer:
             return False
         try:
             ino = self._equal.link(candidate, name)
-            if ino and self._verify_after_write:
+            if ino and self._parts.settings.verify_after_write:
                 self._verify(stream, name, digest)
             if ino:
                 self._staged(stream, name, ino, digest, None)
@@ -344,7 +309,7 @@ class Streamer:
                         self._state.commit()
                         raise OnlyCopyError(errno.EIO, "its bytes in RAM are not those that were closed")
                     differed = True
-                self.counters.reread_chunks += 1
+                self.counters.restarted_streams += 1
             if fd is not None:
                 self._lower.truncate(fd, growth.kept_bytes)
 
@@ -400,7 +365,7 @@ class Streamer:
     def _count_reread(self, chunks: int) -> None:
         if chunks:
             with self._lock:
-                self.counters.reread_chunks += chunks
+                self.counters.restarted_streams += chunks
 
     def _source(self, stream: Stream, buffer: memoryview) -> Source:
         return Source(stream, self._tier, self._lock, buffer, self._spill)

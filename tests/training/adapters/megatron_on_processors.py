@@ -22,7 +22,7 @@ class Nothing:
         """Whatever it is for."""
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
+        return lambda *args, **kwargs: Nothing()
 
 
 def _type_on_device(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -41,6 +41,11 @@ def _here(make: Any) -> Any:
     return made
 
 
+def _to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # Megatron's signature
+    """It is there already."""
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
 def stand_in() -> None:
     """For this process."""
     torch.Tensor.type = _type_on_device
@@ -53,3 +58,7 @@ def stand_in() -> None:
     for name in ("Stream", "Event", "current_stream", "default_stream"):
         setattr(torch.cuda, name, Nothing)
     torch.cuda.stream = lambda stream: nullcontext()
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    token_dispatcher.maybe_move_tensor_to_cpu = _to_host
+    moe_utils.te_general_gemm = None  # 0.16.1 looks at this name also where Transformer Engine is not installed

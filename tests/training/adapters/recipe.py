@@ -54,7 +54,7 @@ class Notes:
         register_optimizer_step_post_hook(self._updated)
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        from acpfs.training.torch.local_state import digest_of
+        from acpfs.training.torch.digest import digest_of
 
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         state = {f"{number:04}": parameter for number, parameter in enumerate(parameters)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,15 @@ from tests.training.ranks.jobs import assert_same
 
 megatron = pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.long
-WORLD, STEPS, DIES, WIDTH = 4, 8, 5, 16
+WORLD, STEPS, DIES, WIDTH, TOKENS = 4, 8, 5, 16, 4
+EXPERTS: dict[str, Any] = {
+    "num_moe_experts": 4,
+    "moe_ffn_hidden_size": 2 * WIDTH,
+    "moe_router_topk": 2,
+    "moe_token_dispatcher_type": "alltoall",
+    "expert_model_parallel_size": 2,
+    "add_bias_linear": False,
+}
 PARTS = {1: "shards of two ranks in each instance", 2: "two model-parallel parts, one rank of each in each instance"}
 
 
@@ -34,6 +42,10 @@ class Run:
     directory: Path
     tensor_parallel: int = 1
     precision: torch.dtype = torch.bfloat16
+    pipeline: int = 1
+    context: int = 1
+    experts: int = 0
+    """In groups of two ranks; 0: none."""
     protected: bool = True
     resumed: bool = False
     dies: Mapping[int, str] = field(default_factory=dict)
@@ -52,20 +64,31 @@ class Training:
         from tests.training.adapters.megatron_model import Network
 
         parallel_state.initialize_model_parallel(
-            tensor_model_parallel_size=run.tensor_parallel, num_distributed_optimizer_instances=2, create_gloo_process_groups=True
+            tensor_model_parallel_size=run.tensor_parallel,
+            pipeline_model_parallel_size=run.pipeline,
+            context_parallel_size=run.context,
+            expert_model_parallel_size=2 if run.experts else 1,
+            num_distributed_optimizer_instances=2,
+            create_gloo_process_groups=True,
         )
         halved = {"bf16": run.precision is torch.bfloat16, "params_dtype": run.precision}
         config = TransformerConfig(
-            num_layers=1,
+            num_layers=2,
             hidden_size=WIDTH,
             num_attention_heads=2,
             use_cpu_initialization=True,
             tensor_model_parallel_size=run.tensor_parallel,
+            pipeline_model_parallel_size=run.pipeline,
+            pipeline_dtype=run.precision,
+            context_parallel_size=run.context,
             **halved,
+            **(EXPERTS if run.experts else {}),
         )
-        torch.manual_seed(5)
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        torch.manual_seed(5 + stage)
+        self.config, self.run = config, run
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, num_distributed_optimizer_instances=2)
-        network = Network(config, WIDTH).to(run.precision)
+        network = Network(config, WIDTH, stage).to(run.precision)
         self.model = DistributedDataParallel(config, ddp, network)
         self.model.broadcast_params()
         settings = OptimizerConfig(
@@ -73,17 +96,34 @@ class Training:
         )
         self.optimizer = get_megatron_optimizer(settings, [self.model])
         self.scheduler = OptimizerParamScheduler(self.optimizer, 0.0, 1e-2, 1e-4, 2, 20, "cosine", 0.01, 0.01, 20, "constant")
-        self.inner = self.optimizer.chained_optimizers[0]
-        self.precision, self.data_rank, self.done = run.precision, rank // run.tensor_parallel, 0
-        torch.manual_seed(100 + self.data_rank)
+        self.chain = self.optimizer.chained_optimizers
+        assert len(self.chain) == (2 if run.experts else 1)
+        self.precision, self.done = run.precision, 0
+        self.at: Callable[[str], object] = str
+        self.part, self.parts = parallel_state.get_context_parallel_rank(), run.context
+        torch.manual_seed(100 + parallel_state.get_data_parallel_rank())
 
     def step(self) -> None:
         from megatron.core.distributed import finalize_model_grads
+        from megatron.core.pipeline_parallel import get_forward_backward_func
 
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        batch = torch.randn(4, WIDTH).to(self.precision)
-        (self.model(batch) - batch).float().square().mean().backward()
+        batches = [torch.randn(TOKENS, 1, WIDTH).to(self.precision).chunk(self.parts)[self.part] for _ in range(self.run.pipeline)]
+
+        def forward(data: Any, model: Any) -> Any:
+            batch = next(data)
+            self.at("forward")
+            return model(batch), lambda found: ((found - batch).float().square().mean(), {})
+
+        get_forward_backward_func()(
+            forward_step_func=forward,
+            data_iterator=iter(batches),
+            model=[self.model],
+            num_microbatches=len(batches),
+            seq_length=TOKENS,
+            micro_batch_size=1,
+        )
         finalize_model_grads([self.model])
         succeeded, _, _ = self.optimizer.step()
         assert succeeded
@@ -101,17 +141,17 @@ class Training:
         """As Megatron's loop does: its tracker, its loader. What was in the checkpoint."""
         from megatron.core import dist_checkpointing
 
+        from acpfs.training.frameworks.megatron import give_steps_back
+
         iteration = int((run.directory / "latest_checkpointed_iteration.txt").read_text())
         checkpoint = run.directory / f"iter_{iteration:07d}"
         assert dist_checkpointing.load_content_metadata(str(checkpoint))["distrib_optim_sharding_type"] == "dp_reshardable"
-        self.inner._init_optimizer_states_with_dummy_values()  # torch's Adam has none before its first step, and Megatron asks for it
+        for one in self.chain:
+            one._init_optimizer_states_with_dummy_values()  # torch's Adam has none before its first step, and Megatron asks for it
         found = dist_checkpointing.load(self.sharded(is_loading=True), str(checkpoint))
         self.model.module.load_state_dict(found["model"])
         self.optimizer.load_state_dict(found["optimizer"])
-        for group in self.inner.optimizer.param_groups:  # of torch's Adam the step is there; Megatron gives it back to its own only
-            step = group.pop("step")
-            for parameter in group["params"]:
-                self.inner.optimizer.state[parameter]["step"] = torch.tensor(step)
+        give_steps_back(self.optimizer)
         self.scheduler.load_state_dict(found["opt_param_scheduler"])
         self.done = found["iteration"]
         return found
@@ -120,10 +160,11 @@ class Training:
         from acpfs.training.frameworks.megatron import MegatronShards
 
         shards = MegatronShards([self.model], self.optimizer, None, lambda _: {})
+        main = {f"{number}.{name}": value for number, one in enumerate(shards.sharded) for name, value in one.main_state()}
         return {
-            "main": {name: torch.as_tensor(value).detach().clone() for name, value in shards.main_state()},
+            "main": {name: torch.as_tensor(value).detach().clone() for name, value in main.items()},
             "model": {name: value.detach().clone() for name, value in self.model.module.named_parameters()},
-            "groups": [{key: value for key, value in group.items() if key != "params"} for group in self.inner.optimizer.param_groups],
+            "groups": [{key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups],
             "scheduler": self.scheduler.state_dict(),
         }
 
@@ -162,7 +203,8 @@ def as_rank(rank: int, run: Run, name: str) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         protection.at(at)
-        gathering = training.inner.model_chunks[0].start_param_sync
+        training.at = at
+        gathering = training.model.start_param_sync
 
         def gathers(*args: Any, **kwargs: Any) -> Any:
             at("cast")
@@ -170,7 +212,7 @@ def as_rank(rank: int, run: Run, name: str) -> None:
             at("gathered")
             return found
 
-        training.inner.model_chunks[0].start_param_sync = gathers
+        training.model.start_param_sync = gathers
         for number in range(1, STEPS + 1):  # noqa: B007  # `at` looks at it
             training.step()
             training.end_of_step()
@@ -190,7 +232,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def whole(run: Run, place: Path) -> Path:
     """Each rank's state at the end of each step of a run without a fault; made once per layout."""
-    same = Run(place / f"{run.tensor_parallel}-{run.precision}" / "run", run.tensor_parallel, run.precision, protected=False)
+    layout = f"{run.tensor_parallel}-{run.precision}-{run.pipeline}-{run.context}-{run.experts}"
+    same = replace(run, directory=place / layout / "run", protected=False, dies={})
     if not same.directory.exists():
         end(same, "whole", [0] * WORLD)
     return same.directory.parent
@@ -205,7 +248,7 @@ def gasp(run: Run, place: Path) -> Manifest:
     assert manifest.step in (DIES - 1, DIES)
     assert not manifest.differing
     assert (run.directory / "latest_checkpointed_iteration.txt").read_text() == f"{manifest.step}\n"
-    end(Run(run.directory, run.tensor_parallel, run.precision, resumed=True), "resumed", [0] * WORLD)
+    end(replace(run, resumed=True, dies={}), "resumed", [0] * WORLD)
     for rank in range(WORLD):
         loaded = torch.load(run.directory.parent / f"resumed-loaded-{rank}.pt", weights_only=False)
         expected = torch.load(expecting / f"whole-{manifest.step}-{rank}.pt", weights_only=False)
@@ -213,7 +256,7 @@ def gasp(run: Run, place: Path) -> Manifest:
     return manifest
 
 
-@pytest.mark.clause("T59", "T60")
+@pytest.mark.clause("T59", "T60", "T113")
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("point", ["ready", "gated", "updating", "updated", "cast", "gathered"])
 def test_a_rank_dies(tmp_path: Path, place: Path, point: str, rank: int) -> None:
@@ -229,6 +272,30 @@ def test_with_tensor_parallelism(tmp_path: Path, place: Path, dies: dict[int, st
     assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}, PARTS[2]
 
 
+@pytest.mark.clause("T112")
+@pytest.mark.parametrize(
+    "dies", [{0: "ready"}, {3: "gated"}, {1: "updating"}, {2: "updated"}, {1: "cast"}, {0: "gathered"}, {0: "cast", 1: "saving"}]
+)
+def test_two_groups_of_experts(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
+    """`cast` and `gathered` lie between the optimizers of everything else and of experts, when that of the first dies."""
+    manifest = gasp(Run(tmp_path / "run", experts=4, dies=dies), place)
+    assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}
+
+
+@pytest.mark.clause("T112")
+@pytest.mark.parametrize("dies", [{0: "forward"}, {2: "ready"}, {1: "gated"}, {3: "updated"}, {0: "cast", 2: "saving"}])
+def test_two_stages_of_a_pipeline(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
+    manifest = gasp(Run(tmp_path / "run", pipeline=2, dies=dies), place)
+    assert set(manifest.cover) == {"ranks-0-1", "ranks-2-3"}
+
+
+@pytest.mark.clause("T112")
+@pytest.mark.parametrize("dies", [{0: "ready"}, {3: "gated"}, {1: "cast", 0: "saving"}])
+def test_context_parallel_groups(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
+    manifest = gasp(Run(tmp_path / "run", context=2, dies=dies), place)
+    assert set(manifest.cover) == {"ranks-0-2", "ranks-1-3"}
+
+
 @pytest.mark.clause("T60", "T61")
 @pytest.mark.parametrize("dies", [{2: "gated"}, {0: "saving", 3: "updated"}])
 def test_in_single_precision_and_with_a_second_death_while_the_others_save(tmp_path: Path, place: Path, dies: dict[int, str]) -> None:
@@ -239,7 +306,6 @@ def test_in_single_precision_and_with_a_second_death_while_the_others_save(tmp_p
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"optimizers": 2}, "several"),
         ({"kind": object}, "use-distributed-optimizer"),
         ({"grad_scaler": object()}, "bf16"),
         ({"instances": 1}, "instances 2"),
@@ -254,6 +320,6 @@ def test_what_is_refused(changed: dict[str, Any], said: str) -> None:
     made = changed.get("kind", DistributedOptimizer)
     one = made.__new__(made) if made is DistributedOptimizer else SimpleNamespace()
     vars(one).update(ddp_config=config, grad_scaler=changed.get("grad_scaler"), is_stub_optimizer=False)
-    chained = SimpleNamespace(chained_optimizers=[one] * changed.get("optimizers", 1))
+    chained = SimpleNamespace(chained_optimizers=[one])
     with pytest.raises(ConfigError, match=said):
         only_distributed(chained)

@@ -30,7 +30,9 @@ JOB_S = 240.0
 
 
 def step_of(training: Training, number: int) -> None:
-    torch.manual_seed(1000 * number + training.data_rank)
+    from megatron.core import parallel_state
+
+    torch.manual_seed(1000 * number + parallel_state.get_data_parallel_rank())
     training.step()
     training.end_of_step()
 

@@ -7,6 +7,7 @@ step, at most one step behind. Rounds are drawn from a seed; one that fails keep
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -85,6 +86,7 @@ class Storm:
     share_on_two: float = 0.4
     done: Counter[str] = field(default_factory=Counter)
     steps: Counter[int] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
     kills: int = 0
 
@@ -96,16 +98,18 @@ class Storm:
             yield stand
             until(lambda: not any(coordinators(node) for node in stand.nodes))
 
-    def run(self, kills: int) -> None:
-        """So many kills, or a few more."""
+    def run(self, kills: int, minutes: float = math.inf) -> None:
+        """So many kills, or a few more; or fewer, when the time is over."""
+        until_s = time.monotonic() + 60 * minutes
         chance = random.Random(self.seed)
         (self.directory / "yardsticks").mkdir()
         for kind in JOBS:
             yardstick(kind, self.directory / "yardsticks")
         with self.mounted() as stand:
-            while self.kills < kills:
+            while self.kills < kills and time.monotonic() < until_s:
                 one = drawn(sum(self.done.values()), chance, 2 if chance.random() < self.share_on_two else 1)
                 self.done[one.also] += 1
+                self.kinds[f"{one.kind} in {'two mounts' if one.nodes == 2 else 'a directory'}"] += 1
                 self._round(one, stand)
 
     def _round(self, one: Round, stand: Stand) -> None:
@@ -168,3 +172,10 @@ class Storm:
             f"{sum(text.startswith('MISSING') for text in self.failed)} missing; "
             f"beside the first rank died: {what}; saved {behind} (the fault was in update 5)"
         )
+
+    def kept(self, command: str, where: str) -> str:
+        """The result, as a page for bench/results."""
+        rows = [f"| {name} | {count} |" for name, count in sorted(self.kinds.items())]
+        failed = [f"* {text.splitlines()[0]}" for text in self.failed] or ["None failed."]
+        lines = ["# Storm of kills in torch jobs", "", f"`{command}`, {where}.", "", f"{self.told()[0].upper()}{self.told()[1:]}."]
+        return "\n".join([*lines, "", "| layout | jobs |", "|---|---|", *rows, "", *failed, ""])

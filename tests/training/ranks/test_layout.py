@@ -16,7 +16,7 @@ from acpfs.training.torch.local_state import LocalState
 from acpfs.training.torch.replicated_zero import ReplicatedZero
 from acpfs.training.torch.writers import SingleWriter
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.jobs import LAYOUTS, network
+from tests.training.ranks.jobs import JOBS, network
 
 WORLD, STEPS = 4, 3
 HOLDERS: dict[str, list[set[tuple[int, ...]]]] = {
@@ -24,6 +24,9 @@ HOLDERS: dict[str, list[set[tuple[int, ...]]]] = {
     "zero": [{(0, 2)}, {(1, 3)}] * 2,
     "hsdp": [{(0, 2)}, {(1, 3)}] * 2,
     "tensor": [{(0, 2), (0, 1, 2, 3)}, {(1, 3), (0, 1, 2, 3)}] * 2,
+    "experts": [{(0, 2), (0, 1, 2, 3)}, {(1, 3), (0, 1, 2, 3)}] * 2,
+    "experts on meshes": [{(0, 2)}, {(1, 3)}] * 2,
+    "stages": [{(0, 2)}, {(1, 3)}] * 2,
 }
 
 
@@ -35,14 +38,14 @@ def _gathered(value: Any) -> list[Any]:
 
 def _layout(rank: int, kind: str, directory: Path) -> None:
     join_group(rank, WORLD, directory / "store")
-    job = LAYOUTS[kind]()
-    layout = layout_of(job.model, [job.optimizer])
+    job = JOBS[kind]()
+    layout = layout_of(job.model, job.optimizers, job.copies)
     assert set(layout.holders.values()) == HOLDERS[kind][rank]
     assert layout.copies == (4 if kind == "ddp" else 2)
     assert layout.gate is (Gate.NONE if kind == "ddp" else Gate.EXPLICIT)
     for number in range(1, STEPS + 1):
         job.step(number)
-    state = LocalState(job.model, [job.optimizer], layout)
+    state = LocalState(job.model, job.optimizers, layout)
     before = {shard: state.digest(shard) for shard in layout.holders}
     for other in _gathered(before):
         assert all(before.get(shard, digest) == digest for shard, digest in other.items())
@@ -52,7 +55,7 @@ def _layout(rank: int, kind: str, directory: Path) -> None:
 
 
 @pytest.mark.clause("T43")
-@pytest.mark.parametrize("kind", LAYOUTS)
+@pytest.mark.parametrize("kind", JOBS)
 def test_holders_of_a_shard_have_equal_copies(tmp_path: Path, kind: str) -> None:
     with Ranks(WORLD, tmp_path, lambda rank: _layout(rank, kind, tmp_path)) as ranks:
         assert ranks.statuses() == [0] * WORLD
@@ -78,3 +81,36 @@ def _closed(rank: int, directory: Path) -> None:
 def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
     with Ranks(2, tmp_path, lambda rank: _closed(rank, tmp_path)) as ranks:
         assert ranks.statuses() == [0, 0]
+
+
+def _alike(rank: int, directory: Path, *, is_named: bool) -> None:
+    """Two stages that begin with the same numbers."""
+    join_group(rank, WORLD, directory / "store")
+    groups = [dist.new_group(ranks) for ranks in ([0, 2], [1, 3])]
+    name = f"stage-{rank % 2}" if is_named else "stage"
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.ModuleDict({name: network()}), process_group=groups[rank % 2])
+    if is_named:
+        assert layout_of(model, []).copies == 2
+    else:
+        with pytest.raises(ConfigError, match="another parameter in other ranks"):
+            layout_of(model, [])
+
+
+@pytest.mark.clause("T111")
+@pytest.mark.parametrize("is_named", [True, False])
+def test_two_parameters_of_one_name_are_refused(tmp_path: Path, is_named: bool) -> None:
+    with Ranks(WORLD, tmp_path, lambda rank: _alike(rank, tmp_path, is_named=is_named)) as ranks:
+        assert ranks.statuses() == [0] * WORLD, ranks.said()
+
+
+def _undeclared(rank: int, directory: Path) -> None:
+    join_group(rank, WORLD, directory / "store")
+    job = JOBS["experts"]()
+    with pytest.raises(ConfigError, match="copies= says it"):
+        layout_of(job.model, job.optimizers)
+
+
+@pytest.mark.clause("T111")
+def test_what_ddp_ignores_has_to_be_declared(tmp_path: Path) -> None:
+    with Ranks(WORLD, tmp_path, lambda rank: _undeclared(rank, tmp_path)) as ranks:
+        assert ranks.statuses() == [0] * WORLD, ranks.said()

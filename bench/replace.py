@@ -1,0 +1,279 @@
+"""What a fault costs a job that goes on, and what it costs one that is started again: from the fault to the first good step of all ranks.
+
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.replace [--mib 1024] [--rounds 20] [--restarts 20] [--no-keep]
+
+Four ranks of torch (gloo, CPU), HSDP: two copies of the state; `acpfs-run` starts them.
+
+* *Replaced*: a random rank is killed at a random moment, and a spare takes its place; small state, and --mib. Each is one job with many
+  faults.
+* *Restarted*: a random rank is killed, and all start anew and load the last snapshot: out of the RAM tier, by a real mount, and straight
+  from a storage that gives --rate bytes per second. With new processes, and a few times forked from one that has torch imported.
+* *Repaired*: a rank's tensors are overwritten with NaN, and it says so; the same processes go on.
+* *Coordinator*: the active one is killed; until another one commands.
+
+The first good step counts in all of them, and takes what it takes: `a step by itself` is beside it, and so is `the transfer by itself`,
+half of the state sent from one rank to another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from bench import places
+from bench.disk import Disk, NoDiskError, NoThrottleError, limited
+from bench.record import GIB, MB, Report, lower_quartile, median
+from bench.replace_job import WORLD, Job, status_of
+from tests.rig.mounts import AcpfsMount
+
+PHASES = ("begun", "imported", "left", "entered", "grouped", "built", "restored", "step")
+"""`begun`: the first line of the process that takes the place; `left`: the last survivor is out of its loop; the others: the last rank."""
+SPARE = "--on-fault replace --spares 1 --template-import bench.replace_imports,torch"
+SMALL_MIB = 0.05
+PAUSE_S = 0.3
+FORKED_ROUNDS = 5
+REPLACED_S, REPAIRED_S, COMMANDS_S, TIMES_FASTER = 1.0, 1.0, 3.0, 3.0
+
+
+@dataclass
+class Found:
+    """Of one kind of fault."""
+
+    total: list[float] = field(default_factory=list)
+    phases: dict[str, list[float]] = field(default_factory=dict)
+    step_s: list[float] = field(default_factory=list)
+    transfer_s: list[float] = field(default_factory=list)
+
+    def note(self, job: Job, fault: float, era: tuple[int, int], names: tuple[str, ...]) -> None:
+        """All ranks have done a step again."""
+        self.total.append(job.last("step", era) - fault)
+        for name in names:
+            if name in ("begun", "imported"):
+                moments = [event.at for event in job.events if event.name == name and event.at > fault]
+            elif name == "left":
+                moments = [event.at for event in job.events if event.name == name and event.at > fault and event.era < era]
+            else:
+                moments = [job.last(name, era)]
+            if moments:
+                self.phases.setdefault(name, []).append(max(moments) - fault)
+
+    def end(self, job: Job) -> None:
+        """The job has ended."""
+        self.step_s += job.step_s()
+        self.transfer_s += [event.number / 1e6 for event in job.events if event.name == "transfer" and event.rank == 0]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all jobs have."""
+
+    scratch: Path
+    python: str
+    mib: float
+    chance: random.Random
+
+    def job(self, name: str, directory: Path, options: str, runtime_dir: Path | None = None, **config: object) -> Job:
+        return Job(self.scratch / name, self.python, directory / name, options, runtime_dir, **config)
+
+    def faults(self, job: Job, rounds: int, fault: Callable[[int], float], names: tuple[str, ...] = PHASES) -> Found:
+        """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
+        found, era = Found(), (-1, -1)
+        with job:
+            for _ in range(rounds):
+                job.until(partial(job.stepped, 2, since=era))
+                time.sleep(self.chance.random() * PAUSE_S)
+                at = fault(self.chance.randrange(WORLD))
+                era = job.until(partial(job.stepped, 1, after=at))
+                found.note(job, at, era, names)
+            job.until(lambda: job.stepped(3))
+        found.end(job)
+        return found
+
+    def killed(self, job: Job, before: Callable[[], object] = lambda: None) -> Callable[[int], float]:
+        """The fault that is a rank's death."""
+
+        def kill(rank: int) -> float:
+            before()
+            at = time.monotonic()
+            os.kill(job.pid_of(rank), signal.SIGKILL)
+            return at
+
+        return kill
+
+    def hurt(self, job: Job) -> Callable[[int], float]:
+        """The fault that is a device's: the rank says when."""
+
+        def hurt(rank: int) -> float:
+            count = sum(event.name == "hurt" for event in job.events)
+            (job.scratch / "hurt" / str(rank)).touch()
+            job.until(lambda: sum(event.name == "hurt" for event in job.events) > count)
+            return max(event.at for event in job.events if event.name == "hurt")
+
+        return hurt
+
+    def coordinator(self, job: Job, rounds: int) -> list[float]:
+        """From the death of the active coordinator until another one commands."""
+        found = []
+        with job:
+            job.until(lambda: job.stepped(2))
+            for _ in range(rounds):
+                job.until(lambda: len([one for one in job.coordinators().values() if status_of(one)]) > 1)
+                active = next(one for one in job.coordinators().values() if status_of(one).get("active"))
+                time.sleep(1 + self.chance.random())
+                at = time.monotonic()
+                os.kill(active["pid"], signal.SIGKILL)
+                job.until(partial(other_commands, job, active["pid"]))
+                found.append(time.monotonic() - at)
+        return found
+
+
+def other_commands(job: Job, dead: int) -> bool:
+    """Whether another coordinator than this process says that it is the active one."""
+    return any(status_of(one).get("active") for one in job.coordinators().values() if one["pid"] != dead)
+
+
+@contextmanager
+def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, str]]:
+    """A directory on a disk that gives so many bytes per second, and why it does not, where it does not."""
+    try:
+        with Disk(scratch, int(6 * mib * (1 << 20)) + 2 * GIB, "storage") as disk, limited(disk, rate):
+            yield disk.path, ""
+    except (NoDiskError, NoThrottleError) as error:
+        (scratch / "backing").mkdir(exist_ok=True)
+        yield scratch / "backing", str(error)
+
+
+def forget(directory: Path) -> None:
+    """The next read of what is below comes from the storage."""
+    os.sync()
+    for path in directory.rglob("*"):
+        if path.is_file():
+            places.forget_pages(path)
+
+
+def measure(bench: Bench, rounds: int, restarts: int, rate: int) -> tuple[dict[str, Found], list[float], str]:
+    """Everything."""
+    found: dict[str, Found] = {}
+    with storage(bench.scratch, bench.mib, rate) as (backing, why_not):
+        options = {"ram": f"{int(3 * bench.mib) + 512}M", "prefault": "0"}
+        with AcpfsMount(backing, bench.scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
+            (backing / "straight").mkdir(exist_ok=True)
+            for name, mib in (("small", SMALL_MIB), ("large", bench.mib)):
+                job = bench.job(name, mount.path, SPARE, mount.runtime_dir, mib=mib)
+                found[name] = bench.faults(job, rounds, bench.killed(job))
+            job = bench.job("repair", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
+            found["repair"] = bench.faults(job, rounds, bench.hurt(job), ("left", "entered", "restored"))
+            job = bench.job("coordinator", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
+            commands = bench.coordinator(job, rounds)
+            for forked, count in ((False, restarts), (True, min(FORKED_ROUNDS, restarts))):
+                how = f"--max-restarts {count}" + (" --template-import bench.replace_imports,torch" if forked else "")
+                key = "forked " if forked else ""
+                job = bench.job(f"{key}ram".replace(" ", "-"), mount.path, how, mount.runtime_dir, mib=bench.mib, snapshot=True)
+                found[f"{key}ram"] = bench.faults(job, count, bench.killed(job), ("begun", "entered", "built", "restored"))
+                if not why_not:
+                    straight = bench.job(f"{key}straight".replace(" ", "-"), backing / "straight", how, mib=bench.mib, snapshot=True)
+                    cold = bench.killed(straight, lambda: forget(backing / "straight"))
+                    found[f"{key}straight"] = bench.faults(straight, count, cold, ("begun", "entered", "built", "restored"))
+    return found, commands, why_not
+
+
+TITLES = {
+    "small": "replaced by a spare, small state",
+    "large": "replaced by a spare, {mib:g} MiB",
+    "repair": "repaired, small state",
+    "ram": "all restarted, {mib:g} MiB from the RAM tier",
+    "straight": "all restarted, {mib:g} MiB from {rate:g} MB/s",
+    "forked ram": "all restarted by forks, from the RAM tier",
+    "forked straight": "all restarted by forks, from {rate:g} MB/s",
+}
+
+
+def told(samples: list[float]) -> tuple[str, str, str]:
+    """Median, best, lower quartile."""
+    return f"{median(samples):.3g} s", f"{min(samples):.3g} s", f"{lower_quartile(samples):.3g} s"
+
+
+def report_all(report: Report, found: dict[str, Found], commands: list[float], why_not: str, mib: float, rate: float) -> None:
+    """Rows and bars."""
+    for key, one in found.items():
+        title = TITLES[key].format(mib=mib, rate=rate / MB)
+        report.row(title, *told(one.total), len(one.total))
+        report.samples[f"{title}, s"] = one.total
+        for name, samples in one.phases.items():
+            report.row(f"  … {name}", *told(samples), "")
+        if key in ("small", "large"):
+            report.row("  a step by itself", *told(one.step_s), "")
+            report.row("  the transfer by itself", *told(one.transfer_s), "")
+    report.row("coordinator killed → another one commands", *told(commands), len(commands))
+    report.samples["coordinator killed, s"] = commands
+    small, large = median(found["small"].total), median(found["large"].total)
+    report.bar(f"small state: ≤ {REPLACED_S:g} s", f"{small:.3g} s", met=small <= REPLACED_S)
+    large_bar = REPLACED_S + median(found["large"].transfer_s) + median(found["large"].step_s)
+    report.bar(f"{mib:g} MiB: ≤ {REPLACED_S:g} s + transfer + a step", f"{large:.3g} s of {large_bar:.3g} s", met=large <= large_bar)
+    repaired = median(found["repair"].total)
+    report.bar(f"repair: ≤ {REPAIRED_S:g} s", f"{repaired:.3g} s", met=repaired <= REPAIRED_S)
+    report.bar(
+        f"coordinator killed → standby commands: ≤ {COMMANDS_S:g} s", f"{median(commands):.3g} s", met=median(commands) <= COMMANDS_S
+    )
+    report_ratios(report, found, why_not, large)
+
+
+def report_ratios(report: Report, found: dict[str, Found], why_not: str, large: float) -> None:
+    """What was measured beside what."""
+    pairs = [("replaced is 3 times faster than restarted from the RAM tier", large, found["ram"].total)]
+    if why_not:
+        report.notes.append(f"straight from the storage: not measured, {why_not}")
+    else:
+        pairs.append(
+            ("restarted from the RAM tier is 3 times faster than from the storage", median(found["ram"].total), found["straight"].total)
+        )
+        loading = [
+            statistics.median(b - a for a, b in zip(found[key].phases["built"], found[key].phases["restored"], strict=True))
+            for key in ("ram", "straight")
+        ]
+        report.notes.append(
+            f"loading alone: {loading[0]:.3g} s from the RAM tier, {loading[1]:.3g} s from the storage: {loading[1] / loading[0]:.2f} times"
+        )
+    for promise, fast, slow in pairs:
+        ratio = median(slow) / fast
+        report.bar(promise, f"{ratio:.2f} times", met=ratio >= TIMES_FASTER)
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=float, default=1024.0, help="state of the large jobs")
+    parser.add_argument("--rounds", type=int, default=20, help="of replacing and repairing")
+    parser.add_argument("--restarts", type=int, default=20, help="of all ranks")
+    parser.add_argument("--rate", type=int, default=300 * MB)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--torch", default=os.environ.get("ACPFS_TORCH_PYTHON", ""), help="an interpreter that has torch")
+    parser.add_argument("--no-keep", action="store_true", help="do not write bench/results")
+    given = parser.parse_args()
+    if not given.torch:
+        parser.error("--torch or ACPFS_TORCH_PYTHON: an interpreter that has torch")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # mounts, loop device and limits are taken back
+    columns = ["from the fault to the first good step of all ranks", "median", "best", "lower quartile", "n"]
+    report = Report("replace", "A rank is lost: replaced, repaired, or all restarted", columns)
+    with places.scratch() as scratch:
+        before, begun = os.getloadavg()[1], time.monotonic()
+        bench = Bench(scratch, given.torch, given.mib, random.Random(given.seed))
+        found, commands, why_not = measure(bench, given.rounds, given.restarts, given.rate)
+        took = time.monotonic() - begun
+    report_all(report, found, commands, why_not, given.mib, given.rate)
+    report.notes.append(f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors")
+    return report.finish(keep=not given.no_keep)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
