@@ -28,8 +28,8 @@ _PROGRAM = f"import runpy, sys; runpy.run_path({str(ORIGIN)!r}); sys.argv[0] = '
 MODULE = "acpfs.training.coordinator.__main__"
 
 
-def start_controller(host: str, port: int, tls: bool, policy: Policy) -> None:
-    """Start it; returns when it listens.
+def start_controller(host: str, port: int, tls: bool, policy: Policy, *, replaces: bool = False) -> None:
+    """Start it; returns when it listens. `replaces`: ranks are replaced, and the job goes on.
 
     Raises:
         RefusedError: it does not start.
@@ -38,6 +38,7 @@ def start_controller(host: str, port: int, tls: bool, policy: Policy) -> None:
     words = [policy.coordinator_python or sys.executable, "-c", _PROGRAM.format(module=MODULE), str(directory)]
     words += ["--job", job, "--node", node_name(), "--listen", f"{host}:{port}", "--advertise", host, "--first"]
     words += ["--tls", "on" if tls else "off", "--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
+    words += ["--replace"] if replaces else []
     words += ["--witness", "off"]  # a job that begins again has the same name, and finds the claims of the one before
     try:
         first_line(words, policy.protected_s)

@@ -1,12 +1,13 @@
 """The functions behind `mindio_ttp.framework_ttp` and `.controller_ttp`: one job per process, as there.
 
-What the product would do after a fault and acpfs does not (go on in the same processes) is refused where it is asked for. Everything
-else ends in a checkpoint of the newest step for which survivors are a cover, and the end of the job.
+Without `enable_arf` a fault ends in a checkpoint of the newest step for which survivors are a cover, and the end of the job. With it ranks
+are replaced or repaired, and the job goes on (`going_on`). What the product would do beside that is refused where it is asked for.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from acpfs.compatible import controller, product_log
 from acpfs.compatible.c_library import EntryPoints, built
+from acpfs.compatible.going_on import GoingOn
 from acpfs.compatible.handlers import Event, Handlers
 from acpfs.compatible.processor import Processor, RepairAs
 from acpfs.compatible.product_values import FAULT_TEXTS, MINDX_ACTIONS, STOPPING_FIRST, WORLD_MAX, Action, ReportState
@@ -30,7 +32,9 @@ log = get_logger("acpfs.compatible")
 OK, ERROR = 0, 1
 REPORT_S = 180.0
 """So long a rank that has reported an unknown error waits for the end of the job, as in the product."""
-NOT_RESUMED = "acpfs leaves a checkpoint and ends the job; it does not go on in the same processes through this interface"
+NOT_RESUMED = "acpfs leaves a checkpoint and ends the job, or goes on with enable_arf=True; it does not do this"
+GENERATION_VARIABLE = "ACPFS_GENERATION"
+"""Above 0 in a process that takes another one's place: `acpfs-run --on-fault replace` sets it."""
 TROUBLE = {
     ReportState.RS_UCE: TroubleKind.MEMORY,
     ReportState.RS_UCE_CORRUPTED: TroubleKind.MEMORY,
@@ -50,6 +54,8 @@ class _Job:
         self.tls = False
         self.init: tuple[int, int, bool] | None = None
         """Of the processor: rank, world, TLS; between `tft_init_processor` and `tft_start_processor`."""
+        self.goes_on = False
+        """`enable_arf`, of the controller or of the processor."""
         self.marks: UpdateMarks | None = None
         self.controller_ready = self.controller_runs = False
 
@@ -67,16 +73,16 @@ _job = _Job()
 
 def tft_init_controller(rank: int, world_size: int, enable_local_copy: bool, enable_arf: bool = False, enable_zit: bool = False) -> None:
     _check_world(rank, world_size, -1)
-    _refuse_switches(enable_local_copy, enable_arf, enable_zit)
+    _refuse_switches(enable_local_copy, enable_zit)
     product_log.begin()
-    _job.controller_ready = True
+    _job.controller_ready, _job.goes_on = True, enable_arf
 
 
 def tft_start_controller(bind_ip: str, port: int, enable_tls: bool = True, tls_info: str = "") -> None:
     if not _job.controller_ready:
         raise RefusedError("tft_init_controller comes before tft_start_controller")
     controller.no_own_certificates(tls_info)
-    controller.start_controller(*controller.checked_address(bind_ip, port), enable_tls, Policy.from_environment())
+    controller.start_controller(*controller.checked_address(bind_ip, port), enable_tls, Policy.from_environment(), replaces=_job.goes_on)
     _job.controller_runs = True
 
 
@@ -99,10 +105,11 @@ def tft_init_processor(
     enable_zit: bool = False,
 ) -> None:
     _check_world(rank, world_size, 0)
-    _refuse_switches(enable_local_copy, enable_arf, enable_zit)
+    _refuse_switches(enable_local_copy, enable_zit)
     controller.no_own_certificates(tls_info)
     product_log.begin()
-    if enable_uce:
+    _job.goes_on = _job.handlers.goes_on = enable_arf
+    if enable_uce and not enable_arf:
         log.info("a rank whose device loses memory is in no cover; it is not repaired")
     _job.handlers.for_mindspore = "mindspore" in sys.modules
     _job.marks = UpdateMarks(_entry_points() if _job.handlers.for_mindspore else None)
@@ -130,7 +137,9 @@ def tft_start_processor(master_ip: str, port: int, local_ip: str = "") -> None:
     host, port = controller.checked_address(master_ip, port)
     policy = Policy.from_environment()
     credentials = controller.credentials_for(port, tls)
-    processor = Processor(rank, world, controller.job_name(port), credentials, _job.marks, _job.handlers, policy)
+    known = (rank, world, controller.job_name(port), credentials, _job.marks, _job.handlers, policy)
+    rebooted = int(os.environ.get(GENERATION_VARIABLE, "0")) > 0
+    processor = GoingOn(*known, rebooted=rebooted) if _job.goes_on else Processor(*known)
     processor.start(host, port)
     _job.processor = processor
 
@@ -163,7 +172,9 @@ def tft_start_updating_os(backup_step: int = -1) -> None:
 def tft_end_updating_os(step: int) -> None:
     if step < 1:
         raise ConfigError(f"step {step}: 1 or more")
-    _job.begun()[1].end_update(step)
+    processor, marks = _job.begun()
+    marks.end_update(step)
+    processor.updated()
 
 
 def tft_start_copy_os() -> None:
@@ -233,6 +244,11 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
     processor, _marks = _job.begun()
     if state is ReportState.RS_NORMAL:
         processor.report_stopped()
+    elif state in (ReportState.RS_INIT_FINISH, ReportState.RS_PREREPAIR_FINISH) and isinstance(processor, GoingOn):
+        if state is ReportState.RS_PREREPAIR_FINISH:
+            processor.prepared()
+    elif state is ReportState.RS_UNKNOWN and isinstance(processor, GoingOn):
+        log.error("an error that nobody knows ends this process, and another one takes its place", text=error_code)
     elif state not in TROUBLE:
         raise UnsupportedError(f"{state.name}: {NOT_RESUMED}")
     elif processor.report_trouble(TROUBLE[state], error_code or state.name) and state is ReportState.RS_UNKNOWN:
@@ -240,14 +256,13 @@ def tft_report_error(error_type: int, error_code: str = "") -> None:
 
 
 def tft_wait_next_action() -> int:
-    """`Action.EXIT`, when the job is at its end: nobody resumes."""
-    _job.begun()[0].wait_over(None)
-    return Action.EXIT.value
+    """`Action.EXIT`, when the job is at its end; `Action.RETRY`, with `enable_arf`, when every rank has the state of one step again."""
+    return _job.begun()[0].wait_action().value
 
 
 def tft_get_repair_step() -> int:
-    """0: nothing is repaired."""
-    return 0
+    """Where the job goes on; 0: nothing was repaired."""
+    return _job.processor.repair_step if isinstance(_job.processor, GoingOn) else 0
 
 
 def tft_get_repair_type() -> str:
@@ -255,12 +270,14 @@ def tft_get_repair_type() -> str:
 
 
 def tft_is_reboot_node() -> bool:
-    """No process takes the place of another one."""
-    return False
+    """Whether this process takes the place of another one; with `enable_arf` only."""
+    return isinstance(_job.processor, GoingOn) and _job.processor.rebooted
 
 
 def tft_get_reboot_type() -> str:
-    raise UnsupportedError(f"tft_get_reboot_type: no process takes the place of another one; {NOT_RESUMED}")
+    if not tft_is_reboot_node():
+        raise UnsupportedError("tft_get_reboot_type: this process takes the place of no other one")
+    return "arf"
 
 
 def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -271,11 +288,17 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         _job.handlers.args = args if _job.handlers.framework in STOPPING_FIRST else list(args)
-        try:
-            result = func(*args, **kwargs)
-        except Exception as error:
-            _report(error)
-            raise
+        while True:
+            try:
+                result = func(*args, **kwargs)
+            except Exception as error:
+                if not _goes_on(error):
+                    raise
+                continue
+            if _job.processor is None or _job.processor.finish():
+                break
+            if tft_wait_next_action() != Action.RETRY.value:
+                raise RefusedError("the job is over: no copy of a shard is left, or nobody commands")
         tft_destroy_processor()
         tft_destroy_controller()
         return result
@@ -283,25 +306,28 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _report(error: Exception) -> None:
+def _goes_on(error: Exception) -> bool:
+    """Report it; whether the train function is to run again."""
     if _job.processor is None:
-        return
+        return False
     text = str(error)
     for pattern, state, handle in _job.patterns:
         if pattern in text:
-            _reported(state, handle(text))
-            return
+            return _reported(state, handle(text))
     known = [state for part, state in FAULT_TEXTS.items() if part in text and isinstance(error, RuntimeError)]
-    _reported(known[0] if known else ReportState.RS_UNKNOWN, f"{type(error).__name__}: {text}")
+    return _reported(known[0] if known else ReportState.RS_UNKNOWN, f"{type(error).__name__}: {text}")
 
 
-def _reported(state: ReportState, text: str) -> None:
-    """Tell it; where the product would go on after that, wait for the end of the process."""
+def _reported(state: ReportState, text: str) -> bool:
+    """Tell it, and wait for what comes of it; whether the train function is to run again."""
     log.error("the train function ended", state=state.name, text=text)
     tft_report_error(state.value, text)
-    if state is not ReportState.RS_UNKNOWN:
-        tft_wait_next_action()
-        time.sleep(REPORT_S)  # the processor's thread ends the process
+    if state is ReportState.RS_UNKNOWN:
+        return False
+    if tft_wait_next_action() == Action.RETRY.value:
+        return True
+    time.sleep(REPORT_S)  # the processor's thread ends the process
+    return False
 
 
 # -- the cluster's agent
@@ -311,7 +337,8 @@ def tft_register_mindx_callback(action: str, func: Callable[..., Any]) -> int:
     if action not in MINDX_ACTIONS or not callable(func):
         log.error("tft_register_mindx_callback", why=f"{action!r}: one of {', '.join(MINDX_ACTIONS)}, and a function")
         return ERROR
-    raise UnsupportedError("tft_register_mindx_callback: the controller decides by itself, and asks no agent of the cluster")
+    log.info("registered, and never called: the controller decides by itself, and asks no agent of the cluster", action=action)
+    return OK
 
 
 def tft_notify_controller_dump() -> int:
@@ -352,7 +379,7 @@ def _check_world(rank: int, world: int, lowest: int) -> None:
         raise ConfigError(f"rank {rank} of {world}: out of range")
 
 
-def _refuse_switches(local_copy: bool, arf: bool, zit: bool) -> None:
-    refused: Sequence[tuple[str, bool]] = (("enable_local_copy", local_copy), ("enable_arf", arf), ("enable_zit", zit))
+def _refuse_switches(local_copy: bool, zit: bool) -> None:
+    refused: Sequence[tuple[str, bool]] = (("enable_local_copy", local_copy), ("enable_zit", zit))
     if names := [name for name, on in refused if on]:
         raise UnsupportedError(f"{', '.join(names)}: {NOT_RESUMED}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from acpfs.compatible.product_values import STOPPING_FIRST
+from acpfs.compatible.product_values import STOPPING_FIRST, RepairType
 from acpfs.logger import get_logger
 
 log = get_logger("acpfs.compatible")
@@ -34,8 +34,12 @@ class Event(Enum):
     ZIT_DOWNGRADE_REBUILD = "zit_downgrade_rebuild"
 
 
-NEVER_CALLED = frozenset(Event) - {Event.SAVE, Event.RENAME, Event.EXIT, Event.STOP, Event.CLEAN}
-"""They belong to what acpfs does not do in this interface: go on in the same process."""
+GOING_ON = frozenset({Event.REBUILD_GROUP, Event.REPAIR, Event.ROLLBACK})
+"""Called with `enable_arf` only."""
+NEVER_CALLED = frozenset(Event) - {Event.SAVE, Event.RENAME, Event.EXIT, Event.STOP, Event.CLEAN} - GOING_ON
+"""They belong to what acpfs does not do in this interface."""
+REBUILDING = frozenset({RepairType.RT_UCE_HIGHLEVEL, RepairType.RT_LOAD_REBUILD})
+"""Model and optimizer have to be built anew before they are written."""
 
 
 @dataclass
@@ -47,6 +51,10 @@ class Handlers:
     """What `tft_set_step_args`, or the decorated function's call, has given."""
     framework: str | None = None
     """As `set_mindio_export_version` has it."""
+    goes_on: bool = False
+    """Whether ranks are replaced and the job goes on."""
+    cleaned_without_rebuild: bool = False
+    """What the clean handler said last."""
     _registered: dict[Event, tuple[Callable[..., Any], Any]] = field(default_factory=dict)
 
     def register(self, event: Event, function: Callable[..., Any], ctx: Any) -> None:
@@ -57,7 +65,7 @@ class Handlers:
         """
         if not callable(function):
             raise TypeError("func must be a callable")
-        if event in NEVER_CALLED:
+        if event in NEVER_CALLED or (event in GOING_ON and not self.goes_on):
             log.info("registered, and never called: acpfs leaves a checkpoint and ends the job", handler=event.value)
         self._registered[event] = (function, ctx)
 
@@ -67,8 +75,8 @@ class Handlers:
 
     @property
     def stops_first(self) -> bool:
-        """Whether stop and clean come before a save."""
-        return self.framework in STOPPING_FIRST or os.environ.get(STOP_FIRST_VARIABLE) == "1"
+        """Whether stop and clean come before a save, or before the job goes on."""
+        return self.goes_on or self.framework in STOPPING_FIRST or os.environ.get(STOP_FIRST_VARIABLE) == "1"
 
     def stop(self) -> bool:
         """Whether the device was stopped, or nothing has to be."""
@@ -86,7 +94,23 @@ class Handlers:
             return False
         if code not in (CLEANED, CLEANED_WITHOUT_REBUILD):
             log.error("the clean handler failed", code=code)
+        self.cleaned_without_rebuild = code == CLEANED_WITHOUT_REBUILD
         return code in (CLEANED, CLEANED_WITHOUT_REBUILD)
+
+    def rebuild_group(self, fault_ranks: list[int]) -> bool:
+        """Whether groups are whole again, with the processes that took these ranks' places."""
+        return self._went_well(Event.REBUILD_GROUP, lambda ctx: (fault_ranks, self.args, ctx))
+
+    def repair(self, step: int, kind: RepairType, info: dict[str, Any]) -> bool:
+        """Whether this rank has sent, or got, what `info` says."""
+        if not self.has(Event.REPAIR):
+            log.error("nothing can be repaired: no repair handler is registered")
+            return False
+        return self._went_well(Event.REPAIR, lambda ctx: (step, kind in REBUILDING, list(info["dst"]), info, self.args, ctx))
+
+    def rollback(self, step: int) -> bool:
+        """Whether data and the like are where they were at the end of this step."""
+        return self._went_well(Event.ROLLBACK, lambda ctx: (step, self.args, ctx))
 
     def save(self, step: int, info: Sequence[dict[str, Any]]) -> bool:
         """Whether the framework has written its checkpoint."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from acpfs.compatible.framework import tft_is_reboot_node
 from acpfs.compatible.refusal import UnsupportedError
 
-INSTEAD = "Megatron-Core keeps the copies itself: --num-distributed-optimizer-instances 2; acpfs has no optimizer of its own"
+INSTEAD = (
+    "Megatron-Core keeps the copies itself (--num-distributed-optimizer-instances 2); protect_megatron saves and restore_megatron replaces "
+    "ranks of it, and acpfs has no optimizer and no training loop of its own"
+)
 
 
 def tft_init_controller_processor(enable_tls: bool = True, tls_option_top_path: str = "") -> None:
@@ -36,5 +40,5 @@ def tft_set_losses_reduced(losses_reduced: Any) -> None:
 
 
 def tft_is_arf_reboot_node() -> bool:
-    """No process takes the place of another one."""
-    return False
+    """Whether this process takes the place of another one."""
+    return tft_is_reboot_node()

@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from acpfs.compatible.handlers import Handlers
+from acpfs.compatible.product_values import Action
 from acpfs.compatible.replicas import save_info
 from acpfs.compatible.update_marks import UpdateMarks
 from acpfs.errors import RefusedError
@@ -61,6 +62,8 @@ class RepairAs(Enum):
 
     UNKNOWN = "unknown"
     DUMP = "dump"
+    RECOVER = "recover"
+    RETRY = "retry"
 
 
 class _NeverInterrupts(Interrupter):
@@ -72,6 +75,9 @@ class _NeverInterrupts(Interrupter):
 
 class Processor:
     """Of one rank; `start` when the coordinator is to be there, `register` when it is known who holds what."""
+
+    replaces = False
+    """Whether this rank goes on behind a fault (`going_on`); otherwise it leaves a checkpoint, and ends."""
 
     def __init__(
         self, rank: int, world: int, job: str, credentials: Credentials | None, marks: UpdateMarks, handlers: Handlers, policy: Policy
@@ -124,6 +130,7 @@ class Processor:
         hello = Hello(*(self._rank, self._world, node, os.getpid(), started_at(), Gate.EXPLICIT, holders), name=NAME, begun=0)
         interrupter = _NeverInterrupts(threading.get_ident(), lambda: self._marks.updating, 1.0, 1.0)
         member = Member(self._job, hello, self._marks, lambda: 0, interrupter, self._policy)
+        member.parked = self.replaces
         try:
             member.start({0: self._link()}, self._policy.protected_s)
         except LinkClosedError as error:
@@ -157,6 +164,21 @@ class Processor:
             log.error("nobody is told: who holds what was not said yet (tft_set_optimizer_replica)", text=text)
             return False
         self._member.tell(Trouble(kind, text))
+        return True
+
+    def prepared(self) -> None:
+        """A process that takes another one's place has built what it needs: there is none."""
+
+    def updated(self) -> None:
+        """An update is complete."""
+
+    def wait_action(self) -> Action:
+        """What the main thread does when a fault is dealt with: it ends."""
+        self.wait_over(None)
+        return Action.EXIT
+
+    def finish(self) -> bool:
+        """The train function has ended; whether the rank may leave."""
         return True
 
     def wait_over(self, timeout_s: float | None) -> bool:
@@ -208,13 +230,22 @@ class Processor:
             self._leave(command)
 
     def _stop(self, member: Member, order: Order) -> None:
-        self.repair_as = RepairAs.DUMP
-        self._wait(member, order, lambda: not self._marks.updating, UPDATE_S)
+        assert isinstance(order.command, Stop)
+        self.repair_as = self._named(order.command)
+        # an update whose rank has reported what it met will not end
+        self._wait(member, order, lambda: not self._marks.updating or self._reported.is_set(), UPDATE_S)
         whole = not self._memory_failed
         if self._handlers.stops_first:
             whole = self._stop_device(member, order) and whole
         mark = self._marks.now
-        member.tell(Stopped(mark.done, mark.ready, mark.phase, () if whole else self._shards, None, self._published))
+        self._has_stopped(member, Stopped(mark.done, mark.ready, mark.phase, () if whole else self._shards, None, self._published))
+
+    def _named(self, stop: Stop) -> RepairAs:
+        """What comes of a fault."""
+        return RepairAs.DUMP
+
+    def _has_stopped(self, member: Member, stopped: Stopped) -> None:
+        member.tell(stopped)
 
     def _stop_device(self, member: Member, order: Order) -> bool:
         """Stop, wait for the main thread's word, clean; whether this rank can save afterwards."""

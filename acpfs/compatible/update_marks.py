@@ -54,6 +54,13 @@ class UpdateMarks(Marks):
         if self._entry_points is not None:
             self._entry_points.updating.value = 0
 
+    def resume(self, step: int) -> None:
+        """Updates may begin again, behind this step."""
+        words = self._entry_points
+        if words is not None:
+            words.updating.value, words.finished.value, words.held.value = 0, 0, 0
+        super().resume(step)
+
     def hold(self) -> None:
         super().hold()
         if self._entry_points is not None:

@@ -59,16 +59,15 @@ def test_enumerations_and_the_log(product: Product) -> None:
 
 
 REFUSED: list[tuple[str, str, tuple[Any, ...], str]] = [
-    ("framework_ttp", "tft_init_controller", (0, 2, False, True), "enable_arf"),
+    ("framework_ttp", "tft_init_controller", (0, 2, False, False, True), "enable_zit"),
     ("framework_ttp", "tft_init_processor", (0, 2, True), "enable_local_copy"),
     ("framework_ttp", "tft_init_processor", (0, 2, False, False, "tlsCert: a"), "leave it empty"),
     ("framework_ttp", "tft_start_updating_os", (7,), "backup_step = 7"),
     ("framework_ttp", "tft_start_copy_os", (), "replicas are asked"),
-    ("framework_ttp", "tft_report_load_ckpt_step", (4,), "does not go on"),
+    ("framework_ttp", "tft_report_load_ckpt_step", (4,), "does not do this"),
     ("framework_ttp", "tft_get_reboot_type", (), "takes the place"),
     ("framework_ttp", "tft_register_decrypt_handler", (str,), "no password"),
     ("framework_ttp.ttp_decorator", "get_device", (), "torch.npu.current_device"),
-    ("controller_ttp", "tft_register_mindx_callback", ("report_result", print), "asks no agent"),
     ("utils", "tft_set_update_start_time", (), "device's own time"),
     ("utils", "tft_set_update_end_time", (), "device's own time"),
     *(
@@ -123,6 +122,7 @@ def test_calls_in_the_wrong_order_and_wrong_values(product: Product) -> None:
         agent.tft_register_mindx_callback("other", print),
     ]
     assert failing == [1] * 7
+    assert agent.tft_register_mindx_callback("report_result", print) == 0
     assert (agent.tft_query_high_availability_switch(), ttp.tft_get_repair_type(), ttp.tft_get_repair_step()) == (False, "unknown", 0)
 
 

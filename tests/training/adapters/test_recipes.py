@@ -66,10 +66,10 @@ class Recipe:
         path = self.notes / f"rank-{rank}"
         return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")] if path.exists() else []
 
-    def killed_at(self, update: int, rank: int, delay_s: float) -> None:
-        """A moment after this update, or, where the rank was not so far, after one behind it."""
+    def killed_at(self, update: int, rank: int, delay_s: float, attempt: int) -> None:
+        """A moment after this update, in the attempt that the kills before have led to: a process that has saved may have left by then."""
         deadline, pause = time.monotonic() + PATIENCE_S, threading.Event()
-        while not (lines := self.lines(rank)) or lines[-1]["update"] < update:
+        while not (lines := self.lines(rank)) or lines[-1]["update"] < update or lines[-1]["attempt"] < attempt:
             assert self._launcher.poll() is None, self.log.read_text()[-8000:]
             assert time.monotonic() < deadline, self.log.read_text()[-8000:]
             pause.wait(0.005)
@@ -107,8 +107,8 @@ def storm(kind: str, tmp_path: Path, kills: int, steps: int, chance: random.Rand
     with AcpfsMount(tmp_path / "backing", tmp_path / "mount", "native", python=DEPENDENCIES_PYTHON) as mount:
         expected = whole(kind, mount, tmp_path, steps)
         with Recipe(kind, mount, tmp_path / "killed", steps, kills) as run:
-            for update in sorted(chance.sample(range(2, steps - BEFORE_THE_END), kills)):
-                run.killed_at(update, chance.randrange(run.world), chance.random() * SOON_S)
+            for attempt, update in enumerate(sorted(chance.sample(range(2, steps - BEFORE_THE_END), kills))):
+                run.killed_at(update, chance.randrange(run.world), chance.random() * SOON_S, attempt)
             run.end()
             assert_equals(run, expected)
             attempts = {line["attempt"] for rank in range(run.world) for line in run.lines(rank)}

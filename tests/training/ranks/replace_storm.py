@@ -178,7 +178,7 @@ class ReplaceStorm:
     def _drawn(self, one: Round, weather: Weather, chance: random.Random) -> str:
         what = chance.choices(list(HOW_OFTEN), list(HOW_OFTEN.values()))[0]
         daemon = what in DAEMON and bool(DAEMON & {*one.happened})  # both at once end a mount
-        again = what == COORDINATOR and COORDINATOR in one.happened  # nobody starts it again: one more would end the last
+        again = what == COORDINATOR and COORDINATOR in one.happened  # its successor may not be there yet: one more might end the last
         return ONE if daemon or again or weather.is_on(what) or (what == CUT and one.nodes == 1) else what
 
     def _strike(self, what: str, one: Round, ranks: Replaced, weather: Weather, chance: random.Random) -> None:

@@ -28,9 +28,9 @@ def test_a_storm(tmp_path: Path) -> None:
     with Scene(tmp_path, os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)) as scene:
         storm = ReplaceStorm(tmp_path, seed, scene, until=time.time() + until_s)
         storm.run(int(os.environ.get("ACPFS_REPLACE_FAULTS", str(FEW))))
-    print(storm.told())
-    if result := os.environ.get("ACPFS_REPLACE_RESULT"):
-        keep(storm, Path(result))
+        print(storm.told())
+        if result := os.environ.get("ACPFS_REPLACE_RESULT"):
+            keep(storm, Path(result))  # before the mounts are taken down, which another one's mount namespace may keep
     assert not storm.failed, storm.told()
 
 
