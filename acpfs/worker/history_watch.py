@@ -7,12 +7,15 @@ thread: which files a checkpoint has is known only by going through its director
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
+from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
+from acpfs.filesystem.loads import Load
 from acpfs.worker.assembly import Parts
 
 LOOK_INTERVAL_S = 5.0
@@ -92,6 +95,23 @@ def saved(report: CheckpointReport, now: float) -> HistoryEntry:
     )
 
 
+def loaded(checkpoint: Checkpoint, load: Load, now: float) -> HistoryEntry:
+    """What the history keeps of a load. `now`: wall clock, seconds."""
+    behind = now - time.monotonic()
+    return HistoryEntry(
+        at=behind + load.ended,
+        kind="load",
+        text=f"loaded from {load.place}",
+        path=os.fsdecode(checkpoint.path),
+        step=checkpoint.step,
+        files=len(load.files),
+        bytes=sum(load.files.values()),
+        began_at=behind + load.began,
+        load_s=load.ended - load.began,
+        loaded_from=load.place,
+    )
+
+
 class HistoryWatch:
     """One per worker."""
 
@@ -120,10 +140,12 @@ class HistoryWatch:
         noted += changes(self._seen or SeenStatus(), seen, error)
         with fs.lock:
             settled = fs.catalogue.take_settled()
+            loads = fs.loads.take()
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]
         for checkpoint in settled:
             path = os.fsdecode(checkpoint.path)
             entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
+        entries += [loaded(checkpoint, load, now) for checkpoint, load in loads]
         self._seen = seen
         if entries:
             with fs.lock:
