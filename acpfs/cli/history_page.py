@@ -8,33 +8,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from acpfs.cli import show
+from acpfs.cli.verbs.history import DURATIONS, OF_CHECKPOINTS, what
 
 WIDTH, HEIGHT, MARGIN = 900, 180, 50
 STYLE = (
     "body{font:14px sans-serif;margin:2em}td,th{text-align:left;padding:2px 12px 2px 0}"
     ".n{text-align:right}circle{fill:#36c}.trouble{color:#b00}"
 )
-CALM = ("checkpoint", "mount")
+CALM = ("checkpoint", "load", "mount")
 Entry = dict[str, Any]
 
 
 def html(mountpoint: str, entries: Sequence[Entry]) -> str:
     """The whole page."""
-    saves = [entry for entry in entries if entry["kind"] == "checkpoint"]
+    saves, loads = ([entry for entry in entries if entry["kind"] == kind] for kind in OF_CHECKPOINTS)
     plots = "".join(
-        f"<h2>{title}</h2>{_plot([(entry['at'], entry[key]) for entry in saves if entry[key] is not None], unit)}"
-        for title, key, unit in (
-            ("Save", "save_s", show.duration),
-            ("Until persisted", "persist_s", show.duration),
-            ("Size", "bytes", show.size),
+        f"<h2>{title}</h2>{_plot([(entry['at'], entry[key]) for entry in shown if entry[key] is not None], unit)}"
+        for title, shown, key, unit in (
+            ("Save", saves, "save_s", show.duration),
+            ("Until persisted", saves, "persist_s", show.duration),
+            ("Size", saves, "bytes", show.size),
+            ("Load", loads, "load_s", show.duration),
         )
     )
     rows = "".join(_row(entry) for entry in reversed(entries))
-    headings = "".join(f"<th>{name}</th>" for name in ("when", "what", "", "files", "size", "saved in", "persisted in"))
+    headings = "".join(f"<th>{name}</th>" for name in ("when", "what", "", "files", "size", "saved in", "persisted in", "loaded in"))
     title = f"acpfs on {_safe(mountpoint)}"
     return (
         f"<!doctype html><html><head><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>{len(saves)} checkpoints, {sum(entry['kind'] not in CALM for entry in entries)} other events.</p>{plots}"
+        f"<p>{len(saves)} checkpoints, {len(loads)} loads, {sum(entry['kind'] not in CALM for entry in entries)} other events.</p>{plots}"
         f"<h2>Everything, newest first</h2><table><tr>{headings}</tr>{rows}</table></body></html>\n"
     )
 
@@ -42,7 +44,7 @@ def html(mountpoint: str, entries: Sequence[Entry]) -> str:
 def _plot(points: Sequence[tuple[float, float]], unit: Any) -> str:
     """Points over time; the vertical axis begins at 0."""
     if not points:
-        return "<p>No checkpoint yet.</p>"
+        return "<p>None yet.</p>"
     first, last = min(at for at, _value in points), max(at for at, _value in points)
     span, most = max(1.0, last - first), max(value for _at, value in points) or 1
     dots = ""
@@ -59,13 +61,12 @@ def _plot(points: Sequence[tuple[float, float]], unit: Any) -> str:
 
 
 def _row(entry: Entry) -> str:
-    if entry["kind"] != "checkpoint":
+    if entry["kind"] not in OF_CHECKPOINTS:
         css = "" if entry["kind"] in CALM else " class='trouble'"
-        return f"<tr{css}><td>{_when(entry['at'])}</td><td>{_safe(entry['kind'])}</td><td colspan='5'>{_safe(entry['text'])}</td></tr>"
-    times = "".join(f"<td class='n'>{'?' if entry[key] is None else show.duration(entry[key])}</td>" for key in ("save_s", "persist_s"))
+        return f"<tr{css}><td>{_when(entry['at'])}</td><td>{_safe(entry['kind'])}</td><td colspan='6'>{_safe(entry['text'])}</td></tr>"
+    times = "".join(f"<td class='n'>{'' if entry[key] is None else show.duration(entry[key])}</td>" for key in DURATIONS)
     figures = f"<td class='n'>{entry['files']}</td><td class='n'>{show.size(entry['bytes'] or 0)}</td>"
-    state = "verified" if entry["verified"] else "persisted"
-    return f"<tr><td>{_when(entry['at'])}</td><td>{state}</td><td>{_safe(entry['path'])}</td>{figures}{times}</tr>"
+    return f"<tr><td>{_when(entry['at'])}</td><td>{what(entry)}</td><td>{_safe(entry['path'])}</td>{figures}{times}</tr>"
 
 
 def _when(at: float) -> str:

@@ -372,8 +372,8 @@ class HistoryEntry:
 
     at: float
     kind: str
-    """checkpoint (persisted), mount, takeover (of another worker), storage (its health), refused, interrupted, withheld, conflict, member,
-    bypass."""
+    """checkpoint (persisted), load (of one), mount, takeover (of another worker), storage (its health), refused, interrupted, withheld,
+    conflict, member, bypass."""
     text: str
     path: str = ""
     step: int | None = None
@@ -384,6 +384,10 @@ class HistoryEntry:
     persist_s: float | None = None
     """As of `CheckpointReport`: from the first create."""
     verified: bool = False
+    load_s: float | None = None
+    """From the first open for reading to the last close; only of loads."""
+    loaded_from: str = ""
+    """As `CheckpointReport.loads_from`; only of loads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,14 @@ VERBS: dict[str, Verb] = {
         usage=("history [--kind KIND]… [--csv|--html FILE]",),
         does=(
             "what happened to the mount, also to earlier ones of the same backing directory: checkpoints that were persisted with "
-            "size and times, workers that took over, trouble with storage and members ([below](#history-and-advice))"
+            "size and times, loads and where they came from, workers that took over, trouble with storage and members "
+            "([below](#history-and-advice))"
         ),
         answer=(
-            "list of `at`, `kind` (`checkpoint`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
-            "`member`, `bypass`), `text`; of checkpoints also `path`, `step`, `files`, `bytes`, `began_at`, `save_s`, `persist_s` "
-            "(both from the first create), `verified`, else null"
+            "list of `at`, `kind` (`checkpoint`, `load`, `mount`, `takeover`, `storage`, `refused`, `interrupted`, `withheld`, `conflict`, "
+            "`member`, `bypass`), `text`; of checkpoints and loads also `path`, `step`, `files`, `bytes`, `began_at`, of "
+            "checkpoints `save_s`, `persist_s` (both from the first create), `verified`, of loads `load_s` (first open to last close), "
+            "`loaded_from` (`ram`, `spill`, `backing`, `mixed`), else null"
         ),
     ),
     "advise": Verb(

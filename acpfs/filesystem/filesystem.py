@@ -54,6 +54,7 @@ from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
 from acpfs.filesystem.likely_sizes import LikelySizes
+from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.mending import Mending
@@ -158,6 +159,7 @@ class FileSystem:
         self._room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
         shapes, self._fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
         self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
+        self.loads = Loads(self._table, self.catalogue.recognise, self.durations.load)
         self._contents = self._make_contents(copies, versions)
         self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
         self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
@@ -198,8 +200,9 @@ class FileSystem:
         closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock, ready)
         lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
-        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing, self.durations, ready)
-        opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts)
+        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
+        told = (self.durations, self.loads, ready)
+        opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts, *told)
         return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:

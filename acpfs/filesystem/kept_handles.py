@@ -59,6 +59,8 @@ class Handle:
     """How long the file was when it was opened, and perhaps truncated; -1: it was made then, or by an earlier worker."""
     opened_at: float = 0.0
     """Monotonic time, seconds, of its open; 0: an earlier worker opened it."""
+    place: str = ""
+    """Where the bytes were then, see `Loads.place`; only of one that reads."""
     slot: int = field(default=NO_SLOT)
     """Its record."""
 

@@ -13,6 +13,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.attribute_calls import AttributeCalls
@@ -27,6 +28,7 @@ from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
+from acpfs.filesystem.loads import Loads
 from acpfs.filesystem.lowerview import LowerView
 from acpfs.filesystem.names import Names, fail
 from acpfs.filesystem.nodes import Node, NodeTable
@@ -43,6 +45,18 @@ from acpfs.writeback.log.stages import Step
 log = get_logger(__name__)
 LAST_CLOSE_WAIT_S = 5.0
 """A descriptor that stays open in another process, and is not written to, holds up the drain no longer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeOpen:
+    """What held when an open began."""
+
+    at: float
+    """Monotonic time, seconds."""
+    size: int = -1
+    """Of the file; -1: it is made."""
+    place: str = ""
+    """Where its bytes were, which opening it may change."""
 
 
 class OpenFiles:
@@ -66,6 +80,7 @@ class OpenFiles:
         kept: Kept,
         closing: Callable[[int], Closing],
         durations: Durations,
+        loads: Loads,
         ready: ReadyMemory,
     ) -> None:
         """`closing`: how a thread comes to close what it has open; `ready`: told of who is about to write."""
@@ -85,6 +100,7 @@ class OpenFiles:
         self._log = log
         self._closing = closing
         self._durations = durations
+        self._loads = loads
         self._kept = KeptHandles(kept)
         self._handles: dict[HandleId, Handle] = {}
         self._last_handle = kept.first_number
@@ -140,7 +156,7 @@ class OpenFiles:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
         node.handles += 1  # from here on its content may not be evicted
-        former_bytes = node.size
+        before = BeforeOpen(began_at, node.size, self._loads.place(node))
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.writer_pid = caller.pid
         try:
@@ -154,13 +170,13 @@ class OpenFiles:
         except BaseException:
             self.closed(node)
             raise
-        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), former_bytes=former_bytes, began_at=began_at)
+        return await self._opened(node, flags, caller, wrote=bool(flags & os.O_TRUNC), before=before)
 
     async def _opened(
-        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, former_bytes: int = -1, began_at: float = 0.0
+        self, node: Node, flags: int, caller: Caller, *, wrote: bool, created: bool = False, before: BeforeOpen | None = None
     ) -> OpenFile:
-        truncated = wrote and former_bytes > 0
-        began_at = began_at or time.monotonic()
+        before = before or BeforeOpen(time.monotonic())
+        truncated = wrote and before.size > 0
         try:
             await self._outgrown.closed_in_the_kernel(node)
         except BaseException:
@@ -168,7 +184,7 @@ class OpenFiles:
             raise
         self._last_handle += 1
         handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
-        handle.former_bytes, handle.opened_at = former_bytes, began_at
+        handle.former_bytes, handle.opened_at, handle.place = before.size, before.at, before.place
         if handle.writable:
             self._ready.give_back()
         try:
@@ -358,7 +374,7 @@ class OpenFiles:
             self._unanswered.pop(handle.unique, None)
         self._count_writer(handle, -1)
         if handle.opened_at and not handle.writable:
-            self._durations.load.observe(time.monotonic() - handle.opened_at)
+            self._loads.closed(handle.node, handle.opened_at, handle.place)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
         self._lane_use.leave(handle)

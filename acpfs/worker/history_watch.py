@@ -8,12 +8,15 @@ the next one notes the same, and nobody's files depend on a history.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import trio
 
+from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointReport, HistoryEntry, Status
+from acpfs.filesystem.loads import Load
 from acpfs.logger import get_logger
 from acpfs.worker.assembly import Parts
 
@@ -96,6 +99,23 @@ def saved(report: CheckpointReport, now: float) -> HistoryEntry:
     )
 
 
+def loaded(checkpoint: Checkpoint, load: Load, now: float) -> HistoryEntry:
+    """What the history keeps of a load. `now`: wall clock, seconds."""
+    behind = now - time.monotonic()
+    return HistoryEntry(
+        at=behind + load.ended,
+        kind="load",
+        text=f"loaded from {load.place}",
+        path=os.fsdecode(checkpoint.path),
+        step=checkpoint.step,
+        files=len(load.files),
+        bytes=sum(load.files.values()),
+        began_at=behind + load.began,
+        load_s=load.ended - load.began,
+        loaded_from=load.place,
+    )
+
+
 class HistoryWatch:
     """One per worker."""
 
@@ -141,6 +161,7 @@ class HistoryWatch:
             path = os.fsdecode(checkpoint.path)
             entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
         with fs.lock:
+            entries += [loaded(checkpoint, load, now) for checkpoint, load in fs.loads.take()]
             for entry in entries:
                 self._parts.history.note(entry)
             fs.catalogue.told(settled)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +19,17 @@ from acpfs.checkpoints import Checkpoint
 from acpfs.cli import history_page
 from acpfs.control.reports import CheckpointReport, HealthReport, HistoryEntry, Status
 from acpfs.drain_records import ConflictReport
+from acpfs.filesystem.loads import Load
 from acpfs.ram.state import StateDatabase
+from acpfs.types import Ino
 from acpfs.worker import history
 from acpfs.worker.assembly import Parts
 from acpfs.worker.history import History
-from acpfs.worker.history_watch import HistoryWatch, SeenStatus, begun, changes
+from acpfs.worker.history_watch import HistoryWatch, SeenStatus, begun, changes, loaded
 from tests.control.double import DoubleSubject, report_of
 from tests.filesystem.world import settings_for, world
 from tests.rig.mounts import AcpfsMount
+from tests.rig.storage.servers import until
 
 pytestmark = pytest.mark.clause("S322")
 
@@ -33,6 +37,17 @@ pytestmark = pytest.mark.clause("S322")
 def save(number: int, at: float = 0.0, files: int = 1) -> HistoryEntry:
     path = f"run/step-{number}"
     return HistoryEntry(at or 100.0 + number, "checkpoint", "persisted", path, number, files, 5, 90.0 + number, 2.0, 7.0)
+
+
+STEP = Checkpoint(b"run", b"step-3", 3, 0)
+
+
+def test_a_load_says_when_how_long_and_from_where() -> None:
+    entry = loaded(STEP, Load(time.monotonic() - 3.0, time.monotonic() - 1.0, {Ino(5): 7, Ino(6): 8}, {"ram", "backing"}), 1000.0)
+    assert (entry.path, entry.step, entry.files, entry.bytes, entry.loaded_from) == ("run/step-3", 3, 2, 15, "mixed")
+    assert entry.load_s == pytest.approx(2.0, abs=0.5)
+    assert entry.began_at is not None
+    assert entry.began_at < entry.at < 1000.0
 
 
 def status() -> Status:
@@ -143,15 +158,17 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
 
 
 def test_the_page_has_a_point_for_each_save_and_no_text_of_others_as_markup() -> None:
-    trouble = HistoryEntry(101.0, "storage", "ok → stuck: <script>")
+    trouble, load = HistoryEntry(101.0, "storage", "ok → stuck: <script>"), loaded(STEP, Load(1.0, 3.0, {Ino(5): 7}, {"ram"}), 200.0)
     entries = [
-        json.loads(json.dumps({name: getattr(entry, name) for name in HistoryEntry.__slots__})) for entry in (save(1), save(2), trouble)
+        json.loads(json.dumps({name: getattr(entry, name) for name in HistoryEntry.__slots__}))
+        for entry in (save(1), save(2), load, trouble)
     ]
     page = history_page.html("/mnt/<b>", entries)
-    assert page.count("<circle") == 3 * 2
+    assert page.count("<circle") == 3 * 2 + 1
+    assert "loaded from ram" in page
     assert "<script>" not in page
     assert "/mnt/&lt;b&gt;" in page
-    assert "No checkpoint yet" in history_page.html("/m", [entries[-1]])
+    assert "None yet" in history_page.html("/m", [entries[-1]])
 
 
 @pytest.mark.mount
@@ -176,3 +193,21 @@ def test_a_mount_tells_what_earlier_ones_have_saved(tmp_path: Path) -> None:
         assert [row["path"] for row in rows] == ["run/step-1"]
         mount.run("acpfs-ctl", at, "history", "--html", str(tmp_path / "page.html"))
         assert "step-1" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.mount
+@pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse")
+def test_a_mount_tells_what_was_loaded(tmp_path: Path) -> None:
+    (tmp_path / "backing/run/step-1").mkdir(parents=True)
+    (tmp_path / "backing/run/step-1/model.pt").write_bytes(b"x" * (2 << 20))
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native") as mount:
+
+        def told() -> list[str]:
+            return [entry["loaded_from"] for entry in mount.ctl("history")]
+
+        for place in ("backing", "ram"):
+            assert len((mount.path / "run/step-1/model.pt").read_bytes()) == 2 << 20
+            until(lambda place=place: place in told(), "the load is in the history", 60)  # type: ignore[misc]
+        text = mount.run("acpfs-ctl", str(mount.path), "history", "--kind", "load").stdout
+        assert ("loaded from backing" in text, "loaded from ram" in text, text.count("run/step-1")) == (True, True, 2)

@@ -13,7 +13,9 @@ from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.errors import RefusedError
 
-HEADINGS = ("when", "what", "path", "step", "files", "size", "saved in", "persisted in")
+HEADINGS = ("when", "what", "path", "step", "files", "size", "saved in", "persisted in", "loaded in")
+OF_CHECKPOINTS = ("checkpoint", "load")
+DURATIONS = ("save_s", "persist_s", "load_s")
 
 
 @click.command("history")
@@ -57,14 +59,20 @@ def _print_csv(entries: list[show.Json]) -> None:
 
 def _row(entry: show.Json) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
-    if entry["kind"] != "checkpoint":
-        return (when, f"{entry['kind']}: {show.printable(entry['text'])}", "", "", "", "", "", "")
+    if entry["kind"] not in OF_CHECKPOINTS:
+        return (when, f"{entry['kind']}: {show.printable(entry['text'])}", *("" for _ in HEADINGS[2:]))
+    times = ("load_s",) if entry["kind"] == "load" else ("save_s", "persist_s")
     return (
         when,
-        "verified" if entry["verified"] else "persisted",
+        what(entry),
         show.printable(entry["path"]),
         "" if entry["step"] is None else str(entry["step"]),
         str(entry["files"]),
         show.size(entry["bytes"] or 0),
-        *("?" if entry[key] is None else show.duration(entry[key]) for key in ("save_s", "persist_s")),
+        *("" if key not in times else "?" if entry[key] is None else show.duration(entry[key]) for key in DURATIONS),
     )
+
+
+def what(entry: show.Json) -> str:
+    """What happened to a checkpoint."""
+    return show.printable(entry["text"]) if entry["kind"] == "load" else "verified" if entry["verified"] else "persisted"
