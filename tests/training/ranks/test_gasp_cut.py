@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,8 +79,7 @@ def trains(rank: int, node: int, kind: str, stand: Stand, wire: Wire, directory:
         for number in range(1, STEPS + 1):
             if number == DIES:
                 (directory / f"there-{rank}").touch()
-                while not (directory / "cut").exists():
-                    time.sleep(0.01)
+                until((directory / "cut").exists, lambda: "the network is not cut")
             job.step(number)
 
 
