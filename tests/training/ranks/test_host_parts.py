@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,10 @@ import pytest
 import torch
 
 from acpfs.errors import ConfigError
+from acpfs.training.host_state import HostState
 from acpfs.training.torch.host_parts import host_state
+from acpfs.training.torch.writers import write_host_state
+from tests.training.ranks.forked import Ranks
 
 
 def loop(step: int, model: Any, optimizer: Any, scheduler: Any, scaler: Any) -> None:
@@ -52,3 +58,19 @@ def test_more_buffers_than_are_kept_are_refused() -> None:
 def test_two_states_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="scaler"):
         host_state([], {}, 0, scaler=torch.amp.GradScaler("cpu"), further={"scaler": torch.amp.GradScaler("cpu")})
+
+
+def _reads_late(directory: Path) -> None:
+    """The file is opened by a reader of this process, which needs the interpreter for that."""
+    (directory / "host_state").mkdir()
+    os.mkfifo(directory / "host_state" / "rank-0.pt")
+    reading = threading.Thread(target=(directory / "host_state" / "rank-0.pt").read_bytes)
+    parts = HostState({}, lambda: None)
+    threading.Timer(0.2, reading.start).start()
+    write_host_state(directory, 1, parts, 0)
+
+
+@pytest.mark.clause("T48")
+def test_a_file_that_cannot_be_opened_yet_stops_no_other_thread(tmp_path: Path) -> None:
+    with Ranks(1, tmp_path, lambda rank: _reads_late(tmp_path)) as ranks:
+        assert ranks.statuses(60) == [0], ranks.said()
