@@ -107,8 +107,11 @@ async def serve(settings: Settings, successors: Successors | None = None) -> Non
     coordinator = Coordinator(settings, successors)
     ready, address = trio.open_memory_channel[str](1)
     name = f"acpfs-coordinator-{os.getpid()}-{os.urandom(4).hex()}"  # abstract: nothing is left behind by kill -9
+    listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    await listening.bind(f"\0{name}")  # before anybody is told of it: trio binds in a thread, which may take its time
+    listening.listen(8)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_answer_status, coordinator, name)
+        nursery.start_soon(_answer_status, coordinator, listening)
         nursery.start_soon(_announce, settings, name, address)
         nursery.start_soon(_take_sigterm, coordinator)
         await coordinator.run(ready)
@@ -132,11 +135,7 @@ async def _announce(settings: Settings, name: str, addresses: trio.MemoryReceive
     sys.stdout.flush()
 
 
-async def _answer_status(coordinator: Coordinator, name: str) -> None:
-    listening = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listening.bind(f"\0{name}")
-    listening.listen(8)
-
+async def _answer_status(coordinator: Coordinator, listening: trio.socket.SocketType) -> None:
     async def answer(stream: trio.SocketStream) -> None:
         try:
             _, uid, _ = struct.unpack("3i", stream.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
