@@ -14,6 +14,7 @@ import contextlib
 import io
 import os
 import random
+import resource
 import subprocess
 import sys
 import tarfile
@@ -33,6 +34,8 @@ FILES = 10_000
 MANY_FILES = 30_000
 TREE_DIRECTORIES, TREE_FILES = 300, 3000
 EXAMPLE = Path("/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c")
+DESCRIPTORS_BESIDE = 1000
+"""The example has a descriptor for each name that the kernel knows, and says EBADF at a close where it gets no more."""
 FORGOTTEN_S = 1.2
 """After so long both file systems ask anew for what they knew: the time for which attributes hold is a second, in either."""
 
@@ -176,6 +179,11 @@ def work(samples: Samples, place: Place, number: int, tar: Path, scale: float) -
 
 
 def measure(rounds: int, scale: float, only: list[str]) -> Report:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if "rm -rf" in only and MANY_FILES * scale + DESCRIPTORS_BESIDE > descriptors:
+        most = (descriptors - DESCRIPTORS_BESIDE) / MANY_FILES
+        raise SystemExit(f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.1f} at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     samples = Samples({}, {}, frozenset(only))
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(places.scratch())

@@ -49,11 +49,7 @@ class Samples:
         Bytes are written: allocating alone (posix_fallocate) takes the pages of a tmpfs and touches none of them.
         """
         assert self.huge is not None
-        path, chunk = self.huge / "warmth", memoryview(bytes(CHUNK))
-        with open(path, "wb", buffering=0) as file:
-            file.writelines(chunk[: size - offset] for offset in range(0, size, CHUNK))
-        assert path.stat().st_blocks * 512 >= size
-        path.unlink()
+        places.warm(self.huge / "warmth", size)
 
     def add(self, work: str, place: str, value: float) -> None:
         if self.warm:

@@ -35,6 +35,8 @@ from tests.rig.mounts import AcpfsMount
 BANDWIDTH = 300 * MB
 ROOM = 12
 PART = 4
+WARMTH, WARM = Path(f"/dev/shm/acpfs-bench-{os.getpid()}"), 2
+"""A file that memory is warmed with, and how many times a save."""
 BURST_S, BURST_EVERY_S = 3.0, 0.5
 START_TIMEOUT_S = 60.0
 SAFE_TIMEOUT_S = 180.0
@@ -112,7 +114,7 @@ def copied(storage: Storage, scratch: Path, _size: int) -> Iterator[Place]:
 def acpfs(storage: Storage, scratch: Path, size: int) -> Iterator[Place]:
     backing = storage.path / "backing"
     backing.mkdir()
-    with AcpfsMount(backing, scratch / "mnt", "auto", ram=str(ROOM * size), watchdog_s=1200) as mount:
+    with AcpfsMount(backing, scratch / "mnt", "auto", ram=str(ROOM * size), prefault="auto", watchdog_s=1200) as mount:
         yield Place(mount.path, backing, lambda _number: mount.flush(timeout_s=SAFE_TIMEOUT_S), lambda: mount.pid, mount.abort)
 
 
@@ -191,10 +193,11 @@ def a_life(name: str, size: int) -> Iterator[tuple[Place, Storage, Job]]:
 
 
 def timings(place: Place, job: Job, saves: int, outcome: Outcome) -> None:
-    """First, later, fsync, safe, reload."""
+    """First, later, fsync, safe, reload. Memory is warmed before each save, for every place: the host takes back what lies free."""
     found: dict[str, list[float]] = {"first": [], "later": [], "fsync": [], "safe": []}
     for number in range(1, 2 * saves + 2):
         kind = "first" if number == 1 else "later" if number <= saves + 1 else "fsync"
+        places.warm(WARMTH, WARM * job.size)
         answer = job.ask(0, "save", path=str(place.path), step=number, fsync=kind == "fsync")
         place.safe(number)
         found[kind].append(stall_s(answer))

@@ -21,6 +21,7 @@ from tests.rig.mounts import AcpfsMount
 START_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 600.0
 WATCHDOG_S = 3000.0
+CHUNK = 8 << 20
 
 
 @contextlib.contextmanager
@@ -72,6 +73,15 @@ def acpfs(backing: Path, path: Path, transport: str = "libfuse") -> Iterator[Acp
     backing.mkdir(exist_ok=True)
     with AcpfsMount(backing, path, transport, ram="40%", watchdog_s=WATCHDOG_S) as mount:
         yield mount
+
+
+def warm(path: Path, size: int) -> None:
+    """Write so many bytes to a new file on a tmpfs, and free them: what comes next finds memory that the host has backed."""
+    chunk = memoryview(bytes(CHUNK))
+    with open(path, "wb", buffering=0) as file:
+        file.writelines(chunk[: size - offset] for offset in range(0, size, CHUNK))
+    assert path.stat().st_blocks * 512 >= size
+    path.unlink()
 
 
 def forget_pages(path: Path) -> None:
