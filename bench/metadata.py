@@ -180,9 +180,10 @@ def work(samples: Samples, place: Place, number: int, tar: Path, scale: float) -
 
 def measure(rounds: int, scale: float, only: list[str]) -> Report:
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if "rm -rf" in only and MANY_FILES * scale + DESCRIPTORS_BESIDE > descriptors:
-        most = (descriptors - DESCRIPTORS_BESIDE) / MANY_FILES
-        raise SystemExit(f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.1f} at most")
+    names = FILES + TREE_FILES + MANY_FILES
+    if names * scale + DESCRIPTORS_BESIDE > descriptors:
+        most = (descriptors - DESCRIPTORS_BESIDE) / names
+        raise SystemExit(f"passthrough_ll has a descriptor for each name, and may have {descriptors} here: --scale {most:.2f} at most")
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     samples = Samples({}, {}, frozenset(only))
     with contextlib.ExitStack() as stack:
