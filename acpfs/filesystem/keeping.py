@@ -89,7 +89,6 @@ class Keeping:
         return removed
 
     def pins(self) -> list[bytes]:
-        """Pinned paths."""
         return self._order.pins.paths
 
     def pinned_bytes(self) -> int:

@@ -143,7 +143,6 @@ class Names:
         return self._table.new(mode, caller.uid, gid)
 
     async def mkdir(self, parent_ino: Ino, name: bytes, mode: int, caller: Caller) -> Node:
-        """Make a directory."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
         node.directory_links = 2
@@ -164,7 +163,6 @@ class Names:
         return node
 
     async def symlink(self, parent_ino: Ino, name: bytes, target: bytes, caller: Caller) -> Node:
-        """Make a symlink."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFLNK | 0o777, caller)
         node.target, node.size = target, len(target)
@@ -243,7 +241,6 @@ class Names:
         self._view.reap(node)
 
     async def rmdir(self, parent_ino: Ino, name: bytes) -> None:
-        """Remove an empty directory."""
         parent = self.node(parent_ino)
         node = await self.existing(parent, name)
         await self._check_empty(node)

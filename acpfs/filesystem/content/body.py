@@ -355,7 +355,6 @@ def _gone(here: Runs) -> str:
 
 
 def from_row(row: tuple[Any, ...]) -> Body:
-    """Inverse of `to_row`."""
     tier_id, head_bytes, staging, gone, spilled, modified, interrupted, failed, failed_at, writing, last_writing = row
     if head_bytes:
         return head(TierId(tier_id), head_bytes)

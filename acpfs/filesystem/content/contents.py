@@ -433,7 +433,6 @@ class Contents:
         self._table.changed(node)
 
     def still_frozen(self, version: Version) -> bool:
-        """See `Listener`."""
         return self.kernel.still_frozen(version) if version.is_local else not self._overflow.is_changing(version.staging_name)
 
     def restaged(self, version: Version, before: str) -> None:

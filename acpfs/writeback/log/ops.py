@@ -78,7 +78,6 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
-        """Inverse of `to_json`."""
         mode, uid, gid, atime_ns, mtime_ns, rdev, xattrs = json.loads(text)
         decoded = {bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()}
         return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)

@@ -35,12 +35,10 @@ class Staged:
 
     @property
     def bytes(self) -> int:
-        """Sum of the sizes."""
         return sum(self._bytes.values())
 
     @property
     def files(self) -> int:
-        """How many."""
         return len(self._bytes)
 
     def add(self, op: Op) -> None:
