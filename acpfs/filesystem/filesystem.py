@@ -141,7 +141,7 @@ class FileSystem:
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:
-        """Takes a kernel reference. `waits`: for a name that another node is about to persist, where that is asked for."""
+        """Takes a kernel reference. `waits`: for a name that another member is about to persist, where that is asked for."""
         return self._attributes.of(await self._names.lookup(parent, name, waits=waits))
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
@@ -436,9 +436,9 @@ class FileSystem:
             overflowed_files=parts.overflow.files + parts.outgrown.files,
             open_lanes=self._open.open_lanes(),
             lane_choices=dict(parts.lanes.reasons),
-            pins=tuple(parts.keeping.pins()),
-            pinned_bytes=parts.keeping.pinned_bytes(),
-            is_pinned_full=parts.keeping.is_pinned_full(),
+            pins=tuple(parts.eviction.pins()),
+            pinned_bytes=parts.eviction.pinned_bytes(),
+            is_pinned_full=parts.eviction.is_pinned_full(),
             held=parts.hold.statistics(),
             tier=parts.tier.statistics(),
             content=parts.contents.statistics(),

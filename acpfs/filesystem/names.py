@@ -55,7 +55,7 @@ class Names:
         return node
 
     async def existing(self, parent: Node, name: bytes, *, waits: bool = False) -> Node:
-        """The node that a name leads to, or ENOENT; `waits`: first for other nodes that are about to persist it."""
+        """The node that a name leads to, or ENOENT; `waits`: first for other members that are about to persist it."""
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
         ino = await (self._awaited if waits else self._view).child(parent, name)
