@@ -334,12 +334,12 @@ def to_row(body: Body) -> tuple[object, ...]:
     """Values of `COLUMNS`."""
     if body is COLD:
         return _COLD_ROW
+    elsewhere: tuple[object, ...] = (0, "", "", NO_VERSION)  # of nearly all rows: the body is whole in RAM
+    if body.rest is not None:
+        elsewhere = (body.head_bytes, body.staging, _gone(body.here) if body.is_outgrown else "", body.spilled)
     return (
         body.tier,
-        body.head_bytes,
-        body.staging,
-        _gone(body.here) if body.is_outgrown else "",
-        body.spilled,
+        *elsewhere,
         body.modified,
         body.interrupted,
         body.failed,
