@@ -190,7 +190,7 @@ class FileSystem:
         self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
         self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
         self.interrupted = InterruptedFiles(state, self._table, self._reports, self.changes, self._finish_outgrown)
-        self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
+        self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve(settings.allow_other)
 
     def _regular_files(
         self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
@@ -384,20 +384,20 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-        self._descriptors.before_open()
+        self._descriptors.before_open(*self._open.files_of(caller.uid))
         return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._descriptors.before_open()
+        self._descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._descriptors.before_open()
+        self._descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 
