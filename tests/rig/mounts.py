@@ -108,7 +108,8 @@ class AcpfsMount:
         self.options.update(changed)
         if AcpfsMount.lay_backing is not None:
             AcpfsMount.lay_backing(self.backing)
-        self.path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(parents=True)  # exist_ok would ask a dead mount what it is, which answers only while the kernel remembers
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.watch()
         words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]

@@ -87,22 +87,28 @@ def test_an_end_is_told(links: tuple[SocketLink, SocketLink]) -> None:
         one.send(sent(2))
 
 
-def test_a_farewell_arrives_also_where_something_is_unread() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    one = SocketLink(socket.create_connection(listener.getsockname()))
-    other = SocketLink(listener.accept()[0])
-    listener.close()
+@pytest.fixture
+def tcp_links() -> Iterator[tuple[SocketLink, SocketLink]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = SocketLink(socket.create_connection(listener.getsockname()))
+        other = SocketLink(listener.accept()[0])
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_a_farewell_arrives_also_where_something_is_unread(tcp_links: tuple[SocketLink, SocketLink]) -> None:
+    one, other = tcp_links
     other.send(sent(1))
     one.send(Sent(HEADER, Goodbye()))
-    leaving = threading.Thread(target=one.farewell)
+    leaving = threading.Thread(target=one.farewell, args=(60,))
     leaving.start()
     other.send(sent(2))
     assert other.receive(30).message == Goodbye()
     with pytest.raises(LinkClosedError, match="closed"):
         other.receive(30)
     other.close()
-    leaving.join(30)
-    assert not leaving.is_alive()
+    leaving.join()
 
 
 def test_close_wakes_the_thread_that_receives(links: tuple[SocketLink, SocketLink]) -> None:
