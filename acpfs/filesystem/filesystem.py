@@ -239,32 +239,20 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
         self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
         return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
         self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
         self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 

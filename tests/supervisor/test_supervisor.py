@@ -23,7 +23,7 @@ from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at, wait_gone
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
-WATCHDOG_S = 300.0
+WATCHDOG_S = 600.0
 
 
 def test_back_off_and_giving_up() -> None:
@@ -384,7 +384,7 @@ class ManagerDouble:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(path))
-        self.socket.settimeout(30)
+        self.socket.settimeout(120)
         self.stored: list[tuple[str, int]] = []
 
     def wait(self, word: str) -> None:
