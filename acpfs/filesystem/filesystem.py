@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from operator import itemgetter
 from threading import RLock
 
 from acpfs.backing.calls import CallPool
@@ -241,9 +240,8 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
-        counts: dict[int, int] = dict(map(itemgetter(1), self.kept.references))  # of far more nodes than are known here
         for node in self._table:
-            node.lookups = max(node.lookups, counts.get(node.ino, 0))
+            node.lookups = max(node.lookups, self.kept.references_of(node.ino))
         for node in self._table:
             self._take_over(node)
         return self._space.now()
