@@ -9,9 +9,10 @@ file system's lock.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from acpfs.backing.lower import LowerEntry
+from acpfs.filesystem.known_names import Unread
 from acpfs.ram.state import StateDatabase
 from acpfs.types import Ino
 
@@ -87,14 +88,14 @@ class KeptListings:
         """In the order in which they were listed."""
         self._bytes = 0
 
-    def load(self) -> dict[Ino, Callable[[], Listing]]:
-        """What the last worker left: by directory, what takes its listing apart."""
+    def load(self) -> Mapping[Ino, Unread]:
+        """What the last worker left, by directory."""
         changes: dict[int, list[LowerEntry]] = {}
         for parent, name, ino, mode in self._state.rows("SELECT parent, name, ino, mode FROM listing_change"):
             changes.setdefault(parent, []).append(LowerEntry(name, int(ino), mode))
         for number, entries in self._state.rows("SELECT ino, entries FROM listing"):
             self._have(Ino(number), _Kept(entries, changes.get(number, ())))
-        return {directory: kept.read for directory, kept in self._kept.items()}
+        return dict(self._kept)
 
     def keep(self, directory: Ino, names: Collection[bytes], entry: Callable[[bytes], LowerEntry | None]) -> None:
         """It has these names, but those of which there is no entry. Costs little for a directory with too many."""

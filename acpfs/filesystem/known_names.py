@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from acpfs.backing.lower import LowerEntry
 from acpfs.types import Ino
@@ -25,14 +25,21 @@ class KnownName:
     """Whether it has a row."""
 
 
+class Unread(Protocol):
+    """A listing that an earlier worker left, and that nobody has asked for yet."""
+
+    def read(self) -> dict[bytes, LowerEntry]:
+        """Take it apart."""
+
+
 @dataclass(slots=True)
 class Directory:
     """What a directory node knows about its names."""
 
     children: dict[bytes, KnownName] = field(default_factory=dict)
     _listing: dict[bytes, LowerEntry] = field(default_factory=dict)
-    _unread: Callable[[], dict[bytes, LowerEntry]] | None = None
-    """Gives the listing that an earlier worker left, until somebody asked for it."""
+    _unread: Unread | None = None
+    """In place of `_listing`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never; 0: by an earlier worker."""
     listed_ahead: bool = False
@@ -51,7 +58,7 @@ class Directory:
     def listing(self) -> dict[bytes, LowerEntry]:
         """All names on the backing directory as of `listed_at`."""
         if self._unread is not None:
-            self._listing = self._unread()
+            self._listing = self._unread.read()
             self._unread = None
         return self._listing
 
@@ -59,9 +66,9 @@ class Directory:
     def listing(self, listing: dict[bytes, LowerEntry]) -> None:
         self._listing, self._unread = listing, None
 
-    def was_listed(self, read: Callable[[], dict[bytes, LowerEntry]]) -> None:
-        """By an earlier worker. `read`: gives that listing; a takeover does not wait for what nobody asks."""
-        self._unread, self.listed_at, self.listed_ahead = read, 0.0, True
+    def was_listed(self, listing: Unread) -> None:
+        """By an earlier worker; a takeover does not wait for what nobody asks."""
+        self._unread, self.listed_at, self.listed_ahead = listing, 0.0, True
 
     def knows(self, name: bytes) -> bool:
         """Whether there is something to go on with when the backing directory does not answer: the node, or that there is none.

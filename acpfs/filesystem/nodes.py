@@ -513,12 +513,12 @@ class NodeTable:
                 directory.dir.children[name] = KnownName(Ino(ino), recorded=True)
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
-        for ino, read in self._listings.load().items():
+        for ino, listing in self._listings.load().items():
             found = self._nodes.get(ino)
             if found is None or found.directory is None:
                 self._listings.drop(ino)
             else:
-                found.dir.was_listed(read)
+                found.dir.was_listed(listing)
         for node in self._nodes.values():
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 

@@ -234,9 +234,9 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
     assert Ino(399) in left
     assert Ino(1) not in left
     assert not {Ino(1000), Ino(1001)} & left.keys()
-    assert len(left[Ino(399)]()) == 1100
+    assert len(left[Ino(399)].read()) == 1100
     keep(399, 1, 3)
-    assert list(KeptListings(state).load()[Ino(399)]()) == [b"000"]
+    assert list(KeptListings(state).load()[Ino(399)].read()) == [b"000"]
     kept.drop(Ino(399))
     assert Ino(399) not in KeptListings(state).load()
     assert state.rows("SELECT count(*) FROM listing_change WHERE parent = 399") == [(0,)]
@@ -261,7 +261,7 @@ def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int)
             there.pop(name, None)
             kept.name(directory, name, None)
         again = KeptListings(state)
-        assert again.load()[directory]().keys() == there.keys()
+        assert again.load()[directory].read().keys() == there.keys()
         assert again._bytes == kept._bytes
         if rng.randrange(4) == 0:  # a next worker goes on, before it has taken apart what the last one left
             kept = again
