@@ -100,12 +100,8 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
-<<<<<<< HEAD
-        counts: dict[int, int] = dict(map(itemgetter(1), self._parts.kept.references))  # of far more nodes than are known here
-=======
->>>>>>> start
         for node in self._table:
-            node.lookups = max(node.lookups, self.kept.references_of(node.ino))
+            node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:
             self._take_over(node)
         return self._parts.space.now()
