@@ -146,7 +146,7 @@ class FileSystemParts:
         self.known_files, self.eviction = KnownFiles(self.table, log, tier), Eviction(self.table, log, tier, self.contents.retention)
         self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.contents, self.open_files)
         self.interrupted = InterruptedFiles(state, self.table, self.reports, self.changes, self.finish_outgrown)
-        self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve()
+        self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve(settings.allow_other)
 
     def _regular_files(
         self, admission: Admission, writable: Writable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
