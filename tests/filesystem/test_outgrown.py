@@ -218,7 +218,7 @@ def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             kernel = Kernel(w)
             ino, opened = await writer(w, b"big")
             await outgrow(w, kernel, opened, ino, data)
@@ -227,7 +227,7 @@ def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
             assert await w.read(found.ino, 128 * MIB) == data
             assert w.fs.statistics().interrupted_files == 1
             with w.fs.lock:
-                assert w.fs.interrupted.store(b"") == 1
+                assert w.inner.interrupted.store(b"") == 1
             await w.drained()
             assert (w.backing / "big").read_bytes() == data
 
@@ -239,7 +239,7 @@ def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             kernel = Kernel(w)
             ino, opened = await writer(w, b"big")
             await outgrow(w, kernel, opened, ino, data)
@@ -258,7 +258,7 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
         ino, opened = await writer(w, b"big")
         data = patterned(80 * MIB)
         await outgrow(w, kernel, opened, ino, data)
-        complete, begun, goes_on, copies = w.fs._outgrown._complete, threading.Event(), threading.Event(), []
+        complete, begun, goes_on, copies = w.inner.outgrown._complete, threading.Event(), threading.Event(), []
 
         def slowly(content: Body, size: int) -> None:
             copies.append(size)
@@ -266,7 +266,7 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
             goes_on.wait(60)
             complete(content, size)
 
-        monkeypatch.setattr(w.fs._outgrown, "_complete", slowly)
+        monkeypatch.setattr(w.inner.outgrown, "_complete", slowly)
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))
@@ -299,7 +299,7 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: 
             goes_on.wait(60)
             raise TornError(errno.EIO, "overwritten after it had left RAM")
 
-        monkeypatch.setattr(w.fs._outgrown, "_complete", torn)
+        monkeypatch.setattr(w.inner.outgrown, "_complete", torn)
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))

@@ -54,7 +54,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_listed(w: World, directory: Ino) -> None:
-    await until(lambda: w.fs._table[directory].dir.listed_at >= 0)
+    await until(lambda: w.inner.table[directory].dir.listed_at >= 0)
 
 
 def save_dir(base: Path) -> None:
@@ -103,8 +103,8 @@ def test_an_answer_that_comes_late_is_heard(tmp_path: Path) -> None:
             with pytest.raises(FileNotFoundError):
                 await w.do(w.fs.lookup(directory, b"new"))
             go_on()
-            await until(lambda: w.fs._table[shard.ino].size == len(b"longer than it was"))
-            await until(lambda: bool(w.fs._table[directory].dir.children[b"new"].ino))
+            await until(lambda: w.inner.table[shard.ino].size == len(b"longer than it was"))
+            await until(lambda: bool(w.inner.table[directory].dir.children[b"new"].ino))
 
     run(tmp_path, scenario, **SHORT)
 
@@ -171,12 +171,12 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
             await w.do(w.fs.unlink(directory, b"shard"))
             await w.drained()
             made = (await w.do(w.fs.lookup(directory, b"made"))).ino
-            w.fs._contents.drop(w.fs._table[made])
+            w.inner.contents.drop(w.inner.table[made])
             with w.fs.lock:
-                w.fs._view.reap(w.fs._table[made])
+                w.inner.lower_view.reap(w.inner.table[made])
             kept = await w.names(directory)
             await w.do(w.fs.opendir(directory))  # somebody stands in it
-            space = w.fs._space.now()
+            space = w.inner.space.now()
         hung = threading.Event()
 
         class Hung(BackingDirectory):
@@ -195,7 +195,7 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
 
         try:
             async with world(tmp_path, make_lower=Hung, space=space, **words) as w:
-                w.fs._table[directory].lookups += 1
+                w.inner.table[directory].lookups += 1
                 assert await w.names(directory) == kept == [b"made", b"renamed", b"step-1", b"step-2"]
                 for name in (b"step-3", b"shard", b"old"):
                     await w.do(w.fs.mkdir(directory, name, 0o755, CALLER))
@@ -269,7 +269,7 @@ def test_names_are_listed_without_their_attributes_when_those_do_not_come(tmp_pa
             assert [(entry.name, entry.attributes) for entry in entries[2:]] == [(b"shard", None), (b"step-1", None)]
             await w.do(w.fs.releasedir(handle))
         handle = await w.do(w.fs.opendir(directory))
-        await until(lambda: b"shard" in w.fs._table[directory].dir.children)  # the answer that came late
+        await until(lambda: b"shard" in w.inner.table[directory].dir.children)  # the answer that came late
         entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
         assert [entry.attributes.size for entry in entries if entry.name == b"shard" and entry.attributes is not None] == [10]
 
@@ -294,7 +294,7 @@ def test_what_was_made_and_forgotten_since_is_not_lost_by_a_late_answer(tmp_path
             os.unlink(w.backing / "save/new")  # what the late answer will say
             go_on()
             await until(lambda: not w.calls.requests.statistics().in_flight)
-            assert w.fs._table[directory].dir.children[b"new"].ino == ino
+            assert w.inner.table[directory].dir.children[b"new"].ino == ino
 
     run(tmp_path, scenario, **SHORT)
 
@@ -308,12 +308,12 @@ def test_directories_that_cannot_be_listed_now_are_none_to_wait_for(tmp_path: Pa
     async def scenario(w: World) -> None:
         for number in range(2000):
             ino = (await w.do(w.fs.lookup(ROOT, b"%d" % number))).ino
-            w.fs._table[ino].dir.listed_at = -1.0
+            w.inner.table[ino].dir.listed_at = -1.0
         w.calls.requests.close()
         with w.fs.lock:
-            w.fs._view.ahead._wanted = {node.ino: None for node in w.fs._table if node.is_dir and node.ino != ROOT}
-            w.fs._view.ahead._begin()
-            assert not w.fs._view.ahead._wanted
+            w.inner.lower_view.ahead._wanted = {node.ino: None for node in w.inner.table if node.is_dir and node.ino != ROOT}
+            w.inner.lower_view.ahead._begin()
+            assert not w.inner.lower_view.ahead._wanted
 
     run(tmp_path, scenario)
 
