@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from operator import itemgetter
 
 from acpfs.backing.lower import LowerStat, SpaceInfo
 from acpfs.config import FsyncMode, WhenFull
@@ -101,9 +100,8 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
-        counts: dict[int, int] = dict(map(itemgetter(1), self._parts.kept.references))  # of far more nodes than are known here
         for node in self._table:
-            node.lookups = max(node.lookups, counts.get(node.ino, 0))
+            node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:
             self._take_over(node)
         return self._parts.space.now()
@@ -239,32 +237,20 @@ class FileSystem:
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
         """Open a regular file."""
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
-        self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
-        self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
-<<<<<<< HEAD
-        self._parts.descriptors.before_open()
-=======
-        self._descriptors.before_open(*self._open.files_of(caller.uid))
->>>>>>> solid-ready
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 

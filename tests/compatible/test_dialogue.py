@@ -19,7 +19,7 @@ from acpfs.training.messages import ExitStatus
 
 clause = pytest.mark.clause
 RANK = Path(__file__).with_name("product_rank.py")
-END_S = 90
+END_S = 240
 HANDLED = 31
 """How the exit handler ends a process."""
 Job = Callable[..., tuple[list[int], list[list[Any]]]]

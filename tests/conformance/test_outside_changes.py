@@ -48,7 +48,7 @@ def eventually(condition: Callable[[], bool], within_s: float = AT_LAST_S) -> fl
 
 def other(text: str, path: Path) -> None:
     """Another process does something to a path."""
-    subprocess.run([sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {text}", str(path)], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", f"import os, sys; path = sys.argv[1]; {text}", str(path)], check=True, timeout=120)
 
 
 @pytest.mark.clause("S28")

@@ -20,7 +20,7 @@ from tests.filesystem.world import CALLER, World, world
 
 NAMES = tuple(b"n%d" % number for number in range(6))
 STEPS = 120
-ANSWER_S = 20.0
+ANSWER_S = 120.0
 
 
 class SlowAnswer(BackingDirectory):

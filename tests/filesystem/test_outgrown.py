@@ -360,7 +360,7 @@ def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(tmp_path: Pat
 
     async def scenario(w: World, kernel: Kernel) -> None:
         reading, sealed = threading.Event(), threading.Event()
-        parts = w.fs._outgrown
+        parts = w.inner.outgrown
         complete, seal, read = parts._complete, parts._sealed, parts._read
 
         def complete_late(body: Body, size: int) -> None:
@@ -384,7 +384,7 @@ def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(tmp_path: Pat
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))
-            await until(w, lambda: not w.fs._table[ino].kernel_handles)
+            await until(w, lambda: not w.inner.table[ino].kernel_handles)
             assert await w.read(ino, 128 * MIB) == data
 
     run(tmp_path, scenario)

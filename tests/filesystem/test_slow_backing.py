@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -233,12 +234,39 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
     assert Ino(399) in left
     assert Ino(1) not in left
     assert not {Ino(1000), Ino(1001)} & left.keys()
-    assert len(left[Ino(399)]) == 1100
+    assert len(left[Ino(399)].read()) == 1100
     keep(399, 1, 3)
-    assert list(KeptListings(state).load()[Ino(399)]) == [b"000"]
+    assert list(KeptListings(state).load()[Ino(399)].read()) == [b"000"]
     kept.drop(Ino(399))
     assert Ino(399) not in KeptListings(state).load()
-    assert state.rows("SELECT count(*) FROM listed WHERE parent = 399") == [(0,)]
+    assert state.rows("SELECT count(*) FROM listing_change WHERE parent = 399") == [(0,)]
+
+
+@pytest.mark.clause("S240")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int) -> None:
+    """Names that come and go, listings that are made anew: after each, a next worker has exactly the names that there are."""
+    state, rng, there = StateDatabase(tmp_path / "state.db"), random.Random(seed), dict[bytes, LowerEntry]()
+    kept, directory = KeptListings(state), Ino(7)
+    kept.keep(directory, (), there.get)
+    for step in range(400):
+        name = b"%d" % rng.randrange(60)
+        if rng.randrange(20) == 0:
+            there = {b"%d" % n: LowerEntry(b"%d" % n, (1 << 64) - 1 - n, 0o100000) for n in rng.sample(range(60), rng.randrange(60))}
+            kept.keep(directory, there.keys(), there.get)
+        elif rng.randrange(2):
+            there[name] = LowerEntry(name, step, 0o040000)
+            kept.name(directory, name, there[name])
+        else:
+            there.pop(name, None)
+            kept.name(directory, name, None)
+        again = KeptListings(state)
+        assert again.load()[directory].read().keys() == there.keys()
+        assert again._bytes == kept._bytes
+        if rng.randrange(4) == 0:  # a next worker goes on, before it has taken apart what the last one left
+            kept = again
+    kept.drop(directory)
+    assert KeptListings(state).load() == {}
 
 
 @pytest.mark.clause("S28", "S206")

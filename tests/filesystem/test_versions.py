@@ -230,11 +230,11 @@ def test_what_waited_behind_a_close_that_is_taken_back_goes_on(tmp_path: Path) -
         await w.do(w.fs.write(opened.handle, 0, b"half"))
         await w.do(w.fs.flush(opened.handle))
         await w.write(b"behind", b"bytes")
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while not all(op.tentative or (op.version is not None and op.version.is_staged) for op in w.log):  # noqa: ASYNC110 - threads
                 await trio.sleep(0.005)
         await w.do(w.fs.write(opened.handle, 4, b"more"))
-        with trio.fail_after(30):
+        with trio.fail_after(120):
             while len(w.log):  # noqa: ASYNC110 - threads
                 await trio.sleep(0.005)
         assert (w.backing / "behind").read_bytes() == b"bytes"

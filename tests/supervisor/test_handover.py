@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.mount,
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
-WATCHDOG_S = 120.0
+WATCHDOG_S = 600.0
 TURNS = int(os.environ.get("ACPFS_TAKE_OVERS", "3"))
 OTHER_VERSION = "0.0.1.other"
 PIECE = b"p" * 4096

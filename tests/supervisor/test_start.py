@@ -29,7 +29,7 @@ from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
 from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 STEP_S = 10
 """For a step that hangs; the others, such as to load the program, must get by with it where two tests share each processor."""
 

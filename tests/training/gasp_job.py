@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def until(condition: Callable[[], object], told: Callable[[], object] = lambda: None) -> None:
@@ -127,7 +127,7 @@ class GaspJob:
     def status(self, number: int = 0) -> dict[str, Any]:
         """What a coordinator says of itself."""
         with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(30)
+            asking.settimeout(120)
             asking.connect("\0" + self.announced[number]["status"])
             text = b""
             while data := asking.recv(1 << 16):

@@ -31,7 +31,7 @@ from acpfs.training.policy import Policy
 from acpfs.training.wire import SocketLink
 
 JOB = "job"
-ANSWER_S = 30.0
+ANSWER_S = 120.0
 Said = TypeVar("Said", bound=FromMember)
 
 

@@ -108,7 +108,7 @@ def test_it_says_where_the_marks_are(rig: Rig) -> None:
     def part() -> None:
         rig.coordinator.hears(Goodbye)
         with pytest.raises(LinkClosedError):
-            rig.coordinator.link.receive(30)
+            rig.coordinator.link.receive(120)
         rig.coordinator.say(ShowStacks())  # a plain close would have thrown away what was said before, had this come earlier
         rig.coordinator.link.close()
 
@@ -207,7 +207,7 @@ def test_what_is_said_again_is_of_the_generation_in_which_it_was_true() -> None:
     second.say(Active(2, 1), term=2)
     second.say(Stop((1,)), generation=2, term=2)
     goes_on.set()
-    while not isinstance((sent := second.link.receive(30)).message, Stopped):
+    while not isinstance((sent := second.link.receive(120)).message, Stopped):
         pass
     assert sent.header.generation == 1
     with pytest.raises(Interrupted):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 clause = pytest.mark.clause
-BOUND_S = 90.0
+BOUND_S = 240.0
 RANK = """
 import os, signal, sys, time
 rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))

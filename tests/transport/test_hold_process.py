@@ -21,7 +21,7 @@ from acpfs.transport.native.hold_process import Locks, serve
 from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Seen(Locks):

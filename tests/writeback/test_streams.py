@@ -253,7 +253,7 @@ class TestHung:
             return statistics.staged_bytes + statistics.counters.persisted_bytes
 
         async def live() -> None:
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 async with trio.open_nursery() as nursery:
                     await nursery.start(world.engine.run)
                     await world.until(lambda: copied() >= 19)
