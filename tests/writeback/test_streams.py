@@ -219,7 +219,7 @@ class TestHung:
         def hang(label: str, path: tuple[bytes, ...]) -> None:
             if label == "create" and not hung.is_set():
                 hung.set()
-                release.wait(30)
+                release.wait(120)
 
         calls = CallPools.make()
         world = World(tmp_path, MemoryLower(), calls)
@@ -250,7 +250,7 @@ class TestHung:
         release = threading.Event()
         calls = CallPools.make()
         world = World(tmp_path, MemoryLower(), calls)
-        world.lower.fault = lambda _label, _path: (release.wait(30), None)[1]
+        world.lower.fault = lambda _label, _path: (release.wait(120), None)[1]
         for i in range(100):
             world.store(f"f{i}", b"1")
 
