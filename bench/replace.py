@@ -41,8 +41,6 @@ PHASES = ("begun", "imported", "left", "entered", "grouped", "built", "restored"
 SPARE = "--on-fault replace --spares 1 --template-import bench.replace_imports,torch"
 SMALL_MIB = 0.05
 PAUSE_S = 0.3
-APART_S = 3.5
-"""Between two faults, of one rank after the other: a rank that dies six times in a minute fails by itself, and ends the job."""
 FORKED_ROUNDS = 5
 REPLACED_S, REPAIRED_S, COMMANDS_S, TIMES_FASTER = 1.0, 1.0, 3.0, 3.0
 
@@ -91,10 +89,10 @@ class Bench:
         """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
         found, era = Found(), (-1, -1)
         with job:
-            for number in range(rounds):
+            for _ in range(rounds):
                 job.until(partial(job.stepped, 2, since=era))
-                time.sleep(APART_S + self.chance.random() * PAUSE_S)
-                at = fault(number % WORLD)
+                time.sleep(self.chance.random() * PAUSE_S)
+                at = fault(self.chance.randrange(WORLD))
                 era = job.until(partial(job.stepped, 1, after=at))
                 found.note(job, at, era, names)
             job.until(lambda: job.stepped(3))

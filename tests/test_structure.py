@@ -230,6 +230,18 @@ def test_a_module_has_its_name_alone() -> None:
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
+def test_the_file_system_is_a_facade() -> None:
+    """It shows calls, and how they are made; its parts go through constructors to who needs them, and only the worker has them to give."""
+    tree = tree_of(PACKAGE / "filesystem" / "filesystem.py")
+    facade = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "FileSystem")
+    shown = {target.attr for node in ast.walk(facade) for target in _assigned(node) if not target.attr.startswith("_")}
+    assert shown - {"ctime_ns", "lookups", "trusted_since"} == {"settings", "lock", "steps", "attributes_at_once", "entry_at_once"}
+    layers = {path.relative_to(PACKAGE).parts[0] for path in SOURCES if "import FileSystemParts" in path.read_text(encoding="utf-8")}
+    assert layers == {"filesystem", "worker"}
+    inside = re.compile(r"\b_?fs\._\w+")
+    assert [f"{named(path)}: {found[0]}" for path in SOURCES + TESTS for found in inside.finditer(path.read_text(encoding="utf-8"))] == []
+
+
 def _assigned(node: ast.AST) -> Iterator[ast.Attribute]:
     """The attributes that a statement gives something, also those of a tuple."""
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None and ast.unparse(node.value) != "None":

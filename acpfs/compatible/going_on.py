@@ -23,6 +23,7 @@ from acpfs.compatible.product_values import Action, RepairType
 from acpfs.compatible.update_marks import UpdateMarks
 from acpfs.logger import get_logger
 from acpfs.training.credentials import Credentials
+from acpfs.training.first_update import tell_launcher
 from acpfs.training.member import GenerationOverError, Member, Order
 from acpfs.training.messages import (
     Done,
@@ -110,6 +111,7 @@ class GoingOn(Processor):
         if self._member is not None and not self._member.parked and not self._said_running:
             self._said_running = True
             self._member.tell(Running())
+            tell_launcher()
 
     def wait_action(self) -> Action:
         """Until the state is whole again, or the job is over. Before the rank is registered a process that takes a place goes on."""

@@ -518,7 +518,7 @@ class NodeTable:
             if found is None or found.directory is None:
                 self._listings.drop(ino)
             else:
-                found.dir.listing, found.dir.listed_at, found.dir.listed_ahead = listing, 0.0, True
+                found.dir.was_listed(listing)
         for node in self._nodes.values():
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 

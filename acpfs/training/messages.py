@@ -217,10 +217,11 @@ class Exiting:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A launcher waited for the process. `status`: as wait(2) has it."""
+    """A launcher waited for the process. `status`: as wait(2) has it. `updated`: it had done an update, and said so."""
 
     rank: int
     status: int
+    updated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.exiting import started_at
+from acpfs.training.first_update import tell_launcher
 from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
@@ -197,6 +198,7 @@ class Voyage:
             if not said:
                 said.append(True)
                 self._member.tell(Running())
+                tell_launcher()
 
         self._run.on_update = updated
         self._member.parked = False

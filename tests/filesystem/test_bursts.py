@@ -34,9 +34,9 @@ def names(count: int) -> list[bytes]:
 def time_is_up(w: World) -> None:
     """What is known is older than `attr_timeout_s` allows."""
     with w.fs.lock:
-        for name in w.fs._table[ROOT].dir.children.values():
+        for name in w.inner.table[ROOT].dir.children.values():
             name.checked_at -= 2 * KEEPS_S
-        for node in w.fs._table:
+        for node in w.inner.table:
             node.checked_at -= 2 * KEEPS_S
 
 
@@ -131,13 +131,13 @@ def test_a_slow_backing_directory_is_asked_about_fewer_at_once(tmp_path: Path, m
     async def scenario(w: World) -> None:
         await made(w, FILES)
         asked: list[int] = []
-        look = w.fs._view._recognition.look_at_all
+        look = w.inner.lower_view._recognition.look_at_all
 
         def counted(directory: LowerPath, names: Sequence[bytes]) -> list[Seen]:
             asked.append(len(names))
             return look(directory, names)
 
-        monkeypatch.setattr(w.fs._view._recognition, "look_at_all", counted)
+        monkeypatch.setattr(w.inner.lower_view._recognition, "look_at_all", counted)
         for name in names(FILES):
             await w.do(w.fs.lookup(ROOT, name))
         assert max(asked) <= bursts.AHEAD_MIN

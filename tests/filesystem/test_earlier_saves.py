@@ -57,8 +57,8 @@ def test_a_directory_s_files_are_expected_to_be_as_large_as_in_the_newest_one_be
         (w.backing / "step-10" / "link").symlink_to("mp_rank_00")
         step = await mkdir(w, b"step-11")
         await looked(w)
-        assert w.fs.expectations.expect(b"step-11/mp_rank_01/model") == 3 * MIB
-        assert w.fs.expectations.expect(b"step-11/args") is None
+        assert w.inner.expectations.expect(b"step-11/mp_rank_01/model") == 3 * MIB
+        assert w.inner.expectations.expect(b"step-11/args") is None
         rank = await mkdir(w, b"mp_rank_00", step)
         opened, _attributes = await w.create(b"model", rank)
         assert opened.lane is Lane.PASSTHROUGH
@@ -73,8 +73,8 @@ def test_a_file_s_neighbours_are_looked_at(tmp_path: Path) -> None:
         opened, _attributes = await w.create(b"model-11.pt")
         await w.close(opened)
         await looked(w)
-        assert w.fs.expectations.expect(b"model-12.pt") == 2 * MIB
-        assert w.fs.expectations.expect(b"other-1.pt") is None
+        assert w.inner.expectations.expect(b"model-12.pt") == 2 * MIB
+        assert w.inner.expectations.expect(b"other-1.pt") is None
 
     run(tmp_path, scenario)
 
@@ -86,7 +86,7 @@ def test_what_was_learnt_is_committed(tmp_path: Path) -> None:
         await looked(w)
 
     async def knows(w: World) -> None:
-        assert w.fs.expectations.expect(b"step-3/model") == 2 * MIB
+        assert w.inner.expectations.expect(b"step-3/model") == 2 * MIB
 
     run(tmp_path, learns)
     run(tmp_path, knows)
@@ -130,7 +130,7 @@ def test_an_earlier_save_of_very_many_files_is_looked_at_in_part(tmp_path: Path,
         lay(w.backing, **{f"step-1__{name}": 2 * MIB for name in names})
         await mkdir(w, b"step-2")
         await looked(w)
-        assert sum(w.fs.expectations.expect(b"step-2/" + name.encode()) is not None for name in names) == 3
+        assert sum(w.inner.expectations.expect(b"step-2/" + name.encode()) is not None for name in names) == 3
 
     run(tmp_path, scenario)
 
@@ -153,7 +153,7 @@ def test_a_deep_tree_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.Mo
         lay(w.backing, **{"step-1__model": 2 * MIB, "step-1__deep__model": 2 * MIB})
         await mkdir(w, b"step-2")
         await looked(w)
-        assert w.fs.expectations.expect(b"step-2/model") == 2 * MIB
-        assert w.fs.expectations.expect(b"step-2/deep/model") is None
+        assert w.inner.expectations.expect(b"step-2/model") == 2 * MIB
+        assert w.inner.expectations.expect(b"step-2/deep/model") is None
 
     run(tmp_path, scenario)

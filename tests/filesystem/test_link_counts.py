@@ -58,9 +58,9 @@ def check(w: World) -> None:
     """What must hold at any moment at which no call is under way."""
     with w.fs.lock:
         names = Counter(
-            child.ino for node in w.fs._table if node.directory is not None for child in node.dir.children.values() if child.ino
+            child.ino for node in w.inner.table if node.directory is not None for child in node.dir.children.values() if child.ino
         )
-        for node in w.fs._table:
+        for node in w.inner.table:
             assert len(node.names) == names[node.ino]
             assert node.names or node.handles or node.ino == ROOT or node.body.is_only_backing, node
             assert node.is_dir or node.nlink >= len(node.names), node
@@ -100,7 +100,7 @@ def test_an_answer_that_own_commits_have_overtaken_does_not_count(tmp_path: Path
                     else:
                         await w.do(w.fs.link(ino, ROOT, b"g"))
                     await w.drained()
-            node = w.fs._table[ino]
+            node = w.inner.table[ino]
             assert node.nlink == len(node.names) == (1 if removes else 2)
             await w.do(w.fs.unlink(ROOT, b"f"))
             check(w)
@@ -120,7 +120,7 @@ def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path) -> None:
                     await w.write(b"f", b"new and longer")
                     await w.drained()
             with w.fs.lock:
-                node = w.fs._table[ino]
+                node = w.inner.table[ino]
                 assert (node.ino, node.size) == (ino, len(b"new and longer"))
                 assert not node.body.is_cold
 
@@ -183,7 +183,7 @@ async def step(w: World, chooser: random.Random) -> None:
         elif what == "list":
             await w.names()
         else:
-            w.fs.forget([(node.ino, node.lookups) for node in w.fs._table if node.is_file])
+            w.fs.forget([(node.ino, node.lookups) for node in w.inner.table if node.is_file])
 
 
 @pytest.mark.clause("S191", "S36")

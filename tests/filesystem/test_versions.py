@@ -134,7 +134,7 @@ def test_gauges_return_to_zero(tmp_path: Path) -> None:
             await w.write(b"f%d" % i, b"x" * 10_000)
         for i in range(20):
             await w.do(w.fs.unlink(ROOT, b"f%d" % i))
-        for attributes in [n for n in w.fs._table if n.ino != 1]:
+        for attributes in [n for n in w.inner.table if n.ino != 1]:
             w.fs.forget([(attributes.ino, attributes.lookups)])
         await w.drained()
         statistics = w.fs.statistics()
@@ -258,7 +258,7 @@ def test_before_the_first_byte_changes_it_is_recorded_that_it_will(tmp_path: Pat
         call = calls[change]()
         with w.fs.lock:
             call.send(None)
-            body = w.fs._table[ino].body  # the state that a kill would leave
+            body = w.inner.table[ino].body  # the state that a kill would leave
             (version,) = [op.version for op in w.log if op.version is not None]
             assert body.modified
             assert version.tier_id != body.tier

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from acpfs.descriptors import readable
+from acpfs.ram.state import STATE_VERSION
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at, wait_gone
 
@@ -147,9 +148,10 @@ def test_new_code_that_refuses_leaves_the_old_one_at_work(tmp_path: Path, transp
             file.write(b"one ")
             state = code / "acpfs/ram/state.py"
             text = state.read_text()
-            state.write_text(text.replace("STATE_VERSION = 2", "STATE_VERSION = 1"))
+            before = STATE_VERSION - 1
+            state.write_text(text.replace(f"STATE_VERSION = {STATE_VERSION}", f"STATE_VERSION = {before}"))
             assert state.read_text() != text
-            with pytest.raises(CommandError, match=r"reload refused: the state in .* has version 2, this acpfs knows 1"):
+            with pytest.raises(CommandError, match=rf"reload refused: .* has version {STATE_VERSION}, this acpfs knows {before}"):
                 mount.ctl("reload")
             file.write(b"two")
         assert (mount.path / "f").read_bytes() == b"one two"

@@ -340,6 +340,24 @@ def test_a_rank_that_fails_at_one_update_again_and_again_ends_the_job_and_deaths
     ship.assert_done()
 
 
+@clause("T151")
+def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    for done in (100, 0, 1, 2, 3, 4):  # both copies died behind update 100: all began at the beginning
+        for process in ship.processes.values():
+            process.done = done
+        ship.faults = 1
+        ship.let("fail", 0)
+        settle(ship)
+        assert not ship.at(CrewState.ENDING), ship.crew.status
+    for _ in range(2):
+        ship.faults = 1
+        ship.let("fail", 0)
+        settle(ship)
+    assert ship.crew.status == "update 5 failed 3 times: rank 0: boom"
+
+
 @clause("T77")
 def test_a_job_for_which_no_process_comes_ends() -> None:
     ship = Ship(2, faults=1).begin()

@@ -6,7 +6,18 @@ import signal
 
 import pytest
 
-from acpfs.training.coordinator.launchers import AWAY_S, LAST_CALL_S, NODE_LOST, NODES_S, QUICK_MAX, VACANT_S, Launchers, Post, State
+from acpfs.training.coordinator.launchers import (
+    AWAY_S,
+    FRUITLESS_MAX,
+    LAST_CALL_S,
+    NODE_LOST,
+    NODES_S,
+    QUICK_MAX,
+    VACANT_S,
+    Launchers,
+    Post,
+    State,
+)
 from acpfs.training.messages import Launcher, Over, Replace, Start, StopRanks, ToLauncher
 
 SAVED = 75 << 8
@@ -341,3 +352,25 @@ def test_a_rank_that_dies_again_and_again_in_a_short_time_is_a_fault() -> None:
     slow = one(replaces=True)
     for number in range(2 * QUICK_MAX):
         assert told(slow.exited("0", 1, 1 << 8, 30.0 * number)) == {"0": [Replace(1, number + 1)]}
+
+
+@clause("T150")
+def test_deaths_of_processes_that_did_updates_end_no_job_however_many_there_are() -> None:
+    launchers = one(replaces=True)
+    for number in range(3 * FRUITLESS_MAX):
+        assert told(launchers.exited("0", 1, 9, number / 10, updated=True)) == {"0": [Replace(1, number + 1)]}
+    for _ in range(2):  # an update between two deaths begins the count anew
+        for _ in range(QUICK_MAX - 1):
+            assert isinstance(told(launchers.exited("0", 1, 9, 1000.0))["0"][0], Replace)
+        assert isinstance(told(launchers.exited("0", 1, 9, 1000.0, updated=True))["0"][0], Replace)
+    for _ in range(QUICK_MAX):
+        assert isinstance(told(launchers.exited("0", 1, 9, 1000.0))["0"][0], Replace)
+    assert isinstance(told(launchers.exited("0", 1, 9, 1000.0))["0"][0], StopRanks)
+
+
+@clause("T150")
+def test_a_program_that_takes_long_to_fail_ends_the_job_as_well() -> None:
+    launchers = one(replaces=True)
+    for number in range(FRUITLESS_MAX):
+        assert isinstance(told(launchers.exited("0", 1, 1 << 8, 90.0 * number))["0"][0], Replace)
+    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 90.0 * FRUITLESS_MAX))["0"][0], StopRanks)

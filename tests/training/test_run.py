@@ -16,6 +16,7 @@ import pytest
 
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from acpfs.training.coordinator.exiting import status_of_exiting
+from acpfs.training.coordinator.launchers import QUICK_MAX
 from acpfs.training.launcher.caches import VARIABLES
 from tests.rig.mounts import MakeMount
 
@@ -189,6 +190,25 @@ def test_one_rank_is_replaced(tmp_path: Path, begun: list[Run]) -> None:
     os.kill(second, 0)  # it has not noticed
     (tmp_path / "end").touch()
     assert begun[0].ends()[0] == 0
+
+
+@clause("T150")
+def test_a_rank_that_did_an_update_between_its_deaths_is_replaced_however_often_it_dies(tmp_path: Path, begun: list[Run]) -> None:
+    script = """
+from acpfs.training.first_update import tell_launcher
+rank == 1 and generation < 9 and tell_launcher()
+note('ready')
+until('end')
+rank == 1 and sys.exit(3)
+"""
+    begun.append(Run(tmp_path, "--on-fault replace", script))
+    for generation in range(9):
+        (pid,) = begun[0].there(f"ready-1-0-{generation}")
+        os.kill(pid, signal.SIGKILL)
+    (tmp_path / "end").touch()  # from here on its processes fail at once
+    begun[0].there("ready-1-0-9")
+    assert begun[0].ends()[0] == 3
+    assert not (tmp_path / f"ready-1-0-{9 + QUICK_MAX + 1}").exists()
 
 
 @clause("T121")

@@ -103,7 +103,7 @@ class Quiet:
     def __init__(self, mountpoint: Path) -> None:
         self.lock = threading.RLock()
         self.settings = SimpleNamespace(mountpoint=mountpoint)
-        self.hold = SimpleNamespace(watched=list, held=list)
+        self.watched_writers, self.held_files = list[Ino], list[Ino]
 
     def tick(self) -> float:
         return math.inf

@@ -370,6 +370,26 @@ class TestParking:
         run(world.drain)
         assert world.lower.visible() == world.application_view()
 
+    @pytest.mark.clause("S208")
+    def test_attributes_that_are_refused_hold_up_nothing_else(self, world: World, run: Run) -> None:
+        """A directory of somebody else in a project that many share: what is saved in it, deletions and pointers go on."""
+        world.mkdir("theirs")
+        world.store("theirs/old", b"0")
+        run(world.drain)
+
+        def refuse(label: str, path: tuple[bytes, ...]) -> None:
+            if label == "setattr" and path == (b"theirs",):
+                raise PermissionError(errno.EACCES, "refused")
+
+        world.lower.fault = refuse
+        world.setattr("theirs", mode=0o755)
+        world.store("theirs/shard", b"1")
+        world.unlink("theirs/old")
+        world.store("theirs/latest", b"shard")
+        run(world.run_for, 100.0)
+        assert world.lower.visible() == {b"theirs/": b"", b"theirs/shard": b"1", b"theirs/latest": b"shard"}
+        assert [entry.state for entry in world.engine.statistics().queue] == ["parked"]
+
     def test_the_removal_of_a_pointer_that_is_refused_holds_up_deletions(self, world: World, run: Run) -> None:
         world.store("shard", b"1")
         world.store("latest", b"shard")

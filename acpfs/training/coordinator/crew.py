@@ -64,7 +64,7 @@ class Crew:
         self._by_error = False
         """Whether a living rank began this generation."""
         self._fruitless = 0
-        self._furthest = -1
+        self._failed_at = -1
         """Updates that were done when a living rank last failed."""
         self._done: dict[int, int] = {}
         self._outcome: Leave | Done | None = None
@@ -292,15 +292,18 @@ class Crew:
             self._send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
 
     def _is_hopeless(self, now: float) -> bool:
-        """Whether a living rank has failed again and again at the same update; deaths are not counted."""
-        furthest = max(self._done.values(), default=self._furthest)
+        """Whether a living rank has failed again and again at the same update; deaths are not counted.
+
+        At the same one: a job that had to go back to a snapshot, or to the beginning, may fail for another reason on its way.
+        """
+        done = max(self._done.values(), default=self._failed_at)
         if self._by_error:
-            self._fruitless = 1 if furthest > self._furthest else self._fruitless + 1
-            self._furthest = max(furthest, self._furthest)
+            self._fruitless = self._fruitless + 1 if done == self._failed_at else 1
+            self._failed_at = done
         self._by_error = False
         if self._fruitless < self._limits.fruitless_max:
             return False
-        self._leave(f"update {self._furthest + 1} failed {self._fruitless} times: {self._began[1] if self._began else ''}", now)
+        self._leave(f"update {self._failed_at + 1} failed {self._fruitless} times: {self._began[1] if self._began else ''}", now)
         return True
 
     def _running(self, rank: int, _: Running, now: float) -> None:

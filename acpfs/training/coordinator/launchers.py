@@ -30,10 +30,10 @@ AWAY_S = 15.0
 """A launcher whose connection ended may come again; its ranks go on meanwhile."""
 VACANT_S = 600.0
 """So long the place of a lost node waits for a launcher that takes it."""
-REPLACED_MAX = 100
-"""A rank that dies so often per node dies for a reason of its own."""
 QUICK_MAX, QUICK_S = 5, 60.0
-"""So does one that dies so often in so short a time: its program has a fault."""
+"""A rank whose processes die so often in so short a time, none of which has done an update, has a fault in its program."""
+FRUITLESS_MAX = 100
+"""So it has, however long it takes: a program that imports for minutes, and fails then."""
 NODE_LOST = 69
 """Status of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
 
@@ -102,8 +102,8 @@ class Launchers:
     _since: float | None = None
     _enough_since: float | None = None
     _planned: bool = False
-    _replaced_at: dict[int, list[float]] = field(default_factory=dict)
-    """When each rank got its last processes."""
+    _fruitless_at: dict[int, list[float]] = field(default_factory=dict)
+    """When processes of each rank died that had done no update, since one did."""
     _undecided: str = ""
     """Why it is not known yet whether this side goes on."""
     _is_minority: bool = False
@@ -221,10 +221,10 @@ class Launchers:
         """Of the ranks that run."""
         return next((node.start.name for node in self._nodes.values() if node.start is not None), "")
 
-    def exited(self, name: str, rank: int, status: int, now: float) -> list[Post]:
-        """A rank's process was waited for."""
+    def exited(self, name: str, rank: int, status: int, now: float, *, updated: bool = False) -> list[Post]:
+        """A rank's process was waited for. `updated`: it had done an update."""
         if (node := self._nodes.get(name)) is not None:
-            self._ended(node, rank, status, now)
+            self._ended(node, rank, status, now, updated=updated)
         return self._done(now)
 
     def idle(self, name: str, port: int, now: float) -> list[Post]:
@@ -350,15 +350,14 @@ class Launchers:
             first_rank += node.launcher.slots
             self._post([name], node.start)
 
-    def _ended(self, node: _Node, rank: int, status: int, now: float) -> None:
+    def _ended(self, node: _Node, rank: int, status: int, now: float, *, updated: bool = False) -> None:
         if rank in node.ended or rank not in node.ranks:
             return
         node.ended[rank] = status
         if status == 0:
             self._end_if_all_did_well()
-        elif self._is_replaced(node, status) and not self._dies_quickly(rank, now):
+        elif self._is_replaced(node, status) and not self._fails_by_itself(rank, now, updated=updated):
             self.replaced += 1
-            self._replaced_at[rank] = [*self._replaced_at.get(rank, [])[1 - QUICK_MAX :], now]
             del node.ended[rank]
             self._post([node.launcher.name], Replace(rank, self.replaced))
         else:
@@ -368,13 +367,14 @@ class Launchers:
     def _is_replaced(self, node: _Node, status: int) -> bool:
         """Not one that left since the whole job does, and none when most others are through."""
         leaves = os.WIFEXITED(status) and os.WEXITSTATUS(status) in _ALL_LEAVE
-        enough = self.replaced < REPLACED_MAX * len(self._nodes)
         others_done = any(0 in other.ended.values() for other in self._nodes.values())
-        return self.state is State.RUNNING and node.launcher.replaces and not leaves and enough and not others_done
+        return self.state is State.RUNNING and node.launcher.replaces and not leaves and not others_done
 
-    def _dies_quickly(self, rank: int, now: float) -> bool:
-        times = self._replaced_at.get(rank, [])
-        return len(times) >= QUICK_MAX and now < times[-QUICK_MAX] + QUICK_S
+    def _fails_by_itself(self, rank: int, now: float, *, updated: bool) -> bool:
+        """Whether another process would die as well. However often one dies that did updates, the next one has the next updates to do."""
+        before = [] if updated else self._fruitless_at.get(rank, [])
+        self._fruitless_at[rank] = [*before, now] if not updated else []
+        return len(before) >= FRUITLESS_MAX or (len(before) >= QUICK_MAX and now < before[-QUICK_MAX] + QUICK_S)
 
     def _fault(self, status: int, why: str, now: float) -> None:
         self._statuses.append(status)

@@ -98,7 +98,7 @@ class Meeting:
             while True:
                 message, now = (await connection.receive()).message, trio.current_time()
                 if isinstance(message, Exited):
-                    self._post(self._launchers.exited(name, message.rank, message.status, now))
+                    self._post(self._launchers.exited(name, message.rank, message.status, now, updated=message.updated))
                 elif isinstance(message, Idle):
                     self._post(self._launchers.idle(name, message.port, now))
                 elif isinstance(message, Planned):

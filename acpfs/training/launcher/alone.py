@@ -42,7 +42,7 @@ class Alone:
             self._name = message.name
             return launchers.registered(message, now)
         if isinstance(message, Exited):
-            return launchers.exited(self._name, message.rank, message.status, now)
+            return launchers.exited(self._name, message.rank, message.status, now, updated=message.updated)
         if isinstance(message, Idle):
             return launchers.idle(self._name, message.port, now)
         assert isinstance(message, Planned)

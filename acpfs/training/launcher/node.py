@@ -19,6 +19,7 @@ import trio
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.exiting import POLL_S, status_of_exiting
 from acpfs.training.coordinator.launchers import NODE_LOST, exit_status, told
+from acpfs.training.first_update import VARIABLE, Listener
 from acpfs.training.launcher import ranks
 from acpfs.training.launcher.environment import Seat, job_name, variables
 from acpfs.training.launcher.options import Options, accelerators
@@ -70,11 +71,16 @@ class Executed:
 class Node:
     """One per launcher."""
 
-    def __init__(self, options: Options, conductor: Conductor, beginner: Beginner, logs: RankLogs, added: dict[str, str]) -> None:
-        """`added`: variables for every rank, beside torchrun's."""
-        self._options, self._conductor, self._beginner, self._logs, self._added = options, conductor, beginner, logs, added
+    def __init__(
+        self, options: Options, conductor: Conductor, beginner: Beginner, logs: RankLogs, added: dict[str, str], updates: Listener
+    ) -> None:
+        """`added`: variables for every rank, beside torchrun's. `updates`: where ranks say that they have done one."""
+        self._options, self._conductor, self._beginner, self._logs = options, conductor, beginner, logs
+        self._added, self._updates = {**added, VARIABLE: updates.name}, updates
         self._running: dict[int, RankProcess] = {}
         """By pid."""
+        self._updated: set[int] = set()
+        """Those of them that have done an update."""
         self._exiting: dict[int, RankProcess] = {}
         """Those that the kernel ends, and that were told of already."""
         self._beginning: set[trio.CancelScope] = set()
@@ -95,6 +101,7 @@ class Node:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self._take_signals, signals)
                 self._nursery.start_soon(self._show)
+                self._nursery.start_soon(self._hear_of_updates)
                 if self._options.replaces and not accelerators():
                     self._nursery.start_soon(self._see_exiting)
                 self._conductor.begin(self.introduction)
@@ -209,6 +216,7 @@ class Node:
     async def _take_signals(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:
             if number == signal.SIGCHLD:
+                self._note_updates()  # while those who said so can be told by their pids
                 for pid, status in ranks.reaped():
                     self._has_ended(pid, status)
             elif not self._planned:
@@ -241,19 +249,30 @@ class Node:
                 with contextlib.suppress(OSError):  # it can be waited for
                     status = status_of_exiting(pid)
                 if status and not self._stopping:
+                    self._note_updates()
                     self._exiting[pid] = self._running.pop(pid)
                     self._tell_that_it_ended(running, status)
 
+    async def _hear_of_updates(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(self._updates.socket)
+            self._note_updates()
+
+    def _note_updates(self) -> None:
+        self._updated |= self._updates.heard() & self._running.keys()
+
     def _tell_that_it_ended(self, ended: RankProcess, status: int) -> None:
+        updated = ended.pid in self._updated
+        self._updated.discard(ended.pid)
         if status:
             log.warning("a rank has ended", rank=ended.seat.rank, status=told(status))
             if self._first_failure is None or not self._stopping:
                 self._first_failure = (ended, status)
-        self._tell_end(ended.seat.rank, status)
+        self._tell_end(ended.seat.rank, status, updated=updated)
 
-    def _tell_end(self, rank: int, status: int) -> None:
+    def _tell_end(self, rank: int, status: int, *, updated: bool = False) -> None:
         self._ended[rank] = status
-        self._conductor.tell(Exited(rank, status))
+        self._conductor.tell(Exited(rank, status, updated))
         if self._stopping and not self._running and not self._beginning:
             self._nobody_runs.set()
             self._idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 import trio
 
 from acpfs.logger import FIELDS
+from acpfs.training.first_update import Listener
 from acpfs.training.launcher import caches, ranks
 from acpfs.training.launcher.alone import Alone
 from acpfs.training.launcher.node import Beginner, Conductor, Executed, Node
@@ -50,7 +52,8 @@ async def _life(options: Options, logs: RankLogs, added: dict[str, str]) -> int:
         if options.imports:
             beginner = forked = Forked(options, added)
             await nursery.start(forked.run)
-        status = await Node(options, conductor, beginner, logs, added).run()
+        with contextlib.closing(Listener()) as updates:
+            status = await Node(options, conductor, beginner, logs, added, updates).run()
         nursery.cancel_scope.cancel()
     return status
 
