@@ -104,15 +104,9 @@ def is_ended(end: socket.socket) -> bool:
 
 
 def connection_to(keeper: KeeperProcess) -> socket.socket:
-    ends: list[socket.socket] = []
-
-    def is_connected() -> bool:  # not at once where as many as it lets queue have come and not been let in
-        end = connected(keeper.runtime / keeper_client.SOCKET, 60.0)
-        ends.extend([end] if end else [])
-        return end is not None
-
-    until(is_connected)
-    return ends[0]
+    end = connected(keeper.runtime / keeper_client.SOCKET, 60.0)
+    assert end is not None
+    return end
 
 
 def taken(keeper: KeeperProcess, instance: str = "", backing: str = BACKING) -> keeper_client.Taken:
