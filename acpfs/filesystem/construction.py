@@ -20,10 +20,9 @@ from acpfs.filesystem.backing_space import BackingSpace
 from acpfs.filesystem.catalogue import Catalogue
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing, closing_of
-from acpfs.filesystem.content.changeable import Changeable
 from acpfs.filesystem.content.contents import Contents
+from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Fills
-from acpfs.filesystem.content.leaving import LeavingOrder
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.reads import Reads
@@ -31,17 +30,18 @@ from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.content.spilling import Spilling
 from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.content.warming import Warming
+from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.directories import Directories
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.earlier_saves import EarlierSaves
+from acpfs.filesystem.eviction import Eviction
 from acpfs.filesystem.expectations import Expectations
 from acpfs.filesystem.file_reports import Reports
 from acpfs.filesystem.files import Files
 from acpfs.filesystem.hold import Hold
 from acpfs.filesystem.interrupted import InterruptedFiles
 from acpfs.filesystem.invariants import Invariants
-from acpfs.filesystem.keeping import Keeping
 from acpfs.filesystem.known_files import KnownFiles
 from acpfs.filesystem.lane_use import LaneUse
 from acpfs.filesystem.lanes import Lanes
@@ -135,42 +135,42 @@ class FileSystemParts:
         self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
         self.spill = None if self.spilling is None else self.spilling.spill
-        changeable = self._changeable(room)
+        writable = self._writable(room)
         places = (self.contents, self.overflow, self.outgrown, self.spill, self.warming, self.lower_view.reads)
-        self.reads = Reads(*places, changeable.persisting)
-        self.open_files, self.files = self._regular_files(admission, changeable, closing, copies, ready or NoReadyMemory())
+        self.reads = Reads(*places, writable.persisting)
+        self.open_files, self.files = self._regular_files(admission, writable, closing, copies, ready or NoReadyMemory())
         self.directories = Directories(self.table, self.names, self.attributes, self.lower_view, self.kept)
         self.paths = Paths(self.table, self.lower_view, settings.mountpoint)
         self.preloading = Preloading(self.table, self.lower_view, self.reads, self.warming, shapes, self.open_files.closed, self.paths)
         self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
-        self.known_files, self.keeping = KnownFiles(self.table, log, tier), Keeping(self.table, log, tier, self.contents.retention)
+        self.known_files, self.eviction = KnownFiles(self.table, log, tier), Eviction(self.table, log, tier, self.contents.retention)
         self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.contents, self.open_files)
         self.interrupted = InterruptedFiles(state, self.table, self.reports, self.changes, self.finish_outgrown)
         self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve(settings.allow_other)
 
     def _regular_files(
-        self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
+        self, admission: Admission, writable: Writable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
     ) -> tuple[OpenFiles, Files]:
         """The calls on regular files, over the parts that are there."""
         closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self.ahead = PagesAhead(self.tier, self.contents, admission, threads, self.lock, ready)
         lane_use = LaneUse(self.lanes, self.contents, admission, self.hold, self.lower_view, self.warming, self.ahead)
-        parts = (self.contents, changeable, admission, self.outgrown, self.warming, self.log, self.kept, closing)
+        parts = (self.contents, writable, admission, self.outgrown, self.warming, self.log, self.kept, closing)
         self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
         told = (self.durations, self.loads, ready)
         opened = OpenFiles(self.table, self.lanes, lane_use, self.names, self.attributes, self.lower_view, self.changes, *parts, *told)
-        return opened, Files(opened, self.attributes, self.reads, self.changes, self.contents, changeable, self.outgrown)
+        return opened, Files(opened, self.attributes, self.reads, self.changes, self.contents, writable, self.outgrown)
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
         return Spilling(spill, self.tier, self.log, self.table, self.contents, versions, room, self.overflow, self.state)
 
-    def _changeable(self, room: Room) -> Changeable:
+    def _writable(self, room: Room) -> Writable:
         bring_back = None if self.spilling is None else self.spilling.bring_back
         parts = (self.contents, self.overflow, self.outgrown, self.tier, room, self.log, self.warming, bring_back)
-        return Changeable(self.table, self.lower_view, *parts)
+        return Writable(self.table, self.lower_view, *parts)
 
     def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
-        order = LeavingOrder(self.table, self.catalogue, Pins(self.state), self.settings.keep_checkpoints)
+        order = EvictionOrder(self.table, self.catalogue, Pins(self.state), self.settings.keep_checkpoints)
         parts = (self.overflow, versions, self.room, order, Marks(self.state), self.fills)
         return Contents(self.tier, self.log, self.table, copies, *parts)
 

@@ -139,7 +139,7 @@ class FileSystem:
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:
-        """Takes a kernel reference. `waits`: for a name that another node is about to persist, where that is asked for."""
+        """Takes a kernel reference. `waits`: for a name that another member is about to persist, where that is asked for."""
         return self._attributes.of(await self._names.lookup(parent, name, waits=waits))
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
@@ -162,7 +162,6 @@ class FileSystem:
             raise fail(errno.ENOSPC)
 
     async def readlink(self, ino: Ino) -> bytes:
-        """Target of a symlink."""
         return await self._view.load_target(self._names.node(ino))
 
     async def mknod(self, parent: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Attributes:
@@ -186,11 +185,9 @@ class FileSystem:
         return self._attributes.of(await self._names.link(ino, parent, name))
 
     async def unlink(self, parent: Ino, name: bytes) -> None:
-        """Remove a name of a file."""
         await self._names.unlink(parent, name)
 
     async def rmdir(self, parent: Ino, name: bytes) -> None:
-        """Remove an empty directory."""
         await self._names.rmdir(parent, name)
 
     async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
@@ -217,11 +214,9 @@ class FileSystem:
         return self._attributes.of(node)
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """Value of an extended attribute."""
         return await self._attributes.getxattr(self._names.node(ino), name)
 
     async def listxattr(self, ino: Ino) -> list[bytes]:
-        """Names of the extended attributes."""
         return await self._attributes.listxattr(self._names.node(ino))
 
     async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0) -> None:
@@ -230,13 +225,11 @@ class FileSystem:
         await self._attributes.setxattr(self._names.node(ino), name, value, flags, uid)
 
     async def removexattr(self, ino: Ino, name: bytes, uid: int = 0) -> None:
-        """Remove an extended attribute."""
         await self._attributes.removexattr(self._names.node(ino), name, uid)
 
     # -- files
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
-        """Open a regular file."""
         self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         return await self._open.open(ino, flags, caller)
 
@@ -276,7 +269,6 @@ class FileSystem:
         await self._open.flush(handle, pid)
 
     async def release(self, handle: HandleId) -> None:
-        """The open file is gone."""
         await self._open.release(handle)
 
     async def fsync(self, handle: HandleId, datasync: bool) -> None:
@@ -331,7 +323,6 @@ class FileSystem:
         )
 
     async def releasedir(self, handle: HandleId) -> None:
-        """Close a directory."""
         self._directories.releasedir(handle)
 
     async def fsyncdir(self, handle: HandleId) -> None:
@@ -443,9 +434,9 @@ class FileSystem:
             overflowed_files=parts.overflow.files + parts.outgrown.files,
             open_lanes=self._open.open_lanes(),
             lane_choices=dict(parts.lanes.reasons),
-            pins=tuple(parts.keeping.pins()),
-            pinned_bytes=parts.keeping.pinned_bytes(),
-            is_pinned_full=parts.keeping.is_pinned_full(),
+            pins=tuple(parts.eviction.pins()),
+            pinned_bytes=parts.eviction.pinned_bytes(),
+            is_pinned_full=parts.eviction.is_pinned_full(),
             held=parts.hold.statistics(),
             tier=parts.tier.statistics(),
             content=parts.contents.statistics(),

@@ -199,7 +199,6 @@ class NodeTable:
         return iter([self._nodes[ino] for ino in self._recorded if ino in self._nodes])
 
     def get(self, ino: Ino) -> Node | None:
-        """The node, if known."""
         return self._nodes.get(ino)
 
     def __getitem__(self, ino: Ino) -> Node:

@@ -20,10 +20,10 @@ from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import Writing
-from acpfs.filesystem.content.changeable import Changeable
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.warming import Warming
+from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
@@ -72,7 +72,7 @@ class OpenFiles:
         view: LowerView,
         changes: Changes,
         contents: Contents,
-        changeable: Changeable,
+        writable: Writable,
         admission: Admission,
         outgrown: OutgrownFiles,
         warming: Warming,
@@ -93,7 +93,7 @@ class OpenFiles:
         self._view = view
         self._changes = changes
         self._contents = contents
-        self._changeable = changeable
+        self._writable = writable
         self._admission = admission
         self._outgrown = outgrown
         self._warming = warming
@@ -168,9 +168,9 @@ class OpenFiles:
         try:
             if flags & os.O_TRUNC:
                 await self._outgrown.closed_in_the_kernel(node)  # what cannot be opened is not truncated
-                await self._changeable.truncate(node, 0)
+                await self._writable.truncate(node, 0)
             elif flags & os.O_ACCMODE != os.O_RDONLY:
-                await self._changeable.bring_up(node)
+                await self._writable.bring_up(node)
             else:
                 await self._warming.before_reading(node)
         except BaseException:

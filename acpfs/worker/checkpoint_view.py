@@ -19,7 +19,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointFile, CheckpointReport
 from acpfs.filesystem.catalogue import CheckpointTimes
-from acpfs.filesystem.keeping import below
+from acpfs.filesystem.eviction import below
 from acpfs.filesystem.known_files import KnownFile
 from acpfs.filesystem.steps import settled
 from acpfs.worker.assembly import Parts

@@ -31,7 +31,7 @@ def _change_ram(parts: Parts, wanted: int | str) -> None:
 
 def _change_keep(parts: Parts, wanted: int) -> None:
     with parts.fs.lock:
-        parts.inner.keeping.keep(wanted)
+        parts.inner.eviction.keep(wanted)
         parts.state.commit()
 
 

@@ -40,8 +40,8 @@ from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import ConfigError
 from acpfs.filesystem.content.spilling import Unmirrored
 from acpfs.filesystem.durations import BOUNDS_S, Durations
+from acpfs.filesystem.eviction import PINNED_SHARE_MAX
 from acpfs.filesystem.filesystem import FileSystemStatistics
-from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger

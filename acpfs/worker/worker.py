@@ -526,7 +526,7 @@ class Worker:
             self.bypassed = None
             self._parts.engine.expect_foreign_changes(
                 *before
-            )  # else what other nodes write would be a conflict for as long as this mount lasts
+            )  # else what other members write would be a conflict for as long as this mount lasts
             raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
 
     def _end_bypass(self, *, leave: bool) -> None:

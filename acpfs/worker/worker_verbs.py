@@ -72,7 +72,7 @@ class WorkerVerbs:
         kept_bytes = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                kept_bytes = self._parts.inner.keeping.pin(path)
+                kept_bytes = self._parts.inner.eviction.pin(path)
                 self._parts.state.commit()
         return {"pinned_bytes": kept_bytes}
 
@@ -80,7 +80,7 @@ class WorkerVerbs:
         removed = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                removed += self._parts.inner.keeping.unpin(path)
+                removed += self._parts.inner.eviction.unpin(path)
                 self._parts.state.commit()
         return {"pins": removed}
 
@@ -89,7 +89,7 @@ class WorkerVerbs:
         files = freed = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                done = self._parts.inner.keeping.evict(path)
+                done = self._parts.inner.eviction.evict(path)
                 self._parts.state.commit()
             files, freed = files + done.files, freed + done.freed_bytes
             stayed = [StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed]

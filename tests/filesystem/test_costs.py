@@ -87,10 +87,10 @@ def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Pa
             patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
             w.fs.statistics()
             assert [report.path for report in w.fs.files_report()] == [b"new"]
-            assert not w.inner.keeping.evict(b"").files
+            assert not w.inner.eviction.evict(b"").files
         await w.drained()
         with w.fs.lock:
-            assert w.inner.keeping.evict(b"").files == 1
+            assert w.inner.eviction.evict(b"").files == 1
 
     run(tmp_path, scenario)
 

@@ -120,15 +120,15 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(tmp_path: Path
             with pytest.raises(OSError):
                 await open_as(w, SOMEBODY, 0)
         async with world(tmp_path, session="s") as w:
-            assert w.fs._open.files_of(SOMEBODY_ELSE)[0] == 3
-            assert w.fs._open.files_of(SOMEBODY)[0] == len(opened)
+            assert w.inner.open_files.files_of(SOMEBODY_ELSE)[0] == 3
+            assert w.inner.open_files.files_of(SOMEBODY)[0] == len(opened)
             monkeypatch.setattr(descriptor_limits, "taken", lambda: descriptor_limits.limit() // 2 - 30)  # this worker opens later
             with pytest.raises(OSError):
                 await open_as(w, SOMEBODY, 0)
             others.append(await open_as(w, 0, 0))
             for one in [*others, *(one for one, _attributes in opened)]:
                 await w.close(one)
-            assert w.fs._open.files_of(SOMEBODY)[0] == 0
+            assert w.inner.open_files.files_of(SOMEBODY)[0] == 0
             await w.close(await open_as(w, SOMEBODY, 0))
 
     trio.run(main)

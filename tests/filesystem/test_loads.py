@@ -41,11 +41,11 @@ def test_a_load_has_its_files_once_and_says_where_they_were(tmp_path: Path, monk
         assert w.inner.loads.take() == []
         await w.drained()
         with w.fs.lock:
-            assert w.inner.keeping.evict(b"step-7/0.pt").files == 1
+            assert w.inner.eviction.evict(b"step-7/0.pt").files == 1
         await load(w, first)
         assert [of_it.place for _found, of_it in w.inner.loads.take()] == ["backing"]
         with w.fs.lock:
-            w.inner.keeping.evict(b"step-7/0.pt")
+            w.inner.eviction.evict(b"step-7/0.pt")
         await load(w, first, second)
         assert [of_it.place for _found, of_it in w.inner.loads.take()] == ["mixed"]
 

@@ -124,7 +124,7 @@ def test_how_many_can_be_changed_at_any_time(tmp_path: Path) -> None:
             await save(w, b"checkpoint-1/a")
             await save(w, b"loose")
             with w.fs.lock:
-                w.inner.keeping.keep(1)
+                w.inner.eviction.keep(1)
             make_room(w, 1)
             assert in_ram(w) == {b"checkpoint-1/a"}
             assert w.fs.statistics().content.retained_bytes == FILE_BYTES
@@ -180,7 +180,7 @@ def test_what_is_pinned_never_leaves_also_after_a_new_daemon(tmp_path: Path) -> 
         async with world(tmp_path) as w:
             await save(w, b"keep/a", MIB)
             with w.fs.lock:
-                assert w.inner.keeping.pin(b"keep") == MIB
+                assert w.inner.eviction.pin(b"keep") == MIB
                 w.state.commit()
             await save(w, b"keep/b", MIB)
             await save(w, b"loose", MIB)
@@ -188,9 +188,9 @@ def test_what_is_pinned_never_leaves_also_after_a_new_daemon(tmp_path: Path) -> 
             make_room(w, 64 * MIB)
             assert in_ram(w) == {b"keep/a", b"keep/b"}
             with w.fs.lock:
-                assert w.inner.keeping.pinned_bytes() == 2 * MIB
-                assert w.inner.keeping.evict(b"").stayed[0].reason == "pinned"
-                assert w.inner.keeping.unpin(b"keep") == 1
+                assert w.inner.eviction.pinned_bytes() == 2 * MIB
+                assert w.inner.eviction.evict(b"").stayed[0].reason == "pinned"
+                assert w.inner.eviction.unpin(b"keep") == 1
             make_room(w, 64 * MIB)
             assert in_ram(w) == set()
 
@@ -203,7 +203,7 @@ def test_a_pin_that_would_fill_the_budget_is_refused(tmp_path: Path) -> None:
         async with world(tmp_path, budget_bytes=8 * MIB) as w:
             await save(w, b"a", 7 * MIB)
             with w.fs.lock, pytest.raises(RefusedError, match="75%"):
-                w.inner.keeping.pin(b"a")
+                w.inner.eviction.pin(b"a")
             make_room(w, MIB)
             assert in_ram(w) == set()
 
@@ -223,7 +223,7 @@ def test_eviction_by_hand_takes_what_is_clean_and_says_why_the_rest_stays(tmp_pa
             writing, _attributes = await w.create(b"writing", await directory(w, b"d"))
             reader = await w.do(w.fs.open(read, os.O_RDONLY, CALLER))
             with w.fs.lock:
-                done = w.inner.keeping.evict(b"d")
+                done = w.inner.eviction.evict(b"d")
             assert (done.files, done.freed_bytes) == (2, 2 * MIB)
             reasons = {stayed.path: stayed.reason for stayed in done.stayed}
             assert reasons == {b"d/dirty": "not persisted yet", b"d/read": "open or mapped", b"d/writing": "being written"}
@@ -269,7 +269,7 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             for offset, size in ((0, 100), (12 * MIB - 50, 100), (12 * MIB, 100), (16 * MIB - 10, 100), (16 * MIB, 10), (0, 20 * MIB)):
                 assert await w.do(w.fs.read(opened.handle, offset, size)) == content[offset : offset + size]
-            assert w.inner.keeping.evict(b"").stayed[0].reason == "open or mapped"
+            assert w.inner.eviction.evict(b"").stayed[0].reason == "open or mapped"
             await w.close(opened)
             make_room(w, MIB)
             assert w.tier.used_bytes == tier_files(w) == 10 * MIB

@@ -40,7 +40,7 @@ def test_a_change_of_workers_publishes_nothing_that_is_being_written(tmp_path: P
         taken_over = time.monotonic()
         async with world(tmp_path, session="s", max_dirty_age_s=86_400) as w:
             with w.fs.lock:
-                assert all(w.fs._table[found].body.modified_since >= taken_over for found in (attributes.ino, ino)), "they begin anew"
+                assert all(w.inner.table[found].body.modified_since >= taken_over for found in (attributes.ino, ino)), "they begin anew"
                 assert w.fs.freeze_old() == 0
             assert stored(w) == []
             for opened in (new, again):

@@ -106,7 +106,7 @@ def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(t
         cold = await w.write(b"cold", block(2))
         await w.drained()
         with w.fs.lock:
-            w.inner.keeping.evict(b"cold")
+            w.inner.eviction.evict(b"cold")
             w.state.commit()
         w.engine.hold(True)
         await fill(w)

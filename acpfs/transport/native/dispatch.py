@@ -35,7 +35,7 @@ class Dispatch:
 
     def __init__(self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo) -> None:
         self._step = fs.steps.step
-        self.once = ResentRequests(fs, kept)
+        self.resent = ResentRequests(fs, kept)
         self._operations = operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
         self.continuations = Continuations(fs.steps, self._finish, self._fail)
@@ -59,7 +59,7 @@ class Dispatch:
             self._malformed(request, error)
             return False
         if request.opcode in NOTED:
-            call = self.once.carried_out(request, call)
+            call = self.resent.carried_out(request, call)
         try:
             future = self._step(call, None)
         except StopIteration as stop:
