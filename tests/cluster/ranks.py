@@ -15,7 +15,7 @@ from tests.rig.ports import free_port
 
 PYTHON_VARIABLE = "ACPFS_TORCH_PYTHON"
 REPOSITORY = Path(__file__).parents[2]
-END_WAIT_S = 60.0
+END_WAIT_S = 240.0
 QUIET = {"OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Several ranks on few processors."""
 WORKLOADS = ("dcp", "megatron")

@@ -16,7 +16,7 @@ from tests.rig.mounts import AcpfsMount
 from tests.rig.processes import Child
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 NEEDS = "user.acpfs.needs"
 SHARD = "shard" * 1000
 

@@ -13,7 +13,7 @@ from tests.cluster.stand import Stand
 from tests.rig.mounts import AcpfsMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 BYTES = os.urandom(3 << 20)
 OTHER = os.urandom(3 << 20)
 NAME = "common.pt"

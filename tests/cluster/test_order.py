@@ -20,7 +20,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 SLOW = "150K"
 """Bytes per second of a node whose drain is behind."""
 LOST_S = 1.5

@@ -13,7 +13,7 @@ from tests.cluster.training import Job, looks_right
 from tests.rig.mounts import AcpfsMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 SHARD = b"shard" * 1000
 
 

@@ -18,7 +18,7 @@ from tests.cluster.stand import HEARTBEAT_S, SOON_MISSING_S, Stand
 from tests.rig.mounts import AcpfsMount, wait_gone
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.transports("native"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 BOTH = pytest.mark.transports("libfuse", "native")
 SHARD = b"shard" * 1000
 PENDING = 3

@@ -23,7 +23,7 @@ from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 RANK = Path(__file__).with_name("product_rank_going_on.py")
-END_S, WORLD, STEPS = 120.0, 3, 6
+END_S, WORLD, STEPS = 480.0, 3, 6
 
 
 class Job:

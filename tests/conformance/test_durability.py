@@ -15,8 +15,7 @@ from tests.rig.processes import Child
 
 clause = pytest.mark.clause
 every_lane = pytest.mark.every_lane
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-"""Far more than any of these calls takes on a busy machine, far less than the time limit on the backing directory."""
+pytestmark = [pytest.mark.mount]
 
 
 @pytest.fixture

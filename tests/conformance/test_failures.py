@@ -15,7 +15,7 @@ from tests.rig.syscalls import RENAME_EXCHANGE, rename2
 
 clause = pytest.mark.clause
 every_lane = pytest.mark.every_lane
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 

@@ -19,7 +19,7 @@ from tests.rig.syscalls import error_of
 
 clause = pytest.mark.clause
 every_lane = pytest.mark.every_lane
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 
 
 @pytest.fixture

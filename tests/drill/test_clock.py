@@ -18,7 +18,7 @@ from tests.drill import clock, faults
 from tests.drill.stand import INJECT, Stand
 from tests.rig.mounts import REPOSITORY, AcpfsMount, wait_gone
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 DAY_S = 86_400.0
 STEPS_S = (40 * 365 * DAY_S, -20 * 365 * DAY_S, 0.0)
 

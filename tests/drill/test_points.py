@@ -16,7 +16,7 @@ import pytest
 from tests.drill import points
 from tests.drill.stand import Stand
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 BEFORE_COMMIT = next(n for n in range(len(points.POINTS)) if points.label(n).endswith("before state: commit"))
 
 

@@ -18,7 +18,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, wait_gone
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 SOON = {STUCK_VARIABLE: "3", ANCHOR_VARIABLE: "0.5"}
 QUICK: dict[str, Any] = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1, "environment": SOON}
 

@@ -14,7 +14,7 @@ from acpfs.supervisor import fallthrough
 from tests.rig.mounts import AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 

@@ -15,7 +15,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount, kinds_at
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.5, "attr_timeout": 0.1}
 
 

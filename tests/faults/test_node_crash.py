@@ -34,7 +34,6 @@ def crash_node(mount: AcpfsMount) -> None:
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(300)
 @clause("S3", "S86")
 def test_the_next_mount_of_a_node_id_clears_its_staging(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     mount = make_mount(fault_fs.path, transport, node_id="n1", **QUICK)
@@ -92,7 +91,6 @@ def test_second_identities_live_side_by_side_and_keep_their_own(transport: str, 
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(300)
 @clause("S86", "S197")
 def test_a_ram_tier_of_another_backing_directory_or_without_its_state_is_refused(
     transport: str, make_mount: MakeMount, tmp_path: Path

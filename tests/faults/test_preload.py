@@ -13,7 +13,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import MakeMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 
 
 @BOTH

@@ -10,7 +10,7 @@ import pytest
 from acpfs.errors import ExitCode
 from tests.rig.mounts import AcpfsMount, MakeMount
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.clause("S235")]
+pytestmark = [pytest.mark.mount, pytest.mark.clause("S235")]
 
 
 def flip(mount: AcpfsMount, size: int) -> None:

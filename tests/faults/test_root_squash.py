@@ -19,7 +19,6 @@ from tests.rig.processes import SOMEBODY, errno_as, in_child
 clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else"),
 ]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.3, "attr_timeout": 0.1}

@@ -18,7 +18,6 @@ from tests.rig.processes import NOBODY, errno_as, in_child
 clause = pytest.mark.clause
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else"),
 ]
 SECRET = b"weights that nobody else may see " * 1000

@@ -12,7 +12,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import MakeMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 QUICK = {"retry_delay_min": 0.05, "retry_delay_max": 0.2}
 SIZES = (1, 5000, 3_000_001)
 

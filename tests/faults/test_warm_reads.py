@@ -17,7 +17,7 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 LANES = pytest.mark.transports("libfuse", "native-direct", "native-passthrough")
 BOTH = pytest.mark.transports("libfuse", "native-passthrough")
 NATIVE = pytest.mark.transports("native-passthrough")

@@ -20,8 +20,8 @@ from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
 WORKLOADS = Path(__file__).parent / "workloads"
-WORKLOAD_TIMEOUT_S = 150
-DRAIN_TIMEOUT_S = 120
+WORKLOAD_TIMEOUT_S = 600
+DRAIN_TIMEOUT_S = 240
 NODE = "test-node"
 
 

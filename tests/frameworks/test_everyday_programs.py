@@ -10,7 +10,7 @@ import pytest
 
 from tests.frameworks.conftest import Place, run, workload
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.mount]
 
 GIT = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "safe.directory=*", "-c", "init.defaultBranch=main"]
 

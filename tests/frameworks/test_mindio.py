@@ -15,7 +15,7 @@ from tests.frameworks.conftest import WORKLOADS, Place, workload
 from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.transports("native")]
 
 
 @pytest.fixture

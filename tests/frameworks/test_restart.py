@@ -12,7 +12,7 @@ from tests.frameworks.conftest import WORKLOADS, run
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(1800)]
 STEPS, DIE_AT = 10, 8
 SAVED = (6, 9)
 """From where it goes on: after its death, and after the machine's, which takes the RAM tier when the loop has ended."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.frameworks.conftest import Place, workload
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount]
 
 
 @pytest.mark.parametrize("case", ["zip", "file-object", "legacy", "mmap", "overwrite", "rotate"])

@@ -17,7 +17,7 @@ from tests.rig.journal import Tree, replay, tree_of
 from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount]
 QUICK = {"retry_delay_min": 0.02, "retry_delay_max": 0.2, "attr_timeout": 0.1, "max_dirty_age": 0, "ram": "256M"}
 TRANSPORTS = pytest.mark.transports("libfuse", "native")
 STEPS = 5

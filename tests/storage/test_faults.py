@@ -23,7 +23,7 @@ from tests.storage.conftest import ALL, CHOSEN, QUICK, Site, answers, by_hand, t
 from tests.storage.observer import Observer
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 ROUNDS = 4
 NO_ROOM = ("ENOSPC", "EDQUOT")
 Status = dict[str, Any]

@@ -15,7 +15,7 @@ from tests.storage.conftest import ALL, QUICK, Site, training
 from tests.storage.observer import Look, Observer, check
 
 clause = pytest.mark.clause
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 ROUNDS = 60 if ALL else 15
 
 

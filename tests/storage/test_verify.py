@@ -13,7 +13,7 @@ from tests.rig.mounts import MakeMount
 from tests.rig.storage.servers import until
 from tests.storage.conftest import QUICK, Site
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
+pytestmark = [pytest.mark.mount, pytest.mark.transports("native")]
 SIZES = (1, 5000, 3_000_001)
 BELOW = "checkpoint"
 

@@ -19,7 +19,6 @@ from tests.rig.mounts import ENVIRONMENTS, LOOK_AGAIN_S, AcpfsMount, is_mounted,
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.timeout(300),
     pytest.mark.transports("libfuse", "native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]

@@ -19,7 +19,6 @@ from tests.rig.ports import free_port
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.timeout(300),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
 STILL_THERE_S = 1.0

@@ -15,7 +15,7 @@ from tests.frameworks.conftest import interpreter
 REPOSITORY = Path(__file__).parents[2]
 RANKS, ADAPTERS = (Path(__file__).parent / name for name in ("ranks", "adapters"))
 LIBRARIES = Path(xxhash.__file__).parents[1]
-TIMEOUT_S = 300
+TIMEOUT_S = 900
 LONG_TIMEOUT_S = 3600
 
 

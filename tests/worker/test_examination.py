@@ -15,7 +15,6 @@ from tests.rig.mounts import AcpfsMount
 
 pytestmark = [
     pytest.mark.mount,
-    pytest.mark.timeout(300),
     pytest.mark.clause("S234"),
     pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
 ]

@@ -16,7 +16,7 @@ from acpfs.supervisor import channel
 from acpfs.supervisor.child import Attention, Child, Limits
 from acpfs.worker.link import Link
 
-pytestmark = [pytest.mark.clause("S223"), pytest.mark.timeout(300)]  # what waits for the supervisor here waits for ever
+pytestmark = [pytest.mark.clause("S223")]  # what waits for the supervisor here waits for ever
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def storm(kind: str, tmp_path: Path, kills: int, steps: int, chance: random.Rand
 
 
 @pytest.mark.clause("T34", "T143")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", NAMES)
 def test_one_rank_is_killed(tmp_path: Path, kind: str) -> None:
     storm(kind, tmp_path, 1, 20, random.Random())

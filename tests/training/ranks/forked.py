@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 Main = Callable[[int], None]
-END_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 240.0
 
 
 def join_group(rank: int, world: int, store: Path) -> Any:

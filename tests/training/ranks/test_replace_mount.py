@@ -25,7 +25,7 @@ from tests.training.ranks.test_replace import stayed
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
-JOB_S = 240.0
+JOB_S = 600.0
 DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
 
 
