@@ -7,6 +7,7 @@ is somebody else there. Thread-safe.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from pathlib import Path
@@ -39,10 +40,12 @@ def is_ended_by_signal(thread: Path, *, own: bool = False) -> bool:
 
     Raises:
         OSError: it is gone, or /proc does not show it.
-        KeyError, ValueError: that is no status of a thread.
     """
     text = (thread / "status").read_text(encoding="ascii", errors="replace")
-    fields = dict(line.split(":", 1) for line in text.splitlines())
-    pending, blocked, ignored, caught = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
+    fields = {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
+    try:
+        pending, blocked, ignored, caught, sent = (int(fields[name], 16) for name in ("ShdPnd", "SigBlk", "SigIgn", "SigCgt", "SigPnd"))
+    except (KeyError, ValueError) as error:
+        raise OSError(errno.ENODATA, f"{thread}/status does not tell of signals") from error
     is_deadly = bool(pending & _KILL or pending & ~(blocked | ignored | caught | _HARMLESS))
-    return is_deadly or (own and bool(int(fields["SigPnd"], 16) & _KILL))
+    return is_deadly or (own and bool(sent & _KILL))

@@ -184,8 +184,8 @@ def a_life(name: str, size: int) -> Iterator[tuple[Place, Storage, Job]]:
         if name != "ext4's page cache":
             stack.enter_context(kept_back(disk, KEPT_BACK_BYTES))
         storage = Storage(disk.path, "", disk, None)
-        job = stack.enter_context(Job(scratch, size))
         place = stack.enter_context(PLACES[name](storage, scratch, size))
+        job = stack.enter_context(Job(scratch, size))  # begins when all is mounted, as a job does
         yield place, storage, job
 
 

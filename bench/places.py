@@ -69,7 +69,7 @@ def served(program: str, source: Path, path: Path, *arguments: str) -> Iterator[
 
 @contextlib.contextmanager
 def acpfs(backing: Path, path: Path, transport: str = "libfuse") -> Iterator[AcpfsMount]:
-    """acpfs with 40 % of memory as its RAM tier, other settings at their defaults; transports as `tests.rig.mounts` names them."""
+    """acpfs with 40 % of memory as its RAM tier; transports, and `prefault = 0`, as `tests.rig.mounts` has them."""
     backing.mkdir(exist_ok=True)
     with AcpfsMount(backing, path, transport, ram="40%", watchdog_s=WATCHDOG_S) as mount:
         yield mount

@@ -8,11 +8,14 @@ makes its own mounts runs on one or two of them: a mount costs most of a second 
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+import warnings
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,6 +38,7 @@ OWN_MOUNTS = {"conformance": "native", "model": LANES, "ordering": "native-direc
 OTHER_TARGETS = "libfuse"
 """The subject of the others lies below the transports."""
 TRANSPORT_NAMES = frozenset(TRANSPORTS)
+HAS_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,6 +53,27 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "random: has a seed; set by itself")
     config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
     config.addinivalue_line("markers", "every_lane: the `transport` fixture is each transport and lane, where --targets does not say")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        item.stash[HAS_FAILED] = True
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What a failed test left open is collected here, unheard: a later test would be blamed for it, since warnings are errors."""
+    done = yield
+    if item.stash.get(HAS_FAILED, False):
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):  # its frames, for a debugger
+            vars(sys).pop(name, None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    return done
 
 
 @pytest.hookimpl(wrapper=True)

@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).parents[1]
 PYTHON = sys.executable
 SCRIPTS = ("tools/test", "tools/quickstart", "tools/bundle", "tools/environment.sh", ".ci/run")
 DEMONSTRATION_BYTES = 128 << 20
-TIMEOUT_S = 600
+TIMEOUT_S = 1500
 CHECKS = {
     "types": [PYTHON, "-m", "mypy", "--strict", "acpfs", "bench", "tools", "tests"],
     "format": [PYTHON, "-m", "ruff", "format", "--check", "."],
@@ -34,7 +34,7 @@ def ended(command: list[str], **environment: str) -> str:
 
 
 @pytest.mark.check
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CHECKS)
 def test_check(name: str) -> None:
     ended(CHECKS[name])
@@ -48,7 +48,7 @@ def test_shell(script: str) -> None:
 
 @pytest.mark.check
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_package(tmp_path: Path) -> None:
     ended([PYTHON, "tools/check_package.py", str(tmp_path / "wheel")])
 
@@ -56,7 +56,7 @@ def test_package(tmp_path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.slow
 @pytest.mark.frameworks
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_quickstart(tmp_path: Path) -> None:
     """The README's first command, with less to save: whole after the kill and after the loss of power, whatever the times.
 

@@ -1,6 +1,6 @@
-"""Checks that the documents name only what exists: links, anchors, files in the tree, modules of bench.
+"""Checks that documents name only what exists (links, anchors, files in the tree, modules of bench), and that their lines are short.
 
-Usage: python tools/check_documents.py. Prints each broken reference; exit code 1 when there is one.
+Usage: python tools/check_documents.py. Prints each broken reference and long line; exit code 1 when there is one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
 IN_TREE = re.compile(r"`((?:acpfs|bench|docs|tests|tools|systemd)/[\w./@-]+)`")
 BENCH_MODULE = re.compile(r"python -m (bench\.\w+)")
+LINE_CHARACTERS_MAX = 200
+"""One sentence per line, and a longer one has to be read twice. Rows of tables, code and recorded results do not count."""
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
@@ -52,12 +54,22 @@ def broken_references(path: Path) -> list[str]:
     return found
 
 
+def long_lines(path: Path) -> list[int]:
+    """Numbers of the lines that are too long."""
+    text = FENCE.sub(lambda found: "\n" * found[0].count("\n"), path.read_text(encoding="utf-8"))
+    return [n for n, line in enumerate(text.split("\n"), 1) if len(line) > LINE_CHARACTERS_MAX and not line.startswith(("    ", "|"))]
+
+
 def main() -> int:
     """Check all documents."""
     broken = [(path.relative_to(ROOT), reference) for path in documents() for reference in broken_references(path)]
     for path, reference in broken:
         print(f"{path}: {reference} does not exist")
-    return 1 if broken else 0
+    written = [path for path in documents() if not path.is_relative_to(ROOT / "bench" / "results")]
+    long = [(path.relative_to(ROOT), number) for path in written for number in long_lines(path)]
+    for path, number in long:
+        print(f"{path}:{number}: more than {LINE_CHARACTERS_MAX} characters: one sentence per line, and a shorter one")
+    return 1 if broken or long else 0
 
 
 if __name__ == "__main__":

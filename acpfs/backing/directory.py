@@ -97,7 +97,7 @@ class BackingDirectory(OwnFiles):
         return self._setter.refused()
 
     def keeping_directories(self) -> AbstractContextManager[None]:
-        return self._entries.keeping()
+        return self._entries.keeping_directories()
 
     # -- looking
 

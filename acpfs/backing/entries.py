@@ -130,7 +130,7 @@ class Entries:
             os.close(fd)
 
     @contextlib.contextmanager
-    def keeping(self) -> Iterator[None]:
+    def keeping_directories(self) -> Iterator[None]:
         """Within, this thread opens each directory once; at the end each must still lie where it was found.
 
         Raises:

@@ -137,7 +137,7 @@ def _remove(directory: BackingDirectory, node: bytes, areas: list[LowerPath], fi
 
 
 def _mark_gone(records: NodeRecords, node: str) -> None:
-    """What it had not persisted is lost: other nodes hold pointers of that time back, and do not wait for it any longer."""
+    """What it had not persisted is lost: other members hold pointers of that time back, and do not wait for it any longer."""
     try:
         record = records.read(node)
     except ValueError:

@@ -63,7 +63,7 @@ class NodeRecord:
     pointers: float | None = None
     """No pointer that was closed or removed on this node before then is still to come, withheld or guarded; None: an older acpfs."""
     gated: float | None = None
-    """Close time of a pointer that only waits for other nodes, all before it persisted; None: there is none."""
+    """Close time of a pointer that only waits for other members, all before it persisted; None: there is none."""
     drift_s: float = 0.0
     """What its wall clock is ahead of its own, because somebody set it."""
     heard: dict[str, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class NodeRecord:
     operations: int = 0
     dirty_bytes: int = 0
     withheld: int = 0
-    """Pointers that it holds back because of other nodes."""
+    """Pointers that it holds back because of other members."""
     errors: tuple[str, ...] = ()
     version: str = ""
     state_version: int = 0

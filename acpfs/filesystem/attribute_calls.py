@@ -66,7 +66,6 @@ class AttributeCalls:
         return self.of(node)
 
     async def setattr(self, node: Node, change: AttributeChange) -> None:
-        """Change anything but the size."""
         await self._view.renew(node)
         if node.kernel_writers:
             self._contents.kernel.look(node)  # what the kernel wrote before is not to be taken for the change of times
@@ -89,7 +88,6 @@ class AttributeCalls:
             raise fail(errno.EOPNOTSUPP)
 
     async def getxattr(self, node: Node, name: bytes) -> bytes:
-        """Value of an extended attribute."""
         if name in NEVER_KEPT:
             raise fail(errno.EOPNOTSUPP)  # with ENODATA, ls asks again for each file
         self._check_name(name)
@@ -101,7 +99,6 @@ class AttributeCalls:
         return xattrs[name]
 
     async def listxattr(self, node: Node) -> list[bytes]:
-        """Names of all extended attributes."""
         return sorted(await self._view.load_xattrs(node))
 
     async def setxattr(self, node: Node, name: bytes, value: bytes, flags: int, uid: int) -> None:
@@ -137,7 +134,6 @@ class AttributeCalls:
             raise fail(errno.EINVAL)
 
     async def removexattr(self, node: Node, name: bytes, uid: int) -> None:
-        """Remove an extended attribute."""
         self._check_name(name)
         if name == NEEDS_XATTR:
             self._needs.remove(node, uid)

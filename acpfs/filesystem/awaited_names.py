@@ -1,6 +1,6 @@
-"""Lookups of names that are not there, but that another node has made and is about to persist: they wait for it (`wait_for_peers`).
+"""Lookups of names that are not there, but that another member has made and is about to persist: they wait for it (`wait_for_peers`).
 
-Knows what other nodes say is pending (`writeback.members.peer_names`) and asks the backing directory anew at each news; and says what is
+Knows what other members say is pending (`writeback.members.peer_names`) and asks the backing directory anew at each news; and says what is
 pending here, for their sake. Used under the file system's lock, which is free while a lookup waits; the kernel holds the lock of the
 directory.
 """
@@ -24,7 +24,7 @@ _NAMING = CREATING | {OpKind.RENAME, OpKind.LINK}
 
 
 class AwaitedNames:
-    """Lookups that wait for other nodes, and what other nodes' lookups may wait for."""
+    """Lookups that wait for other members, and what other members' lookups may wait for."""
 
     def __init__(self, settings: Settings, table: NodeTable, view: LowerView, log: OperationLog) -> None:
         self._settings, self._table, self._view, self._log = settings, table, view, log

@@ -280,7 +280,6 @@ class Changes:
     # -- Listener
 
     def persisted(self, op: Op, stat: LowerStat | None) -> None:
-        """See `Listener`."""
         node = self._table.get(op.ino)
         if node is not None:
             if stat is not None:
@@ -296,7 +295,6 @@ class Changes:
         self._catalogue.done(op, persisted=True)
 
     def dropped(self, op: Op) -> None:
-        """See `Listener`."""
         self._done(op)
         self._catalogue.done(op, persisted=False)
 
@@ -316,69 +314,55 @@ class Changes:
             self._contents.settled()
 
     def directory_times(self, ino: Ino) -> tuple[int, int] | None:
-        """See `Listener`."""
         node = self._table.get(ino)
         return None if node is None else (node.atime_ns, node.mtime_ns)
 
     def directory_settled(self, ino: Ino, stat: LowerStat) -> None:
-        """See `Listener`."""
         node = self._table.get(ino)
         if node is not None and not self._log.pending_in(ino):
             self._table.bind_lower(node, stat)
             node.checked_at = node.settled_at = time.monotonic()
 
     def display_path(self, op: Op) -> bytes:
-        """See `Listener`."""
         if op.parent:
             directory = self._table.path(op.parent) if op.parent in self._table else b"?"
             return directory + b"/" + op.name if directory else op.name
         return self._table.path(op.ino) if op.ino in self._table else b"?"
 
     def still_frozen(self, version: Version) -> bool:
-        """See `Listener`."""
         return self._contents.still_frozen(version)
 
     def restaged(self, version: Version, before: str) -> None:
-        """See `Listener`."""
         self._contents.restaged(version, before)
 
     def left_as(self, ino: Ino) -> tuple[int, int, int, int] | None:
-        """See `Listener`."""
         return self._table.left_as(ino)
 
     def staging_in_use(self) -> set[str]:
-        """See `Listener`."""
         return self._contents.staging_in_use()
 
     def idle_s(self) -> float:
-        """See `Listener`."""
         return time.monotonic() - self._steps.last_at
 
     def is_writing(self) -> bool:
-        """See `Listener`."""
         return self._contents.writers > 0
 
     def only_appended(self, version: Version) -> bool:
-        """See `Listener`."""
         return self._contents.kernel.only_appended(version)
 
     def version_of_open_file(self, version: Version) -> bool:
-        """See `Listener`."""
         node = self._table.get(version.ino)
         return node is not None and node.handles > 0
 
     def is_directory(self, ino: Ino) -> bool:
-        """See `Listener`."""
         node = self._table.get(ino)
         return node is not None and node.is_dir
 
     def directory_of(self, ino: Ino) -> Ino:
-        """See `Listener`."""
         node = self._table.get(ino) if ino != ROOT else None
         return node.names[0][0] if node is not None and node.names else NO_INO
 
     def is_settled(self, path: LowerPath) -> bool:
-        """See `Listener`."""
         node: Node | None = self._table[ROOT]
         for name in path:
             child = node.dir.children.get(name) if node is not None and node.is_dir else None

@@ -77,7 +77,6 @@ class Directories:
         return number
 
     def releasedir(self, number: HandleId) -> None:
-        """Close it."""
         opened = self._handles.pop(number, None)
         if opened is not None:
             self._unanswered.pop(opened.unique, None)

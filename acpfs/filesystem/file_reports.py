@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
 from acpfs.filesystem.content.contents import Contents
-from acpfs.filesystem.keeping import below
+from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
 from acpfs.filesystem.records import FileReport

@@ -15,10 +15,10 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.content.changeable import Changeable
 from acpfs.filesystem.content.contents import FALLOC_PUNCH_HOLE, Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.reads import Reads
+from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.names import fail
@@ -43,7 +43,7 @@ class Files:
         reads: Reads,
         changes: Changes,
         contents: Contents,
-        changeable: Changeable,
+        writable: Writable,
         outgrown: OutgrownFiles,
     ) -> None:
         self._open = open_files
@@ -51,7 +51,7 @@ class Files:
         self._reads = reads
         self._changes = changes
         self._contents = contents
-        self._changeable = changeable
+        self._writable = writable
         self._outgrown = outgrown
         self._file_bytes_max = FILE_BYTES_MAX
 
@@ -66,7 +66,7 @@ class Files:
         self._open.complete(handle, quiet=True)
         self._open.report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
-            await self._changeable.persisted(handle.node)
+            await self._writable.persisted(handle.node)
 
     def learn_capacity(self, space: SpaceInfo) -> None:
         """What the backing file system has room for altogether; a longer file is nothing but a mistake, which would be copied for years."""
@@ -91,7 +91,7 @@ class Files:
             self._open.settle_tentative(handle, written=True)
         node.handles += 1
         try:
-            await self._changeable.truncate(node, size)
+            await self._writable.truncate(node, size)
         finally:
             self._open.closed(node)
         if handle is not None:
@@ -110,7 +110,7 @@ class Files:
         handle = self._open.handle(number)
         handle.node.writer_pid = handle.pid
         self._open.settle_tentative(handle, written=True)
-        await self._changeable.ensure(handle.node)
+        await self._writable.ensure(handle.node)
         if handle.node.kernel_writers:
             self._contents.kernel.look(handle.node)  # the end of the file is where writers in the passthrough lane have put it
         return handle

@@ -1,7 +1,7 @@
 """The file system: what every call means, independent of the transport that brings it.
 
-Puts the parts of this package together and offers the calls by number (node, handle), as the kernel makes them. Coroutines wait
-as described in `steps`; run them through `FileSystem.steps`. Plain functions never wait and must be called under `FileSystem.lock`.
+Offers the calls by number (node, handle), as the kernel makes them, and nothing else: its parts (`construction`) are its own. Coroutines
+wait as described in `steps`; run them through `FileSystem.steps`. Plain functions never wait and must be called under `FileSystem.lock`.
 """
 
 from __future__ import annotations
@@ -11,77 +11,25 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from operator import itemgetter
-from threading import RLock
 
-from acpfs.backing.calls import CallPool
-from acpfs.backing.lower import Lower, LowerStat, SpaceInfo
-from acpfs.backing.read_rate import ReadRate
-from acpfs.checkpoints import Checkpoints
-from acpfs.config import FsyncMode, Settings, WhenFull, WhenKilled
-from acpfs.filesystem.admission import Admission
-from acpfs.filesystem.at_once import AtOnce
-from acpfs.filesystem.attribute_calls import AttributeCalls
-from acpfs.filesystem.awaited_names import AwaitedNames
-from acpfs.filesystem.backing_space import BackingSpace
-from acpfs.filesystem.catalogue import Catalogue
-from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.closing import Closing, closing_of
+from acpfs.backing.lower import LowerStat, SpaceInfo
+from acpfs.config import FsyncMode, WhenFull
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
-from acpfs.filesystem.content.changeable import Changeable
-from acpfs.filesystem.content.contents import Contents
-from acpfs.filesystem.content.fill import Fills, WarmStatistics
-from acpfs.filesystem.content.leaving import LeavingOrder
-from acpfs.filesystem.content.outgrown import OutgrownFiles
-from acpfs.filesystem.content.overflow import Overflow
-from acpfs.filesystem.content.reads import Reads
-from acpfs.filesystem.content.room import Room
-from acpfs.filesystem.content.spilling import Spilling, Unmirrored
-from acpfs.filesystem.content.versions import Versions
-from acpfs.filesystem.content.warming import Warming
-from acpfs.filesystem.directories import Directories, Fitting
-from acpfs.filesystem.durations import Durations
-from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.earlier_saves import EarlierSaves
-from acpfs.filesystem.expectations import Expectations
-from acpfs.filesystem.file_reports import Reports
-from acpfs.filesystem.files import Files
-from acpfs.filesystem.hold import HeldReport, Hold
-from acpfs.filesystem.interrupted import InterruptedFiles
-from acpfs.filesystem.invariants import Invariants
-from acpfs.filesystem.keeping import Keeping
-from acpfs.filesystem.known_files import KnownFiles
-from acpfs.filesystem.lane_use import LaneUse
-from acpfs.filesystem.lanes import Lanes
-from acpfs.filesystem.likely_sizes import LikelySizes
-from acpfs.filesystem.loads import Loads
-from acpfs.filesystem.lowerview import LowerView, LowerViewStatistics
-from acpfs.filesystem.marks import Marks
-from acpfs.filesystem.mending import Mending
-from acpfs.filesystem.missing import Missing
-from acpfs.filesystem.names import Names, fail
-from acpfs.filesystem.needed_nodes import NeededNodes
-from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S, OpenFiles
-from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
-from acpfs.filesystem.paths import Paths
-from acpfs.filesystem.payers import Limits, Payers
-from acpfs.filesystem.pins import Pins
-from acpfs.filesystem.plenty import Plenty
-from acpfs.filesystem.preloading import Preloading
-from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, OpenFile, WaitingWriter
-from acpfs.filesystem.steps import Steps, wait
-from acpfs.filesystem.urgent import UrgentFiles
-from acpfs.ram.control_groups import limits_of_caller
-from acpfs.ram.descriptor_limits import Reserve
-from acpfs.ram.kept import Kept
-from acpfs.ram.shortage import Shortage, available_bytes
-from acpfs.ram.state import StateDatabase
-from acpfs.ram.tier import Tier, TierStatistics
+from acpfs.filesystem.content.fill import WarmStatistics
+from acpfs.filesystem.content.spilling import Unmirrored
+from acpfs.filesystem.directories import Fitting
+from acpfs.filesystem.hold import HeldReport, Holder
+from acpfs.filesystem.lowerview import LowerViewStatistics
+from acpfs.filesystem.names import fail
+from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S
+from acpfs.filesystem.plenty import Net
+from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, Lane, OpenFile, WaitingWriter
+from acpfs.filesystem.steps import wait
+from acpfs.ram.tier import TierStatistics
 from acpfs.types import ROOT, HandleId, Ino, Seq
-from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.lower_tree import LowerTree
-from acpfs.writeback.sources.spill import Spill, SpillStatistics
+from acpfs.writeback.sources.spill import SpillStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,104 +67,15 @@ class FileSystemStatistics:
 
 
 class FileSystem:
-    """Every call of every transport. Its parts (`names`, `files`, …) are its own business; `changes` is the engine's listener."""
+    """Every call of every transport."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        state: StateDatabase,
-        tier: Tier,
-        log: OperationLog,
-        tree: LowerTree,
-        lower: Lower,
-        calls: CallPool,
-        copies: CallPool,
-        *,
-        limits: Limits = limits_of_caller,
-        unknown_bytes: int | None = None,
-        available: Callable[[], int] = available_bytes,
-        kept: Kept | None = None,
-        make_spill: Callable[[RLock], Spill] | None = None,
-        fills: CallPool | None = None,
-        closing: Callable[[int], Closing] = closing_of,
-        ready: ReadyMemory | None = None,
-    ) -> None:
-        """`calls`: threads for calls on the backing directory; `copies`: threads for copies inside the RAM tier.
-
-        `fills`: threads for reading cold files ahead (None: those of `calls`). `closing`: how a thread comes to close what it has open.
-        `limits`: as `Payers` has them, `unknown_bytes`: as `Admission`; `available`: as `Shortage` has it.
-        `kept`: records for, and from, other workers of the kernel session. `make_spill`: the spill tier, given the file system's lock.
-        `ready`: memory that was made ready for writers.
-        """
-        self.settings, self.lock, self.durations = settings, RLock(), Durations()
-        self.steps = Steps(self.lock, state)
-        self._state, self._tier, self._log, self._lower, self._calls = state, tier, log, lower, calls
-        self.kept = Kept() if kept is None else kept  # what the next worker of the session will need; transports keep theirs here too
-        self._table = NodeTable(state, log, tree)
-        self.missing, self.earlier_calls = Missing(self._table, log, tier), EarlierCalls()
-        self._overflow = Overflow(lower, calls, tier, self.lock, settings.backing_timeout_s, self.earlier_calls)
-        versions, self.urgent = Versions(tier, log), UrgentFiles(state, self._table, tier, settings.reserve)
-        self._room = room = Room(tier, settings.when_full, versions.await_drain, self.urgent.covers)
-        shapes, self._fills = Checkpoints(settings.checkpoint_patterns), Fills(tier)
-        self.catalogue = Catalogue(state, self._table, log, shapes, verifies=settings.verify_after_write)
-        self._contents = self._make_contents(copies, versions)
-        self._view = LowerView(settings, lower, calls, tree, log, self._table, self._contents, tier, self.lock)
-        self.changes = Changes(self._table, log, self._contents, self._view, self.steps, self.catalogue, self.durations)
-        self.awaited = AwaitedNames(settings, self._table, self._view, log)
-        self.expectations = Expectations(state)
-        earlier = EarlierSaves(lower, calls, tree, self._table, self.lock, self.expectations, state.commit)
-        self._names = Names(self._table, self._view, self.changes, self._contents, self.awaited, earlier)
-        self._attributes = AttributeCalls(settings, self._table, self._view, self.changes, self._contents, NeededNodes(log.needs))
-        self.at_once = AtOnce(settings, self._table, self._view, self._attributes, self.steps)
-        self.lanes, self._payers = Lanes(), Payers(state, self._table, self._contents.retention, limits)
-        plenty = Plenty(tier, room, self._contents.retention, Shortage(available))
-        parts = (self._table, self._contents, tier, self.expectations, self._payers, LikelySizes(shapes), plenty, earlier)
-        admission = Admission(*parts, self.urgent.covers, unknown_bytes)
-        rest = (self._contents, self._table, log, state, admission, self.lock, self.earlier_calls)
-        self._outgrown = OutgrownFiles(lower, calls, tier, *rest)
-        self.hold = Hold(self._contents, admission, tier, room, plenty, self._table.path, self._outgrown.relieve)
-        shared = (tier, calls, fills or calls, self.lock, state.commit, self._fills)
-        self.warming = Warming(settings, self._table, self._contents, self._view, *shared)
-        self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
-        self.spill = None if self.spilling is None else self.spilling.spill
-        changeable = self._changeable(room)
-        places = (self._contents, self._overflow, self._outgrown, self.spill, self.warming, self._view.reads)
-        self._reads = Reads(*places, changeable.persisting)
-        self._open, self._files = self._regular_files(admission, changeable, closing, copies, ready or NoReadyMemory())
-        self._directories = Directories(self._table, self._names, self._attributes, self._view, self.kept)
-        self.paths = Paths(self._table, self._view, settings.mountpoint)
-        self.preloading = Preloading(self._table, self._view, self._reads, self.warming, shapes, self._open.closed, self.paths)
-        self.mending = Mending(self._table, log, self._contents, self.changes, tier, self._view)
-        self.known_files, self.keeping = KnownFiles(self._table, log, tier), Keeping(self._table, log, tier, self._contents.retention)
-        self.invariants, self._reports = Invariants(self._table, log, tier), Reports(self._table, log, self._contents, self._open)
-        self.interrupted = InterruptedFiles(state, self._table, self._reports, self.changes, self._finish_outgrown)
-        self._space, self._descriptors = BackingSpace(lower, calls, self.lock, self._files.learn_capacity), Reserve()
-
-    def _regular_files(
-        self, admission: Admission, changeable: Changeable, closing: Callable[[int], Closing], threads: CallPool, ready: ReadyMemory
-    ) -> tuple[OpenFiles, Files]:
-        """The calls on regular files, over the parts that are there."""
-        closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
-        self._ahead = PagesAhead(self._tier, self._contents, admission, threads, self.lock, ready)
-        lane_use = LaneUse(self.lanes, self._contents, admission, self.hold, self._view, self.warming, self._ahead)
-        parts = (self._contents, changeable, admission, self._outgrown, self.warming, self._log, self.kept, closing)
-        self.loads = Loads(self._table, self.catalogue.recognise, self.durations.load)
-        told = (self.durations, self.loads, ready)
-        opened = OpenFiles(self._table, self.lanes, lane_use, self._names, self._attributes, self._view, self.changes, *parts, *told)
-        return opened, Files(opened, self._attributes, self._reads, self.changes, self._contents, changeable, self._outgrown)
-
-    def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
-        return Spilling(spill, self._tier, self._log, self._table, self._contents, versions, room, self._overflow, self._state)
-
-    def _changeable(self, room: Room) -> Changeable:
-        bring_back = None if self.spilling is None else self.spilling.bring_back
-        parts = (self._contents, self._overflow, self._outgrown, self._tier, room, self._log, self.warming, bring_back)
-        return Changeable(self._table, self._view, *parts)
-
-    def _make_contents(self, copies: CallPool, versions: Versions) -> Contents:
-        order = LeavingOrder(self._table, self.catalogue, Pins(self._state), self.settings.keep_checkpoints)
-        parts = (self._overflow, versions, self._room, order, Marks(self._state), self._fills)
-        return Contents(self._tier, self._log, self._table, copies, *parts)
+    def __init__(self, parts: FileSystemParts) -> None:
+        self.settings, self.lock, self.steps = parts.settings, parts.lock, parts.steps
+        self._parts = parts
+        self._names, self._attributes, self._directories = parts.names, parts.attributes, parts.directories
+        self._open, self._files = parts.open_files, parts.files
+        self._table, self._view, self._state = parts.table, parts.lower_view, parts.state
+        self.attributes_at_once, self.entry_at_once = parts.at_once.attributes, parts.at_once.entry
 
     # -- start
 
@@ -230,10 +89,10 @@ class FileSystem:
             OSError: the backing directory does not answer.
         """
         if space is not None and ROOT in self._table:
-            self._space.learn(space, of_earlier_worker=True)
+            self._parts.space.learn(space, of_earlier_worker=True)
         else:
-            top: LowerStat = await self._view.call("lstat top", self._lower.lstat, ())
-            self._space.learn(await self._view.call("statfs", self._lower.space))
+            top: LowerStat = await self._view.call("lstat top", self._parts.lower.lstat, ())
+            self._parts.space.learn(await self._view.call("statfs", self._parts.lower.space))
             if ROOT not in self._table:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)
@@ -241,30 +100,29 @@ class FileSystem:
         self._view.ahead.taken_over()
         self._open.restore()
         self._directories.restore()
-        counts: dict[int, int] = dict(map(itemgetter(1), self.kept.references))  # of far more nodes than are known here
         for node in self._table:
-            node.lookups = max(node.lookups, counts.get(node.ino, 0))
+            node.lookups = max(node.lookups, self._parts.kept.references_of(node.ino))
         for node in self._table:
             self._take_over(node)
-        return self._space.now()
+        return self._parts.space.now()
 
     def _take_over(self, node: Node) -> None:
         """A node that an earlier worker knew. Without a takeover nobody has it open now, and the kernel does not know it."""
         if not node.names and node.ino != ROOT:
             pass  # deleted, or never named: nobody else will ask for what it had
         elif node.kernel_writers:
-            self._contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
+            self._parts.contents.watch_again(node, versions_too=node.kernel_rewriters > 0)
         elif node.body.modified and not node.handles:
-            if self.kept.taken_over and not node.interrupted and not node.body.failed:
-                self.changes.freeze(node)  # its last RELEASE was under way
+            if self._parts.kept.taken_over and not node.interrupted and not node.body.failed:
+                self._parts.changes.freeze(node)  # its last RELEASE was under way
             else:
-                self._contents.interrupt(node)
-        self._ahead.found(node)
+                self._parts.contents.interrupt(node)
+        self._parts.ahead.found(node)
         if not node.kernel_writers:
-            self._contents.kernel_ended(node)
+            self._parts.contents.kernel_ended(node)
         if not node.body.is_cold:
-            self._contents.retention.settle(node)
-        self._finish_outgrown(node)
+            self._parts.contents.retention.settle(node)
+        self._parts.finish_outgrown(node)
         self._view.reap(node)
 
     def watch_outside(self, changed: Callable[[Ino], None], lost: Callable[[Ino, bytes, Ino], None]) -> None:
@@ -278,15 +136,10 @@ class FileSystem:
         """Be told of open files that are given up without the kernel's RELEASE."""
         self._view.notices.pass_on_forgotten(forgotten)
 
-    def _finish_outgrown(self, node: Node) -> None:
-        """The last close of a file that outgrew RAM came in an earlier daemon, or was decided now: the rest follows in the background."""
-        if node.body.is_outgrown and not node.kernel_writers and not node.interrupted:
-            self.steps.start(self._open.finish_outgrown(node), lambda _value, _error: None)
-
     # -- names
 
     async def lookup(self, parent: Ino, name: bytes, *, waits: bool = True) -> Attributes:
-        """Takes a kernel reference. `waits`: for a name that another node is about to persist, where that is asked for."""
+        """Takes a kernel reference. `waits`: for a name that another member is about to persist, where that is asked for."""
         return self._attributes.of(await self._names.lookup(parent, name, waits=waits))
 
     def forget(self, references: Iterable[tuple[Ino, int]]) -> None:
@@ -309,7 +162,6 @@ class FileSystem:
             raise fail(errno.ENOSPC)
 
     async def readlink(self, ino: Ino) -> bytes:
-        """Target of a symlink."""
         return await self._view.load_target(self._names.node(ino))
 
     async def mknod(self, parent: Ino, name: bytes, mode: int, rdev: int, caller: Caller) -> Attributes:
@@ -333,11 +185,9 @@ class FileSystem:
         return self._attributes.of(await self._names.link(ino, parent, name))
 
     async def unlink(self, parent: Ino, name: bytes) -> None:
-        """Remove a name of a file."""
         await self._names.unlink(parent, name)
 
     async def rmdir(self, parent: Ino, name: bytes) -> None:
-        """Remove an empty directory."""
         await self._names.rmdir(parent, name)
 
     async def rename(self, parent: Ino, name: bytes, new_parent: Ino, new_name: bytes, flags: int) -> None:
@@ -364,11 +214,9 @@ class FileSystem:
         return self._attributes.of(node)
 
     async def getxattr(self, ino: Ino, name: bytes) -> bytes:
-        """Value of an extended attribute."""
         return await self._attributes.getxattr(self._names.node(ino), name)
 
     async def listxattr(self, ino: Ino) -> list[bytes]:
-        """Names of the extended attributes."""
         return await self._attributes.listxattr(self._names.node(ino))
 
     async def setxattr(self, ino: Ino, name: bytes, value: bytes, flags: int = 0, uid: int = 0) -> None:
@@ -377,27 +225,25 @@ class FileSystem:
         await self._attributes.setxattr(self._names.node(ino), name, value, flags, uid)
 
     async def removexattr(self, ino: Ino, name: bytes, uid: int = 0) -> None:
-        """Remove an extended attribute."""
         await self._attributes.removexattr(self._names.node(ino), name, uid)
 
     # -- files
 
     async def open(self, ino: Ino, flags: int, caller: Caller) -> OpenFile:
-        """Open a regular file."""
-        self._descriptors.before_open()
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         return await self._open.open(ino, flags, caller)
 
     async def create(self, parent: Ino, name: bytes, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """Make and open a regular file; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._descriptors.before_open()
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.create(parent, name, mode, flags, caller)
         return opened, self._attributes.of(node)
 
     async def tmpfile(self, parent: Ino, mode: int, flags: int, caller: Caller) -> tuple[OpenFile, Attributes]:
         """O_TMPFILE; takes a kernel reference."""
         self._check_space(caller.unique)
-        self._descriptors.before_open()
+        self._parts.descriptors.before_open(*self._open.files_of(caller.uid))
         opened, node = await self._open.tmpfile(parent, mode, flags, caller)
         return opened, self._attributes.of(node)
 
@@ -423,12 +269,11 @@ class FileSystem:
         await self._open.flush(handle, pid)
 
     async def release(self, handle: HandleId) -> None:
-        """The open file is gone."""
         await self._open.release(handle)
 
     async def fsync(self, handle: HandleId, datasync: bool) -> None:
         """Fix the content in the order, and more by the mode of mount and directory."""
-        with self.durations.fsync.measured():
+        with self._parts.durations.fsync.measured():
             await self._files.fsync(handle)
 
     async def fallocate(self, handle: HandleId, mode: int, offset: int, length: int) -> None:
@@ -445,13 +290,13 @@ class FileSystem:
         Raises:
             OSError: EAGAIN: take it again at once. ECANCELED: no more.
         """
-        until = self.hold.taken(ino)
+        until = self._parts.hold.taken(ino)
         if until is None:
             raise fail(errno.ECANCELED)
         try:
             again = await wait(until)
         except InterruptedError:
-            self.hold.lost(ino, until)
+            self._parts.hold.lost(ino, until)
             raise
         raise fail(errno.EAGAIN if again else errno.ECANCELED)
 
@@ -478,25 +323,40 @@ class FileSystem:
         )
 
     async def releasedir(self, handle: HandleId) -> None:
-        """Close a directory."""
         self._directories.releasedir(handle)
 
     async def fsyncdir(self, handle: HandleId) -> None:
         """fsync of a directory: the order is fixed already; in durable mode, wait until all that was logged is persisted."""
         node = self._directories.node(handle)
-        if await self._attributes.fsync_mode_in(node) is FsyncMode.DURABLE and self._log.pending_in(node.ino):
-            await wait(self._log.when_done(self._log.last_seq, node.ino))
+        if await self._attributes.fsync_mode_in(node) is FsyncMode.DURABLE and self._parts.log.pending_in(node.ino):
+            await wait(self._parts.log.when_done(self._parts.log.last_seq, node.ino))
 
     # -- the whole
 
     async def statfs(self) -> SpaceInfo:
         """Space of the backing file system, from memory; renewed behind the answer, so that `df` never waits."""
-        return self._space.now()
+        return self._parts.space.now()
+
+    def offer_lanes(self, daemon: Lane, *, passthrough: bool) -> None:
+        """As `Lanes.offer`: what the transport has."""
+        self._parts.lanes.offer(daemon, passthrough=passthrough)
+
+    def offer_holder(self, holder: Holder | None, net: Net = Net.NONE) -> None:
+        """As `Hold.offer`; under the lock."""
+        self._parts.hold.offer(holder, net)
+
+    def watched_writers(self) -> list[Ino]:
+        """Files with writers that the daemon does not see; under the lock."""
+        return self._parts.hold.watched()
+
+    def held_files(self) -> list[Ino]:
+        """Files whose writers are held, or are to be; under the lock."""
+        return self._parts.hold.held()
 
     def tick(self) -> float:
         """Look after writers that the daemon does not see; under the lock; returns after how many seconds to do it again."""
         try:
-            return self.hold.tick()
+            return self._parts.hold.tick()
         finally:
             self._state.commit()
 
@@ -516,16 +376,16 @@ class FileSystem:
         """Commit long-open logs as of now (S12); under the lock; returns how many."""
         self._open.confirm_older_than(LAST_CLOSE_WAIT_S)
         frozen = self._files.freeze_older_than(self.settings.max_dirty_age_s) if self.settings.max_dirty_age_s else 0
-        if self.spilling is not None:
-            self.spilling.look()
+        if self._parts.spilling is not None:
+            self._parts.spilling.look()
         self._state.commit()
         return frozen
 
     def look_after_waiting(self) -> None:
         """Every second, under the lock: what those who wait for room waited for may be parked by now; foreign groups may be short of it."""
-        self.urgent.look()
-        self._room.look_again()
-        self._payers.look()
+        self._parts.urgent.look()
+        self._parts.room.look_again()
+        self._parts.payers.look()
         self._state.commit()
 
     def look_up_all_anew(self) -> None:
@@ -534,28 +394,23 @@ class FileSystem:
 
     def change_when_full(self, when_full: WhenFull) -> None:
         """Another policy from now on, also for those who wait; under the lock."""
-        self._room.change_policy(when_full)
-        self.hold.look_soon()
+        self._parts.room.change_policy(when_full)
+        self._parts.hold.look_soon()
         self._state.commit()
 
     # -- for control; all under the lock, but for those that say otherwise
 
     def files_report(self, prefix: bytes = b"") -> list[FileReport]:
         """State of each file in RAM or in the log, below a path relative to the mount point."""
-        return self._reports.files(prefix)
+        return self._parts.reports.files(prefix)
 
     def closes_known(self, paths: Collection[bytes] = ()) -> Future[None]:
         """Done when of each close until now, of a file below the paths, is known whether it was the last; at once for nearly all."""
-        return self.changes.closes_known(self._reports.operations(paths))
+        return self._parts.changes.closes_known(self._parts.reports.operations(paths))
 
     def complete_until(self, paths: Iterable[bytes] = ()) -> Seq:
         """The number up to which the log must be done so that all complete content below the paths is persisted; 0: nothing pending."""
-        return self._reports.complete_until(paths)
-
-    @property
-    def read_rate(self) -> ReadRate:
-        """How fast the backing directory was read for applications."""
-        return self._view.read_rate
+        return self._parts.reports.complete_until(paths)
 
     def keep_deleted(self, kept: dict[Ino, int], keep: Callable[[Ino, list[int]], None]) -> None:
         """Go on with the last worker's descriptors of deleted files that are still open (`Nameless`), and have `keep` keep new ones."""
@@ -568,30 +423,26 @@ class FileSystem:
                 else:
                     self._view.nameless.give_back(ino, fd)
 
-    @property
-    def open_writers(self) -> int:
-        """Descriptors that are open for writing."""
-        return self._contents.writers
-
     def statistics(self) -> FileSystemStatistics:
         """A record of everything that can be counted."""
+        parts, spilling = self._parts, self._parts.spilling
         return FileSystemStatistics(
             nodes=len(self._table),
             open_files=len(self._open),
-            interrupted_files=len(self._reports.interrupted(b"")),
-            waiting=self._room.statistics(self._table.path) + self.hold.not_queued(),
-            overflowed_files=self._overflow.files + self._outgrown.files,
+            interrupted_files=len(parts.reports.interrupted(b"")),
+            waiting=parts.room.statistics(self._table.path) + parts.hold.not_queued(),
+            overflowed_files=parts.overflow.files + parts.outgrown.files,
             open_lanes=self._open.open_lanes(),
-            lane_choices=dict(self.lanes.reasons),
-            pins=tuple(self.keeping.pins()),
-            pinned_bytes=self.keeping.pinned_bytes(),
-            is_pinned_full=self.keeping.is_pinned_full(),
-            held=self.hold.statistics(),
-            tier=self._tier.statistics(),
-            content=self._contents.statistics(),
+            lane_choices=dict(parts.lanes.reasons),
+            pins=tuple(parts.eviction.pins()),
+            pinned_bytes=parts.eviction.pinned_bytes(),
+            is_pinned_full=parts.eviction.is_pinned_full(),
+            held=parts.hold.statistics(),
+            tier=parts.tier.statistics(),
+            content=parts.contents.statistics(),
             lower_view=self._view.statistics(),
-            spill=self.spill.statistics() if self.spill is not None else None,
-            unmirrored=self.spilling.unmirrored() if self.spilling is not None and self.spilling.spill.mirror is not None else None,
-            spilled=(self.spilling.moved_files, self.spilling.moved_bytes) if self.spilling is not None else (0, 0),
-            warm=self.warming.counts,
+            spill=None if parts.spill is None else parts.spill.statistics(),
+            unmirrored=spilling.unmirrored() if spilling is not None and spilling.spill.mirror is not None else None,
+            spilled=(0, 0) if spilling is None else (spilling.moved_files, spilling.moved_bytes),
+            warm=parts.warming.counts,
         )

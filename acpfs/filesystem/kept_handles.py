@@ -21,6 +21,8 @@ NO_SLOT = -1
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
 _WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16
+_UID_SHIFT = 32
+"""The user stands above the bits; in the records of an earlier acpfs that is 0."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +41,8 @@ class Handle:
     lane: Lane = Lane.LIBFUSE
     pid: int = 0
     """Who opened it."""
+    uid: int = 0
+    """That one's user."""
     unseen: bool = False
     """Opened read-write while the kernel had the tier file for others: it may write through a mapping that only the kernel sees."""
     bound: bool = False
@@ -112,7 +116,8 @@ class KeptHandles:
 
     @staticmethod
     def _bits(handle: Handle) -> int:
-        return _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound | _KILLED * handle.killed
+        bits = _WROTE * handle.wrote | _UNSEEN * handle.unseen | _CREATED * handle.created | _BOUND * handle.bound | _KILLED * handle.killed
+        return bits | handle.uid << _UID_SHIFT
 
     def changed(self, handle: Handle) -> None:
         """Its lane, or whether it wrote, or its tentative close changed."""
@@ -137,7 +142,7 @@ class KeptHandles:
                 continue
             bits = words[_BITS]
             handle = Handle(HandleId(words[_NUMBER]), node, words[_FLAGS], lane=_LANES[words[_LANE]], pid=words[_PID])
-            handle.unique, handle.slot = words[_UNIQUE], slot
+            handle.unique, handle.slot, handle.uid = words[_UNIQUE], slot, bits >> _UID_SHIFT
             handle.wrote, handle.unseen, handle.created = bool(bits & _WROTE), bool(bits & _UNSEEN), bool(bits & _CREATED)
             handle.bound, handle.killed = bool(bits & _BOUND), bool(bits & _KILLED)
             if handle.lane is Lane.PASSTHROUGH or handle.bound:

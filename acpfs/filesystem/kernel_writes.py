@@ -196,7 +196,6 @@ class KernelWrites:
         self._guards[version.vid] = WriteGuard(node.body.seen, appended=not node.kernel_rewriters)
 
     def only_appended(self, version: Version) -> bool:
-        """See `Listener`."""
         guard = self._guards.get(version.vid)
         return guard is not None and guard.appended
 

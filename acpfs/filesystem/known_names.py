@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from acpfs.backing.lower import LowerEntry
 from acpfs.types import Ino
@@ -24,13 +25,21 @@ class KnownName:
     """Whether it has a row."""
 
 
+class Unread(Protocol):
+    """A listing that an earlier worker left, and that nobody has asked for yet."""
+
+    def read(self) -> dict[bytes, LowerEntry]:
+        """Take it apart."""
+
+
 @dataclass(slots=True)
 class Directory:
     """What a directory node knows about its names."""
 
     children: dict[bytes, KnownName] = field(default_factory=dict)
-    listing: dict[bytes, LowerEntry] = field(default_factory=dict)
-    """All names on the backing directory as of `listed_at`."""
+    _listing: dict[bytes, LowerEntry] = field(default_factory=dict)
+    _unread: Unread | None = None
+    """In place of `_listing`."""
     listed_at: float = -1.0
     """Monotonic time, seconds; negative: never; 0: by an earlier worker."""
     listed_ahead: bool = False
@@ -44,6 +53,22 @@ class Directory:
     """Names that came to be known as absent, the oldest first, and perhaps are not any more; see `NodeTable.known_absent`."""
     notes: int = 0
     """How often `note` changed the listing: a listing that was asked for before is overtaken."""
+
+    @property
+    def listing(self) -> dict[bytes, LowerEntry]:
+        """All names on the backing directory as of `listed_at`."""
+        if self._unread is not None:
+            self._listing = self._unread.read()
+            self._unread = None
+        return self._listing
+
+    @listing.setter
+    def listing(self, listing: dict[bytes, LowerEntry]) -> None:
+        self._listing, self._unread = listing, None
+
+    def was_listed(self, listing: Unread) -> None:
+        """By an earlier worker; a takeover does not wait for what nobody asks."""
+        self._unread, self.listed_at, self.listed_ahead = listing, 0.0, True
 
     def knows(self, name: bytes) -> bool:
         """Whether there is something to go on with when the backing directory does not answer: the node, or that there is none.

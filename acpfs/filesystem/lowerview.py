@@ -381,7 +381,6 @@ class LowerView:
             self.compare(node, st)
 
     async def load_xattrs(self, node: Node) -> dict[bytes, bytes]:
-        """The node's extended attributes."""
         if node.xattrs is None:
             xattrs: dict[bytes, bytes] = {}
             try:
@@ -430,7 +429,6 @@ class LowerView:
                 del self._foreseen[node.ino]
 
     async def load_target(self, node: Node) -> bytes:
-        """Where a symlink points."""
         if not node.target:
             node.target = await self.at_place(node, lambda path: self.call("readlink", self._there.readlink, path))
         return node.target

@@ -55,7 +55,7 @@ class Names:
         return node
 
     async def existing(self, parent: Node, name: bytes, *, waits: bool = False) -> Node:
-        """The node that a name leads to, or ENOENT; `waits`: first for other nodes that are about to persist it."""
+        """The node that a name leads to, or ENOENT; `waits`: first for other members that are about to persist it."""
         if len(name) > NAME_BYTES_MAX:
             raise fail(errno.ENAMETOOLONG)
         ino = await (self._awaited if waits else self._view).child(parent, name)
@@ -143,7 +143,6 @@ class Names:
         return self._table.new(mode, caller.uid, gid)
 
     async def mkdir(self, parent_ino: Ino, name: bytes, mode: int, caller: Caller) -> Node:
-        """Make a directory."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFDIR | stat.S_IMODE(mode), caller)
         node.directory_links = 2
@@ -164,7 +163,6 @@ class Names:
         return node
 
     async def symlink(self, parent_ino: Ino, name: bytes, target: bytes, caller: Caller) -> Node:
-        """Make a symlink."""
         parent = await self.vacant(parent_ino, name)
         node = self.new_node(parent, stat.S_IFLNK | 0o777, caller)
         node.target, node.size = target, len(target)
@@ -243,7 +241,6 @@ class Names:
         self._view.reap(node)
 
     async def rmdir(self, parent_ino: Ino, name: bytes) -> None:
-        """Remove an empty directory."""
         parent = self.node(parent_ino)
         node = await self.existing(parent, name)
         await self._check_empty(node)

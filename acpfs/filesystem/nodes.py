@@ -199,7 +199,6 @@ class NodeTable:
         return iter([self._nodes[ino] for ino in self._recorded if ino in self._nodes])
 
     def get(self, ino: Ino) -> Node | None:
-        """The node, if known."""
         return self._nodes.get(ino)
 
     def __getitem__(self, ino: Ino) -> Node:
@@ -518,7 +517,7 @@ class NodeTable:
             if found is None or found.directory is None:
                 self._listings.drop(ino)
             else:
-                found.dir.listing, found.dir.listed_at, found.dir.listed_ahead = listing, 0.0, True
+                found.dir.was_listed(listing)
         for node in self._nodes.values():
             node.unseen_links = 0 if node.is_dir else max(0, links[node.ino] - len(node.names))
 

@@ -20,10 +20,10 @@ from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content.body import Writing
-from acpfs.filesystem.content.changeable import Changeable
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.warming import Warming
+from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.durations import Durations
 from acpfs.filesystem.kept_handles import Handle, KeptHandles
 from acpfs.filesystem.lane_use import LaneUse
@@ -72,7 +72,7 @@ class OpenFiles:
         view: LowerView,
         changes: Changes,
         contents: Contents,
-        changeable: Changeable,
+        writable: Writable,
         admission: Admission,
         outgrown: OutgrownFiles,
         warming: Warming,
@@ -93,7 +93,7 @@ class OpenFiles:
         self._view = view
         self._changes = changes
         self._contents = contents
-        self._changeable = changeable
+        self._writable = writable
         self._admission = admission
         self._outgrown = outgrown
         self._warming = warming
@@ -103,6 +103,8 @@ class OpenFiles:
         self._loads = loads
         self._kept = KeptHandles(kept)
         self._handles: dict[HandleId, Handle] = {}
+        self._of_users: Counter[int] = Counter()
+        """User → how many they have open."""
         self._last_handle = kept.first_number
         self._unanswered: dict[int, Handle] = {}
         """Request → open file of the last worker that it opened; some of these requests come again."""
@@ -125,6 +127,10 @@ class OpenFiles:
     def is_open(self, number: HandleId) -> bool:
         """Whether there is an open file of that number."""
         return number in self._handles
+
+    def files_of(self, uid: int) -> tuple[int, int]:
+        """How many files a user has open, and all users together."""
+        return self._of_users[uid], len(self._handles)
 
     def open_nodes(self) -> set[Node]:
         """Nodes that somebody has open."""
@@ -162,9 +168,9 @@ class OpenFiles:
         try:
             if flags & os.O_TRUNC:
                 await self._outgrown.closed_in_the_kernel(node)  # what cannot be opened is not truncated
-                await self._changeable.truncate(node, 0)
+                await self._writable.truncate(node, 0)
             elif flags & os.O_ACCMODE != os.O_RDONLY:
-                await self._changeable.bring_up(node)
+                await self._writable.bring_up(node)
             else:
                 await self._warming.before_reading(node)
         except BaseException:
@@ -183,7 +189,8 @@ class OpenFiles:
             self._not_opened(node, truncated=truncated)
             raise
         self._last_handle += 1
-        handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, wrote=wrote, unique=caller.unique, created=created)
+        handle = Handle(HandleId(self._last_handle), node, flags, pid=caller.pid, uid=caller.uid, wrote=wrote, unique=caller.unique)
+        handle.created = created
         handle.former_bytes, handle.opened_at, handle.place = before.size, before.at, before.place
         if handle.writable:
             self._ready.give_back()
@@ -201,8 +208,7 @@ class OpenFiles:
             self._view.reads.left(handle)
             self._not_opened(node, truncated=truncated)
             raise
-        self._handles[handle.number] = handle
-        self._count_writer(handle, 1)
+        self._add(handle)
         self._table.needed(node)
         keep, node.keep_cache = node.keep_cache, True
         self._contents.retention.settle(node)
@@ -216,7 +222,14 @@ class OpenFiles:
             self._contents.interrupt(node)
         self.closed(node)
 
-    def _count_writer(self, handle: Handle, change: int) -> None:
+    def _add(self, handle: Handle) -> None:
+        self._handles[handle.number] = handle
+        self._count(handle, 1)
+
+    def _count(self, handle: Handle, change: int) -> None:
+        self._of_users[handle.uid] += change
+        if not self._of_users[handle.uid]:
+            del self._of_users[handle.uid]
         if handle.writable:
             self._contents.writers += change
             handle.node.open_writers += change
@@ -372,7 +385,7 @@ class OpenFiles:
             return
         if self._unanswered:
             self._unanswered.pop(handle.unique, None)
-        self._count_writer(handle, -1)
+        self._count(handle, -1)
         if handle.opened_at and not handle.writable:
             self._loads.closed(handle.node, handle.opened_at, handle.place)
         if handle.node.kernel_writers:
@@ -404,10 +417,9 @@ class OpenFiles:
             node = handle.node
             if handle.writable:
                 node.writer_pid = handle.pid
-            self._handles[handle.number] = handle
+            self._add(handle)
             self._unanswered[handle.unique] = handle
             node.handles += 1
-            self._count_writer(handle, 1)
             self._lane_use.restored(handle)
             op = self._log.get(Seq(tentative))
             if op is not None and op is self._log.last_of(node.ino) and not op.begun:
@@ -443,7 +455,7 @@ class OpenFiles:
         if handle is not None and self._handles.pop(handle.number, None) is not None:
             self._lane_use.leave(handle)
             self._kept.closed(handle)
-            self._count_writer(handle, -1)
+            self._count(handle, -1)
             self._view.notices.forgotten(handle.number)
             handle.node.handles -= 1
 

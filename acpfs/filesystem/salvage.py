@@ -84,7 +84,7 @@ class _Salvage:
             self._mend_node(ino)
         for table in ("mark", "mirror_seed"):
             self._db.execute(f"DELETE FROM {table}")  # noqa: S608 - constants
-        self._db.execute("DROP TABLE IF EXISTS incarnation")  # to other nodes this is a loss: what was not mirrored is gone
+        self._db.execute("DROP TABLE IF EXISTS incarnation")  # to other members this is a loss: what was not mirrored is gone
         return self._found
 
     def _keep_counters(self) -> None:

@@ -15,7 +15,7 @@ from threading import RLock
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checksum import of_reads
-from acpfs.filesystem.keeping import below
+from acpfs.filesystem.eviction import below
 from acpfs.filesystem.mending import Clean, Mending
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino, Seq

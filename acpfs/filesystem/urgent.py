@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from acpfs.errors import RefusedError
-from acpfs.filesystem.keeping import below
+from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.node_clock import boot_id, since_boot
 from acpfs.ram.state import StateDatabase

@@ -49,6 +49,8 @@ class Kept:
         self.handles = self._slots("handles", HANDLE_WORDS)
         self.directories = self._slots("directories", DIRECTORY_WORDS)
         self.references = self._slots("references", REFERENCE_WORDS)
+        self.reference_slots = self.references.by_first_word()
+        """The slot of each node's references; made once, because a next worker waits for 100,000. Kept up by the transport."""
         self.backings = self._slots("backings", BACKING_WORDS)
         self.calls = self._slots("calls", CALL_WORDS)
         self._listings = (
@@ -77,6 +79,11 @@ class Kept:
     def first_number(self) -> int:
         """Handle numbers of this worker are larger: none that the kernel may still have is given twice."""
         return self.generation << GENERATION_BITS if self.taken_over else 0
+
+    def references_of(self, ino: int) -> int:
+        """How many references to the node the kernel has."""
+        slot = self.reference_slots.get(ino)
+        return 0 if slot is None else self.references.get(slot, 1)
 
     # -- facts
 

@@ -11,6 +11,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from itertools import compress, count
+from operator import not_
 from pathlib import Path
 
 WORD_BYTES = 8
@@ -27,7 +28,7 @@ class Slots:
         self._fd = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         found = 0 if path is None else os.fstat(self._fd).st_size // (self._stride * WORD_BYTES)
         self._view = self._map(max(found, FIRST_SLOTS))
-        self._free = [slot for slot, used in enumerate(self._column(0)) if not used][::-1]
+        self._free = list(compress(count(), map(not_, self._column(0))))[::-1]
 
     def _map(self, slots: int) -> memoryview:
         size = slots * self._stride * WORD_BYTES
@@ -40,6 +41,10 @@ class Slots:
         """(slot, words) of every record that is used now. Column by column: a next worker waits for 100,000 of them."""
         used, *columns = (self._column(number) for number in range(self._stride))
         return zip(compress(count(), used), compress(zip(*columns, strict=True), used), strict=True)
+
+    def by_first_word(self) -> dict[int, int]:
+        """The slots of the records that are used now, by the first word of each."""
+        return dict(compress(zip(self._column(1), count(), strict=False), self._column(0)))
 
     def _column(self, number: int) -> list[int]:
         """0: whether records are used; then their words."""

@@ -44,7 +44,13 @@ UPDATE node SET modified = modified & 1, failed = modified >> 1 & 255, failed_at
 """
 """Where bytes are has columns of its own, not numbers from 2^48 on, a text `name|pieces`, a table of remainders, and a column of bits."""
 
-_STEPS = {2: _TO_2}
+_TO_3 = """
+DROP TABLE IF EXISTS listed_directory;
+DROP TABLE IF EXISTS listed;
+"""
+"""A listing is one value. What was known of the backing directory's is asked for again."""
+
+_STEPS = {2: _TO_2, 3: _TO_3}
 
 
 def migrate(db: sqlite3.Connection) -> None:

@@ -2,7 +2,7 @@
 
 It starts as the wall clock and then runs with the kernel's clock since boot, which no step of the wall clock touches; so it never goes
 back, not over a change of workers either. Where somebody has set the wall clock, the difference (`drift_s`) is known exactly, is told to
-other nodes, which add it to their clock bound, and is worked off at half speed. The one place that reads the wall clock for the order
+other members, which add it to their clock bound, and is worked off at half speed. The one place that reads the wall clock for the order
 between nodes. Used under the file system's lock.
 """
 

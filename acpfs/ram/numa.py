@@ -1,4 +1,4 @@
-"""On which memory nodes the RAM tier's pages lie: the tmpfs memory policy (`mpol=`) behind the setting `numa`.
+"""On which NUMA nodes the RAM tier's pages lie: the tmpfs memory policy (`mpol=`) behind the setting `numa`.
 
 Pages that the kernel allocates for a writer in the passthrough lane follow this policy, not the writer's own. Pure reading of /sys; the
 root is a parameter so that tests can lay out a machine of their own. Thread-safe.
@@ -17,18 +17,18 @@ def mount_option(numa: str, nodes: Path = NODES) -> str:
     """What to add to a tmpfs' options for a setting such as `interleave` or `bind:0-1`; "" for `default`.
 
     Raises:
-        MachineError: a node has no memory here, or the kernel knows no memory nodes at all.
+        MachineError: a NUMA node has no memory here, or the kernel knows no NUMA nodes at all.
     """
     if numa == "default":
         return ""
     try:
         here = (nodes / "has_memory").read_text().strip()
     except OSError:
-        raise MachineError(f"numa = {numa}: this kernel knows no memory nodes (CONFIG_NUMA)") from None
+        raise MachineError(f"numa = {numa}: this kernel knows no NUMA nodes (CONFIG_NUMA)") from None
     missing = _numbers(numa.partition(":")[2]) - _numbers(here)
     if missing:
         named = ", ".join(str(number) for number in sorted(missing))
-        raise MachineError(f"numa = {numa}: this machine has no memory on node {named} (it has some on {here})")
+        raise MachineError(f"numa = {numa}: this machine has no memory on NUMA node {named} (it has some on {here})")
     return f",mpol={numa}"
 
 

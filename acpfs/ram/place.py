@@ -309,7 +309,7 @@ def spare_tmpfs(place: Place, size_bytes: int) -> int | None:
 
 
 def _others_left(tiers: Path, volume_id: str, mine: str) -> list[str]:
-    """Tiers of the same backing directory that no daemon has: left by a mount under another node id, which alone drains them."""
+    """Tiers of the same backing directory that no daemon has: left by a mount that had another id, and alone drains them."""
     warnings = []
     for file in sorted(tiers.glob(f"{volume_id}-*.lock")):
         name = file.name.removesuffix(".lock")

@@ -32,7 +32,7 @@ from acpfs.ram import wal
 from acpfs.ram.migration import migrate
 from acpfs.ram.state_space import StateSpace
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 """Format of all tables together. A worker refuses a state that is newer than itself, and brings up one that is older (`migration`)."""
 
 Row = tuple[Any, ...]

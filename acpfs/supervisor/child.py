@@ -66,7 +66,7 @@ class Template:
 
     @classmethod
     def spawned(cls) -> Template:
-        """A new one, of the code as it is installed now."""
+        """A new one, of the installed code."""
         ours, theirs = channel.pair()
         with theirs:
             os.set_inheritable(theirs.fileno(), True)

@@ -128,7 +128,14 @@ def _connect(job_directory: Path, addresses: dict[int, str], policy: Policy) -> 
         if time.monotonic() > deadline:
             raise RefusedError(f"no protection: {found.directory} does not appear on this node")
         time.sleep(LOOK_AGAIN_S)
+    links: dict[int, SocketLink] = {}
     try:
-        return {number: connect(address, found if policy.tls else None) for number, address in addresses.items()}
-    except LinkClosedError as error:
-        raise RefusedError(f"no protection: {error}") from error
+        for number, address in addresses.items():
+            links[number] = connect(address, found if policy.tls else None)
+    except BaseException as error:
+        for link in links.values():
+            link.close()
+        if isinstance(error, LinkClosedError):
+            raise RefusedError(f"no protection: {error}") from error
+        raise
+    return links

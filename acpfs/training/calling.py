@@ -5,6 +5,7 @@ Whoever asks is the member's thread; it takes what came of it. No torch, no poli
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ class Calling:
         self._called: set[tuple[int, str]] = set()
         """An address is called once: who comes in its place has another one."""
         self._answered: deque[tuple[int, SocketLink]] = deque()
+        self._closed = threading.Event()
 
     def call(self, number: int, address: str, wake: Callable[[], object]) -> None:
         """Call it, unless that was done before; `wake` is called when it has answered."""
@@ -38,17 +40,29 @@ class Calling:
     def answered(self) -> list[tuple[int, SocketLink]]:
         """Those that have, since it was asked last."""
         found = []
-        while self._answered:
-            found.append(self._answered.popleft())
+        with contextlib.suppress(IndexError):  # two threads may take at once, at the end
+            while True:
+                found.append(self._answered.popleft())
         return found
+
+    def close(self) -> None:
+        """Nobody will ask any more: connections that nobody took end, also one that is about to be made."""
+        self._closed.set()
+        for _, link in self.answered():
+            link.close()
 
     def _run(self, call: Callable[[str], SocketLink], number: int, address: str, wake: Callable[[], object]) -> None:
         for _ in range(TRIES):
+            if self._closed.is_set():
+                return
             try:
                 self._answered.append((number, call(address)))
             except (LinkClosedError, AcpfsError, OSError) as error:
                 log.info("a coordinator does not answer", number=number, error=str(error))
                 time.sleep(PAUSE_S)
                 continue
-            wake()
+            if self._closed.is_set():
+                self.close()
+            else:
+                wake()
             return

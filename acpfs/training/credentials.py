@@ -161,14 +161,16 @@ def connect(address: str, credentials: Credentials | None, timeout_s: float = HA
         plain = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
     except (OSError, ValueError) as error:
         raise LinkClosedError(f"{address}: {error}") from error
+    connected = plain
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if credentials is None:
-            return SocketLink(plain)
-        secured = credentials.calling.wrap_socket(plain)
-        if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
-            raise LinkClosedError(f"{address}: another certificate than the job's")
-        return SocketLink(secured)
-    except OSError as error:
-        plain.close()
-        raise error if isinstance(error, LinkClosedError) else LinkClosedError(f"{address}: {error}") from error
+        if credentials is not None:
+            connected = secured = credentials.calling.wrap_socket(plain)  # from here on `plain` owns nothing
+            if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
+                raise LinkClosedError(f"{address}: another certificate than the job's")
+        return SocketLink(connected)
+    except BaseException as error:
+        connected.close()
+        if isinstance(error, OSError) and not isinstance(error, LinkClosedError):
+            raise LinkClosedError(f"{address}: {error}") from error
+        raise

@@ -162,6 +162,7 @@ class Member:
             self._ended = True
             self._wake()
             self._thread.join()
+        self._calling.close()
         deadline = time.monotonic() + FAREWELL_S
         for link in self._links.values():
             link.farewell(max(0.0, deadline - time.monotonic()))

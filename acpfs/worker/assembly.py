@@ -31,6 +31,7 @@ from acpfs.backing.rivals import Rival
 from acpfs.config import AUTO, Settings
 from acpfs.errors import MachineError, RefusedError
 from acpfs.filesystem.awaited_names import AwaitedNames
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.scrub import RamScrub
 from acpfs.logger import get_logger
@@ -89,7 +90,8 @@ class Parts:
     copies: CallPool
     manifest: Manifest
     verifier: Verifier
-    fs: FileSystem
+    inner: FileSystemParts
+    """Of the file system, for what control asks; transports have `fs`."""
     engine: Engine
     prefault: Prefault
     cluster: Cluster
@@ -97,14 +99,16 @@ class Parts:
     history: History
     started_at: float = field(default_factory=time.time)
     anchor: Anchor = field(init=False)
+    fs: FileSystem = field(init=False)
 
     def __post_init__(self) -> None:
+        self.fs = FileSystem(self.inner)
         self.anchor = Anchor(self.directory, self.identity.volume_id)
 
     def warnings(self) -> list[str]:
         """What a user should know about this mount."""
         too_large = unfit(self.tier.budget_bytes, read_memory())
-        of_ram = [*self.state.warnings(), *self.place.warnings, *self.fs.missing.warnings(), *self.scrubbing.warnings()]
+        of_ram = [*self.state.warnings(), *self.place.warnings, *self.inner.missing.warnings(), *self.scrubbing.warnings()]
         return [*of_ram, *self.probed.notes, *descriptor_limits.complaints(), *([too_large] if too_large else [])]
 
     def take_apart(self, *, nothing_left: bool) -> None:
@@ -112,17 +116,17 @@ class Parts:
         self.prefault.close()
         self.scrubbing.close()
         if nothing_left:
-            LearnedSizes(self.settings, self.runtime).keep(self.fs.expectations)
+            LearnedSizes(self.settings, self.runtime).keep(self.inner.expectations)
             self.history.keep(self.settings, self.runtime)
         self.calls.close()
         self.copies.close()
         self.cluster.close()
-        if self.fs.spill is not None:
-            mirroring.take_apart(self.fs.spill, nothing_left=nothing_left)
+        if self.inner.spill is not None:
+            mirroring.take_apart(self.inner.spill, nothing_left=nothing_left)
         with self.fs.lock:  # a hung call's thread may come back at any time
             self.tier.close()
             self.state.close()
-            self.fs.kept.close()
+            self.inner.kept.close()
         if nothing_left:
             places.give_up(self.place)
         else:
@@ -152,8 +156,8 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         operations, tree = OperationLog(state), LowerTree(state)
         calls, copies = CallPools.make(streams=settings.streams * 4), CallPool("copies", COPY_THREADS)
         undo.callback((kept := _kept(place, link)).close)
-        prefault = _prefault(settings, place, tier, lambda: fs)
-        fs: FileSystem = FileSystem(
+        prefault = _prefault(settings, place, tier, lambda: inner)
+        inner: FileSystemParts = FileSystemParts(
             settings,
             state,
             tier,
@@ -169,15 +173,15 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
             make_spill=spill.maker(tier, operations, directory),
             ready=prefault,
         )
-        manifest, before = Manifest(state, directory, fs.lock, identity.node_id), mirroring.journal(fs.spill, directory, identity)
-        drained = DrainParts(directory, tree, operations, tier, state, fs.lock, fs.changes, calls, settings)
-        engine = Engine(drained, manifest, fs.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
-        cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, fs.awaited)
-        scrub = RamScrub(fs.mending, operations, fs.changes, tier, tree, manifest, directory, fs.lock, state.commit)
+        manifest, before = Manifest(state, directory, inner.lock, identity.node_id), mirroring.journal(inner.spill, directory, identity)
+        drained = DrainParts(directory, tree, operations, tier, state, inner.lock, inner.changes, calls, settings)
+        engine = Engine(drained, manifest, inner.spill, before, lambda: cluster.place())  # noqa: PLW0108 - it needs the engine's gate
+        cluster: Cluster = _cluster(settings, identity, directory, engine, operations, state, calls, inner.awaited)
+        scrub = RamScrub(inner.mending, operations, inner.changes, tier, tree, manifest, directory, inner.lock, state.commit)
         state.accept()
-        mirroring.begin(fs.spill)  # after the last table was created: the journal begins with a copy of them all
+        mirroring.begin(inner.spill)  # after the last table was created: the journal begins with a copy of them all
         if not link.workers_before:
-            _begin(settings, runtime, fs, history, partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place))
+            _begin(settings, runtime, inner, history, partial(calls.commits.submit, "leftovers", _clear_leftovers, directory, place))
         undo.pop_all()
     return Parts(
         settings,
@@ -192,25 +196,25 @@ def assemble(settings: Settings, runtime: Path, link: Link) -> Parts:
         calls,
         copies,
         manifest,
-        Verifier(manifest, directory, fs.lock, MovingNames(operations, tree).cover),
-        fs,
+        Verifier(manifest, directory, inner.lock, MovingNames(operations, tree).cover),
+        inner,
         engine,
         prefault,
         cluster,
-        _scrubbing(settings, scrub, fs, operations),
+        _scrubbing(settings, scrub, inner, operations),
         history,
     )
 
 
-def _begin(settings: Settings, runtime: Path, fs: FileSystem, history: History, clear_leftovers: Callable[[], object]) -> None:
+def _begin(settings: Settings, runtime: Path, inner: FileSystemParts, history: History, clear_leftovers: Callable[[], object]) -> None:
     """For the first worker of a mount: what the last one has learnt."""
-    LearnedSizes(settings, runtime).recall(fs.expectations)
+    LearnedSizes(settings, runtime).recall(inner.expectations)
     history.recall(settings, runtime)
     clear_leftovers()
 
 
-def _scrubbing(settings: Settings, scrub: RamScrub, fs: FileSystem, operations: OperationLog) -> Scrubbing:
-    give_way = GiveWay(fs.changes.is_writing, lambda: False, operations.clock.age_s)
+def _scrubbing(settings: Settings, scrub: RamScrub, inner: FileSystemParts, operations: OperationLog) -> Scrubbing:
+    give_way = GiveWay(inner.changes.is_writing, lambda: False, operations.clock.age_s)
     return Scrubbing(scrub, settings.scrub_ram_s, give_way, operations.clock.now)
 
 
@@ -284,20 +288,20 @@ def _open_state(settings: Settings, directory: BackingDirectory, identity: Ident
         raise RefusedError(f"{error}; {places.way_out(place)}") from error
 
 
-def _prefault(settings: Settings, place: Place, tier: Tier, file_system: Callable[[], FileSystem]) -> Prefault:
+def _prefault(settings: Settings, place: Place, tier: Tier, inner: Callable[[], FileSystemParts]) -> Prefault:
     memory, asked = read_memory(), settings.prefault
     if asked and asked != AUTO and not place.own_tmpfs:
         place.warnings.append("`prefault` has no effect: it takes a tmpfs of its own")
     choice = prefault_default.choose(memory.cgroup_bytes) if asked == AUTO else prefault_default.PrefaultChoice(asked, "set")
     return Prefault(
         partial(places.spare_tmpfs, place),
-        wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(file_system().expectations.largest_save())) if place.own_tmpfs else 0,
+        wanted=lambda: choice.bytes(tier.budget_bytes, with_lead(inner().expectations.largest_save())) if place.own_tmpfs else 0,
         budget=lambda: tier.budget_bytes,
         used=partial(places.taken_bytes, place),
         available=UnusedMemory(takeable_bytes).bytes if asked == AUTO else takeable_bytes,
         machine_bytes=memory.usable_bytes,
         why=choice.reason if place.own_tmpfs else "the RAM tier has no tmpfs of its own",
-        writers=lambda: file_system().open_writers,
+        writers=lambda: inner().contents.writers,
     )
 
 

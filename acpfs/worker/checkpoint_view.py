@@ -19,7 +19,7 @@ from acpfs.backing.read_rate import ReadRate
 from acpfs.checkpoints import Checkpoint
 from acpfs.control.reports import CheckpointFile, CheckpointReport
 from acpfs.filesystem.catalogue import CheckpointTimes
-from acpfs.filesystem.keeping import below
+from acpfs.filesystem.eviction import below
 from acpfs.filesystem.known_files import KnownFile
 from acpfs.filesystem.steps import settled
 from acpfs.worker.assembly import Parts
@@ -68,7 +68,7 @@ class CheckpointView:
 
     def files(self, report: CheckpointReport) -> list[CheckpointFile]:
         """Files of a checkpoint, in order; sizes, and checksums of what is persisted."""
-        recognise, path = self._parts.fs.catalogue.recognise, os.fsencode(report.path)
+        recognise, path = self._parts.inner.catalogue.recognise, os.fsencode(report.path)
         files = self._known(_around(os.fsencode(report.save_dir), path))
         ours = (self._file(file) for file in files if (c := recognise(file.path)) is not None and c.path == path)
         return sorted(ours, key=lambda file: file.path)
@@ -84,7 +84,7 @@ class CheckpointView:
     def _scope(self, path: bytes) -> bytes:
         """Where files of what is asked for may lie: a path in a checkpoint stands for that, which may have files beside it."""
         with self._parts.fs.lock:
-            top = self._parts.fs.catalogue.recognise(path, directory=True)
+            top = self._parts.inner.catalogue.recognise(path, directory=True)
         return path if top is None else _around(top.save_dir, top.path)
 
     def moments(self, report: CheckpointReport) -> tuple[float, float]:
@@ -92,7 +92,7 @@ class CheckpointView:
         save_dir, path = os.fsencode(report.save_dir), os.fsencode(report.path)
         name = path[len(save_dir) + 1 :] if save_dir else path
         with self._parts.fs.lock:
-            found = self._parts.fs.catalogue.moments(Checkpoint(save_dir, name, report.step, report.epoch))
+            found = self._parts.inner.catalogue.moments(Checkpoint(save_dir, name, report.step, report.epoch))
             return found.closed, found.persisted
 
     def _file(self, file: KnownFile) -> CheckpointFile:
@@ -107,14 +107,14 @@ class CheckpointView:
 
     def _known(self, path: bytes) -> Iterator[KnownFile]:
         """From the upper tree, and from the manifest what has left it; there a size of -1 is not known."""
-        fs = self._parts.fs
-        with fs.lock:
-            known = {file.path: file for file in fs.known_files.below(path)}
+        lock, files = self._parts.fs.lock, self._parts.inner.known_files
+        with lock:
+            known = {file.path: file for file in files.below(path)}
         yield from known.values()
         for row, _digest, size in self._parts.manifest.rows(tuple(path.split(b"/")) if path else ()):
             if row not in known:
-                with fs.lock:
-                    gone = fs.known_files.is_gone(row)
+                with lock:
+                    gone = files.is_gone(row)
                 if not gone:
                     yield KnownFile(row, size, 0, 0, is_writing=False, is_persisted=True)
 
@@ -122,7 +122,7 @@ class CheckpointView:
 
     def verified(self, path: bytes, good: Collection[bytes], since: float) -> None:
         """Files at and below a path were read back from `since` on: note checkpoints that lie there whole and were good."""
-        catalogue = self._parts.fs.catalogue
+        catalogue = self._parts.inner.catalogue
         whole: dict[Checkpoint, bool] = {}
         for file in self._known(path):
             checkpoint = catalogue.recognise(file.path)
@@ -135,17 +135,17 @@ class CheckpointView:
 
     def reports(self, path: bytes) -> list[CheckpointReport]:
         """Checkpoints at and below a path, or those that it lies in; by save_dir, oldest first."""
-        fs = self._parts.fs
-        with fs.lock:
-            top = fs.catalogue.recognise(path, directory=True)
+        lock, catalogue = self._parts.fs.lock, self._parts.inner.catalogue
+        with lock:
+            top = catalogue.recognise(path, directory=True)
         sums: dict[Checkpoint, _Sum] = {}
         for file in self._known(_around(top.save_dir, top.path) if top is not None else path):
-            checkpoint = fs.catalogue.recognise(file.path)
+            checkpoint = catalogue.recognise(file.path)
             if checkpoint is not None and top in (None, checkpoint):
                 sums.setdefault(checkpoint, _Sum()).add(file)
-        with fs.lock:
+        with lock:
             for checkpoint, total in sums.items():
-                total.times = fs.catalogue.times(checkpoint)
+                total.times = catalogue.times(checkpoint)
         ordered = sorted(sums, key=lambda c: (c.save_dir, c.order, _closed(sums[c])))
         return [self._report(checkpoint, sums[checkpoint]) for checkpoint in ordered]
 
@@ -175,7 +175,7 @@ class CheckpointView:
     def _load_s(self, ram_bytes: int, cold_bytes: int) -> float | None:
         """From measured rates; None where one of them is not known."""
         seconds = 0.0
-        for size, rate in ((ram_bytes, self._ram_rate), (cold_bytes, self._parts.fs.read_rate)):
+        for size, rate in ((ram_bytes, self._ram_rate), (cold_bytes, self._parts.inner.lower_view.read_rate)):
             bytes_per_s = rate.bytes_per_s
             if size and bytes_per_s is None:
                 return None

@@ -150,21 +150,21 @@ class HistoryWatch:
             self._failed = False
 
     def _look(self) -> None:
-        status, now, fs = self._status(), self._now(), self._parts.fs
+        status, now, lock, inner = self._status(), self._now(), self._parts.fs.lock, self._parts.inner
         seen, error = SeenStatus.of(status), status.backing_health.last_error or ""
         noted = [] if self._seen is not None else [begun(status)]
         noted += changes(self._seen or SeenStatus(), seen, error)
-        with fs.lock:
-            settled = fs.catalogue.newly_settled()
+        with lock:
+            settled = inner.catalogue.newly_settled()
         entries = [HistoryEntry(at=now, kind=kind, text=text) for kind, text in noted]
         for checkpoint in settled:
             path = os.fsdecode(checkpoint.path)
             entries += [saved(report, now) for report in self._reports(checkpoint.path) if report.path == path and report.persisted_at]
-        with fs.lock:
-            entries += [loaded(checkpoint, load, now) for checkpoint, load in fs.loads.take()]
+        with lock:
+            entries += [loaded(checkpoint, load, now) for checkpoint, load in inner.loads.take()]
             for entry in entries:
                 self._parts.history.note(entry)
-            fs.catalogue.told(settled)
+            inner.catalogue.told(settled)
             if entries:
                 self._parts.state.commit()
         self._seen = seen

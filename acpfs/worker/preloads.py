@@ -15,8 +15,8 @@ import trio
 
 from acpfs.control.reports import PreloadedFile
 from acpfs.errors import AcpfsError
-from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.preloading import Found
+from acpfs.filesystem.preloading import Found, Preloading
+from acpfs.filesystem.steps import Steps
 from acpfs.logger import get_logger
 from acpfs.types import Ino
 from acpfs.writeback.manifest.manifest import Manifest
@@ -33,7 +33,8 @@ log = get_logger(__name__)
 class Job:
     """What one request brings."""
 
-    fs: FileSystem
+    steps: Steps
+    preloading: Preloading
     paths: Sequence[bytes]
     files: list[Found] = field(default_factory=list)
     brought: list[PreloadedFile] = field(default_factory=list)
@@ -43,8 +44,8 @@ class Job:
 
     def left(self) -> tuple[int, int]:
         """Files and bytes that have not come yet."""
-        with self.fs.lock:
-            came = sum(self.fs.preloading.came(ino) for ino in self.coming)
+        with self.steps.lock:
+            came = sum(self.preloading.came(ino) for ino in self.coming)
         total = sum(found.size for found in self.files)
         return len(self.files) - len(self.brought), max(0, total - sum(b.size for b in self.brought) - came)
 
@@ -66,13 +67,13 @@ class Job:
 class Preloads:
     """Takes jobs and works on them in turn."""
 
-    def __init__(self, fs: FileSystem, manifest: Manifest) -> None:
-        self._fs, self._manifest = fs, manifest
+    def __init__(self, steps: Steps, preloading: Preloading, manifest: Manifest) -> None:
+        self._steps, self._preloading, self._manifest = steps, preloading, manifest
         self._give, self._take = trio.open_memory_channel[Job](math.inf)
 
     def begin(self, paths: Sequence[bytes]) -> Job:
         """Put a job behind those that are under way; it goes on whoever waits for it."""
-        job = Job(self._fs, paths)
+        job = Job(self._steps, self._preloading, paths)
         self._give.send_nowait(job)
         return job
 
@@ -96,9 +97,9 @@ class Preloads:
                 job.end.set()
 
     async def _do(self, job: Job) -> None:
-        paths = job.paths or await self._fs.steps.drive(self._fs.preloading.latest())
+        paths = job.paths or await self._steps.drive(self._preloading.latest())
         for path in paths:
-            job.files += await self._fs.steps.drive(self._fs.preloading.files(path))
+            job.files += await self._steps.drive(self._preloading.files(path))
         waiting = iter(job.files)
         async with trio.open_nursery() as nursery:
             for _ in range(AT_A_TIME):
@@ -121,11 +122,11 @@ class Preloads:
 
     async def _bring(self, found: Found) -> str:
         try:
-            status, digest = await self._fs.steps.drive(self._fs.preloading.bring(found.ino))
+            status, digest = await self._steps.drive(self._preloading.bring(found.ino))
         except OSError as error:
             return f"failed: {error.strerror or error}"
         if status == "unknown":
-            with self._fs.lock:
+            with self._steps.lock:
                 recorded = self._manifest.digest(tuple(found.path.split(b"/")))
             if recorded:
                 return "verified" if recorded == digest else "differs"

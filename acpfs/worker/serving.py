@@ -54,5 +54,5 @@ async def serve(
             raise
         log.warning("the native transport could not be used; libfuse is tried", error=str(error))
         choice = TransportChoice(Transport.LIBFUSE, f"the native transport failed: {error}")
-    fs.lanes.offer(Lane.LIBFUSE, passthrough=False)
+    fs.offer_lanes(Lane.LIBFUSE, passthrough=False)
     await load(choice.transport)(fs, settings, tell)

@@ -31,7 +31,7 @@ def _change_ram(parts: Parts, wanted: int | str) -> None:
 
 def _change_keep(parts: Parts, wanted: int) -> None:
     with parts.fs.lock:
-        parts.fs.keeping.keep(wanted)
+        parts.inner.eviction.keep(wanted)
         parts.state.commit()
 
 
@@ -41,7 +41,7 @@ def _change_when_full(parts: Parts, wanted: WhenFull) -> None:
 
 
 def _change_spill_budget(parts: Parts, wanted: int | str) -> Future[None]:
-    spill = parts.fs.spill
+    spill = parts.inner.spill
     if spill is None or parts.settings.spill is None:
         raise ConfigError("spill_budget cannot be changed: this mount has no spill directory")
     return spill.calls.submit("budget", spill.set_budget, wanted)

@@ -40,8 +40,8 @@ from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import ConfigError
 from acpfs.filesystem.content.spilling import Unmirrored
 from acpfs.filesystem.durations import BOUNDS_S, Durations
+from acpfs.filesystem.eviction import PINNED_SHARE_MAX
 from acpfs.filesystem.filesystem import FileSystemStatistics
-from acpfs.filesystem.keeping import PINNED_SHARE_MAX
 from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
@@ -106,9 +106,9 @@ class WorkerSubject:
         parts = self._parts
         with parts.fs.lock:
             fs, engine = parts.fs.statistics(), parts.engine.statistics()
-            cluster, urgent = cluster_report(parts, parts.fs.changes.display_path), parts.fs.urgent.declared()
+            cluster, urgent = cluster_report(parts, parts.inner.changes.display_path), parts.inner.urgent.declared()
             ram, counters = _ram(parts, fs), _counters(fs, engine, parts)
-            calls, durations = waiting_reports.calls(self._life.waiting_calls(), parts.fs.paths.of), _durations(parts.fs.durations)
+            calls, durations = waiting_reports.calls(self._life.waiting_calls(), parts.inner.paths.of), _durations(parts.inner.durations)
         now, bypassed, link = time.time(), self._life.bypassed, self._life.link
         return Status(
             state="draining" if self._life.stopping else "bypassed" if bypassed else "serving",
@@ -219,7 +219,7 @@ class WorkerSubject:
     # -- what is left
 
     async def follow(self, path: bytes) -> list[bytes]:
-        return await self._parts.fs.steps.drive(self._parts.fs.paths.follow(path))
+        return await self._parts.fs.steps.drive(self._parts.inner.paths.follow(path))
 
     async def complete_until(self, paths: Sequence[bytes], timeout_s: float | None = None) -> int:
         with self._parts.fs.lock:
@@ -232,7 +232,7 @@ class WorkerSubject:
     def remaining(self, until: int, paths: Sequence[bytes] = ()) -> Remaining:
         parts = self._parts
         with parts.fs.lock:
-            return remaining(parts.log, until, paths, parts.fs.changes.display_path)
+            return remaining(parts.log, until, paths, parts.inner.changes.display_path)
 
     def left(self, until: int) -> list[QueueEntry]:
         return [entry for entry in self._parts.engine.statistics().queue if entry.seq <= until]
@@ -265,7 +265,7 @@ class WorkerSubject:
         """The checksum is taken of the bytes that will be stored, and of nothing else: RAM can be wrong too."""
         path, parts = os.fsencode(verdict.path), self._parts
         with parts.fs.lock:
-            held = parts.fs.mending.held(path)
+            held = parts.inner.mending.held(path)
         if isinstance(held, str):
             return held
         future = parts.copies.submit("hash", _digest_and_close, held.fd, held.size)
@@ -273,7 +273,7 @@ class WorkerSubject:
         if future.result() != verdict.expected:
             return "RAM has another content than was recorded: it is not written over the damaged one"
         with parts.fs.lock:
-            seq = parts.fs.mending.store_again(path, held.tier_id)
+            seq = parts.inner.mending.store_again(path, held.tier_id)
             parts.state.commit()
         if seq is None:
             return "it was changed meanwhile: look again"
@@ -286,13 +286,13 @@ class WorkerSubject:
         with self._parts.fs.lock:
             statistics = self._parts.engine.statistics()
             failed = {Seq(entry.seq) for entry in (*statistics.queue, *statistics.parked) if entry.tries and _below(entry, path)}
-            resumed = self._parts.fs.interrupted.store(path)
+            resumed = self._parts.inner.interrupted.store(path)
         return resumed + (self._parts.engine.retry(failed) if failed else 0)
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
             parked = [Seq(entry.seq) for entry in self._parts.engine.statistics().parked if _below(entry, path)]
-            dropped, left = self._parts.fs.interrupted.discard(path)
+            dropped, left = self._parts.inner.interrupted.discard(path)
         return dropped + (self._parts.engine.discard(parked) if parked else 0), left
 
     async def checkpoints(self, path: bytes) -> list[CheckpointReport]:
@@ -314,7 +314,7 @@ class WorkerSubject:
         return self._view.persisted_files(path)
 
     def settlements(self) -> int:
-        return self._parts.fs.catalogue.settlements
+        return self._parts.inner.catalogue.settlements
 
     def guarded(self) -> list[GuardedReport]:
         with self._parts.fs.lock:

@@ -124,7 +124,7 @@ class Worker:
         found = fallthrough.finished(parts.runtime, self._mountpoint) if link.workers_before else None
         self.bypassed = (found.since, found.reason) if found is not None and found.since and found.uncovered else None
         """Since when, and why, new opens are native."""
-        self._preloads = Preloads(parts.fs, parts.manifest)
+        self._preloads = Preloads(parts.fs.steps, parts.inner.preloading, parts.manifest)
         self._history = HistoryWatch(parts, self._subject.status, self._subject.reports_of, time.time)
         self.beneath = False
         """Whether the backing directory lies beneath the mount."""
@@ -248,7 +248,7 @@ class Worker:
             log.warning("a call of a killed worker on the backing directory has not returned: the drain waits for it", workers=len(stuck))
             ended = self._parts.calls.commits.submit("killed worker's call", wait_ended, stuck)
             self._parts.engine.begin_after(ended)
-            self._parts.fs.earlier_calls.begin_after(ended)
+            self._parts.inner.earlier_calls.begin_after(ended)
 
     async def _join(self) -> None:
         """Before the first request: whoever commits a pointer later finds this node."""
@@ -260,8 +260,8 @@ class Worker:
             raise MachineError(f"backing directory {self._settings.backing}: the node record cannot be written: {error}") from error
 
     async def _start_tasks(self, nursery: trio.Nursery, server: ControlServer) -> None:
-        if self._parts.fs.spill is not None:
-            self._parts.fs.spill.start()
+        if self._parts.inner.spill is not None:
+            self._parts.inner.spill.start()
         await nursery.start(self._parts.cluster.run)  # first: it gates what the last worker left
         await nursery.start(self._parts.engine.run)
         await nursery.start(server.run)
@@ -359,7 +359,7 @@ class Worker:
         from acpfs.transport.native.negotiate import Negotiated, ProtocolError
 
         def serving(session: Session) -> None:
-            fs.kept.record("negotiated", session.negotiated.to_record())
+            self._parts.inner.kept.record("negotiated", session.negotiated.to_record())
             self._session = session
             ready()
 
@@ -367,12 +367,12 @@ class Worker:
         deleted = {Ino(int(name.removeprefix(DELETED))): fds[0] for name, fds in self.link.kept.items() if name.startswith(DELETED)}
         fs.keep_deleted(deleted, lambda ino, fds: self.link.keep(f"{DELETED}{ino}", fds))
         if self.link.session:
-            negotiated = Negotiated.from_record(fs.kept.fact("negotiated"))
+            negotiated = Negotiated.from_record(self._parts.inner.kept.fact("negotiated"))
         else:
             self.link.keep("session", await trio.to_thread.run_sync(native.make_session, settings))
             self.link.remember(because=self._transport.reason)
         try:
-            await native.serve_kept(fs, self.link.kept["session"], negotiated, serving, holding=self._holding(fs))
+            await native.serve_kept(fs, self._parts.inner.kept, self.link.kept["session"], negotiated, serving, holding=self._holding(fs))
         except (ProtocolError, OSError) as error:
             if self._was_mounted or self.link.session:
                 raise
@@ -408,7 +408,7 @@ class Worker:
             ram_bytes=self._parts.tier.budget_bytes,
             transport=self.transport,
             because=self.transport_reason,
-            lanes=self._parts.fs.lanes.offered(),
+            lanes=self._parts.inner.lanes.offered(),
         )
         self._manager.ready(f"{self._record.backing} on {self._mountpoint}")
         self.link.serving(self._mountpoint)
@@ -526,7 +526,7 @@ class Worker:
             self.bypassed = None
             self._parts.engine.expect_foreign_changes(
                 *before
-            )  # else what other nodes write would be a conflict for as long as this mount lasts
+            )  # else what other members write would be a conflict for as long as this mount lasts
             raise MachineError(f"{self._mountpoint} cannot be detached: {error.strerror}") from error
 
     def _end_bypass(self, *, leave: bool) -> None:

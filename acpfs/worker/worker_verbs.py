@@ -72,7 +72,7 @@ class WorkerVerbs:
         kept_bytes = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                kept_bytes = self._parts.fs.keeping.pin(path)
+                kept_bytes = self._parts.inner.eviction.pin(path)
                 self._parts.state.commit()
         return {"pinned_bytes": kept_bytes}
 
@@ -80,7 +80,7 @@ class WorkerVerbs:
         removed = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                removed += self._parts.fs.keeping.unpin(path)
+                removed += self._parts.inner.eviction.unpin(path)
                 self._parts.state.commit()
         return {"pins": removed}
 
@@ -89,7 +89,7 @@ class WorkerVerbs:
         files = freed = 0
         for path in request.some_paths():
             with self._parts.fs.lock:
-                done = self._parts.fs.keeping.evict(path)
+                done = self._parts.inner.eviction.evict(path)
                 self._parts.state.commit()
             files, freed = files + done.files, freed + done.freed_bytes
             stayed = [StayedFile(os.fsdecode(one.path), one.reason, one.size_bytes) for one in done.stayed]
@@ -109,17 +109,17 @@ class WorkerVerbs:
             raise RefusedError(f"{os.fsdecode(path)} is neither a directory nor a file: name the target of the symlink, if it is one")
         if request.uid not in (0, node.uid):
             raise AcpfsError(f"permission denied: only its owner and root may say whether {os.fsdecode(path) or 'the mount'} is urgent")
-        fs = self._parts.fs
-        with fs.lock:
-            changed = fs.urgent.declare(path, seconds, request.uid) if seconds else fs.urgent.withdraw(path)
+        urgent = self._parts.inner.urgent
+        with self._parts.fs.lock:
+            changed = urgent.declare(path, seconds, request.uid) if seconds else urgent.withdraw(path)
             self._parts.state.commit()
         return {"changed": changed}
 
     async def _found(self, path: bytes) -> Node:
-        fs, node = self._parts.fs, None
+        node = None
         try:
             with trio.move_on_after(LOOK_S) as looked:
-                node = await fs.steps.drive(fs.paths.find(path))
+                node = await self._parts.fs.steps.drive(self._parts.inner.paths.find(path))
         except OSError as error:
             raise AcpfsError(f"{os.fsdecode(path)}: {error.strerror}") from error
         if node is None or looked.cancelled_caught:
@@ -153,7 +153,7 @@ class WorkerVerbs:
 
     async def _doctor(self, _request: ControlRequest, tell: Report) -> Json:
         """Look at the worker's own state; each fault is an item."""
-        faults = await examine(self._parts.fs, _now_and_then(tell))
+        faults = await examine(self._parts.fs.lock, self._parts.inner.invariants, _now_and_then(tell))
         await tell({"event": "items", "items": [asdict(fault) for fault in faults]})
         return {"items": []}
 

@@ -414,7 +414,7 @@ class Engine:
         return self._ops.waited_for(op) or age_s > REWRITTEN_S_MAX
 
     def _is_told_of(self, op: Op) -> bool:
-        """Whether other nodes wait for it by its time: its heir's gate would tell a later one, and what they closed in between would pass.
+        """Whether other members wait for it by its time: its heir's gate would tell a later one, and pass what they closed in between.
 
         Not when it is parked: nobody knows when it will be there, if ever.
         """
@@ -452,7 +452,7 @@ class Engine:
     def persisted(self, seq: Seq, node: Ino | None = None) -> Future[None]:
         """Done when every operation up to `seq` is persisted; fails with the errno of one that was parked.
 
-        With `node`: parked operations of other nodes do not matter. Same as `log.when_done`. Thread-safe.
+        With `node`: parked operations of other members do not matter. Same as `log.when_done`. Thread-safe.
         """
         with self._lock:
             return self._ops.when_done(seq, node)

@@ -50,7 +50,7 @@ class PeerReport:
 
 @dataclass(frozen=True, slots=True)
 class WaitingPointer:
-    """An operation that waits for other nodes."""
+    """An operation that waits for other members."""
 
     op: Op
     missing: dict[str, str]
@@ -80,7 +80,7 @@ class ClusterStatistics:
     drift_s: float
     lost: tuple[float, float] | None
     awaited: tuple[bytes, ...]
-    """Paths that lookups wait for, because other nodes are about to persist them."""
+    """Paths that lookups wait for, because other members are about to persist them."""
     name_waits: int
     name_waits_in_vain: int
     error: str
@@ -102,7 +102,7 @@ class DrainCounters:
     verified_files: int = 0
     verify_failures: int = 0
     equal_files: int = 0
-    """Not streamed, because another node had stored the same bytes under the same name."""
+    """Not streamed, because another member had stored the same bytes under the same name."""
     equal_bytes: int = 0
     repairs: int = 0
     """Times the backing directory was not as left (parent removed, name taken from outside) and was put right, or taken as it is."""

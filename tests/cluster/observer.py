@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.cluster import ranks
 
-END_WAIT_S = 60.0
+END_WAIT_S = 240.0
 
 
 class Observer:

@@ -25,7 +25,7 @@ from tests.rig.mounts import AcpfsMount, MakeMount
 
 clause = pytest.mark.clause
 Product = Callable[[str], ModuleType]
-RESULT_S = 60
+RESULT_S = 240
 
 
 @clause("T95")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tests.rig.processes import Child
 clause = pytest.mark.clause
 every_lane = pytest.mark.every_lane
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
-NORMAL_S = 30.0
 """Far more than any of these calls takes on a busy machine, far less than the time limit on the backing directory."""
 
 
@@ -42,8 +40,7 @@ def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: M
     os.listdir(run)
     fault_fs.freeze()
 
-    def work() -> float:
-        start = time.monotonic()
+    def work() -> None:
         data = os.urandom(5_000_000)
         (run / "ck").mkdir()
         (run / "ck" / "model.pt").write_bytes(data)
@@ -60,10 +57,9 @@ def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: M
             file.write("ck")
             file.flush()
             os.fsync(file.fileno())
-        return time.monotonic() - start
 
     try:
-        assert Child(work).result(60) < NORMAL_S
+        Child(work).result()  # who waits for the storage never comes back
         status = mount.wait_status(lambda s: s["backing_health"]["state"] != "ok")
         assert status["queue_length"] > 0
     finally:
@@ -116,9 +112,7 @@ def test_ordered_fsync_does_not_wait(transport: str, make_mount: MakeMount, faul
     fault_fs.freeze(["writes"])
     with open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"as of fsync")
-        start = time.monotonic()
-        os.fsync(file.fileno())
-        assert time.monotonic() - start < NORMAL_S
+        os.fsync(file.fileno())  # one that waits never comes back
         file.write(b" and later")
         fault_fs.thaw()
         mount.wait_drained()

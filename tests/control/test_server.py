@@ -22,7 +22,7 @@ from acpfs.drain_records import GuardedReport, QueueEntry, Verification
 from acpfs.errors import AcpfsError, ConfigError, DeadlineError, ExitCode, NotMountedError, RefusedError
 from tests.control.double import DoubleSubject, report_of, socket_of
 
-TEST_LIMIT_S = 20
+TEST_LIMIT_S = 120
 
 Scenario = Callable[[DoubleSubject, MountRecord], Awaitable[None]]
 

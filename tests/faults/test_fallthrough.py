@@ -82,7 +82,7 @@ def test_umount_takes_both_layers_away(transport: str, make_mount: MakeMount, ba
     mount.umount()
     assert not is_mounted(mount.path)
     mount.start()
-    subprocess.run(["umount", str(mount.path)], check=True, timeout=30)
+    subprocess.run(["umount", str(mount.path)], check=True, timeout=120)
     mount.wait_unmounted()
     mount.start()
     mount.terminate()

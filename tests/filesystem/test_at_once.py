@@ -21,7 +21,7 @@ async def directory_of(w: World) -> Ino:
 
 
 def references(w: World, ino: Ino) -> int:
-    return w.fs._table[ino].lookups
+    return w.inner.table[ino].lookups
 
 
 def test_a_known_name_is_answered_as_by_the_call_and_counted(tmp_path: Path) -> None:
@@ -29,12 +29,12 @@ def test_a_known_name_is_answered_as_by_the_call_and_counted(tmp_path: Path) -> 
         directory = await directory_of(w)
         ino = await w.write(b"f", b"bytes", directory)
         before = references(w, ino)
-        found = w.fs.at_once.entry(directory, b"f")
+        found = w.inner.at_once.entry(directory, b"f")
         assert references(w, ino) == before + 1, "the kernel has one more"
         assert isinstance(found, Attributes)
         assert (found.ino, found.size) == (ino, 5)
         assert found == await w.do(w.fs.lookup(directory, b"f"))
-        assert w.fs.at_once.attributes(ino) == found == await w.do(w.fs.getattr(ino))
+        assert w.inner.at_once.attributes(ino) == found == await w.do(w.fs.getattr(ino))
 
     run(tmp_path, scenario)
 
@@ -42,18 +42,18 @@ def test_a_known_name_is_answered_as_by_the_call_and_counted(tmp_path: Path) -> 
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         directory = await directory_of(w)
-        assert w.fs.at_once.entry(directory, b"never") == errno.ENOENT
+        assert w.inner.at_once.entry(directory, b"never") == errno.ENOENT
         await w.write(b"f", b"bytes", directory)
         await w.do(w.fs.unlink(directory, b"f"))
-        assert w.fs.at_once.entry(directory, b"f") == errno.ENOENT
-        assert w.fs.at_once.entry(ROOT, b"perhaps") is None, "the backing directory may have it"
+        assert w.inner.at_once.entry(directory, b"f") == errno.ENOENT
+        assert w.inner.at_once.entry(ROOT, b"perhaps") is None, "the backing directory may have it"
 
     run(tmp_path, scenario)
 
 
 def test_a_name_that_another_node_may_bring_is_not_denied_at_once(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
-        assert w.fs.at_once.entry(await directory_of(w), b"never") is None
+        assert w.inner.at_once.entry(await directory_of(w), b"never") is None
 
     run(tmp_path, scenario, wait_for_peers_s=5.0)
 
@@ -63,12 +63,12 @@ def test_what_others_may_have_changed_is_asked_for(tmp_path: Path) -> None:
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"f", b"bytes")
-        assert isinstance(w.fs.at_once.entry(ROOT, b"f"), Attributes), "only this mount knows it yet"
+        assert isinstance(w.inner.at_once.entry(ROOT, b"f"), Attributes), "only this mount knows it yet"
         await w.drained()
         before = references(w, ino)
         (w.backing / "f").write_bytes(b"changed outside")
-        assert w.fs.at_once.entry(ROOT, b"f") is None
-        assert w.fs.at_once.attributes(ino) is None
+        assert w.inner.at_once.entry(ROOT, b"f") is None
+        assert w.inner.at_once.attributes(ino) is None
         assert references(w, ino) == before
         assert (await w.do(w.fs.lookup(ROOT, b"f"))).size == len(b"changed outside")
 
@@ -80,11 +80,11 @@ def test_a_file_that_the_kernel_writes_to_is_looked_at(tmp_path: Path) -> None:
 
     async def scenario(w: World) -> None:
         opened, attributes = await w.create(b"f")
-        node = w.fs._table[attributes.ino]
-        w.fs._contents.kernel.expect(node)
+        node = w.inner.table[attributes.ino]
+        w.inner.contents.kernel.expect(node)
         before = references(w, node.ino)
-        assert w.fs.at_once.entry(ROOT, b"f") is None
-        assert w.fs.at_once.attributes(node.ino) is None
+        assert w.inner.at_once.entry(ROOT, b"f") is None
+        assert w.inner.at_once.attributes(node.ino) is None
         assert references(w, node.ino) == before
         node.kernel_writers -= 1
         await w.close(opened)
@@ -95,7 +95,7 @@ def test_a_file_that_the_kernel_writes_to_is_looked_at(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [b".", b"..", b".acpfs", b"n" * 256], ids=["dot", "dots", "own", "long"])
 def test_names_with_rules_of_their_own_go_to_the_call(tmp_path: Path, name: bytes) -> None:
     async def scenario(w: World) -> None:
-        assert w.fs.at_once.entry(await directory_of(w), name) is None
+        assert w.inner.at_once.entry(await directory_of(w), name) is None
 
     run(tmp_path, scenario)
 
@@ -103,9 +103,9 @@ def test_names_with_rules_of_their_own_go_to_the_call(tmp_path: Path, name: byte
 def test_what_is_no_directory_or_not_known_goes_to_the_call(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
         opened, attributes = await w.create(b"f", flags=os.O_RDONLY)
-        assert w.fs.at_once.entry(attributes.ino, b"below") is None
-        assert w.fs.at_once.entry(NO_SUCH_INO, b"below") is None
-        assert w.fs.at_once.attributes(NO_SUCH_INO) is None
+        assert w.inner.at_once.entry(attributes.ino, b"below") is None
+        assert w.inner.at_once.entry(NO_SUCH_INO, b"below") is None
+        assert w.inner.at_once.attributes(NO_SUCH_INO) is None
         await w.close(opened)
 
     run(tmp_path, scenario)

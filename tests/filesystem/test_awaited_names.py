@@ -34,7 +34,7 @@ class Others:
     """One other node's record, as this one has read it."""
 
     def __init__(self, made: World) -> None:
-        self.world, self.peers, self.peer = made, made.fs.awaited.peers, Peer("b", 0.0)
+        self.world, self.peers, self.peer = made, made.inner.awaited.peers, Peer("b", 0.0)
         self.clock = 1000.0
         self.peers._monotonic = lambda: self.clock
 
@@ -51,7 +51,7 @@ class Lookup:
     """A lookup that is under way, step by step."""
 
     def __init__(self, made: World, name: bytes, parent: Ino = ROOT) -> None:
-        self._world, self._peers = made, made.fs.awaited.peers
+        self._world, self._peers = made, made.inner.awaited.peers
         self._call: Call[Attributes] = made.fs.lookup(parent, name)
         self._future: Future[Any] | None = None
         self.found: Attributes | None = None
@@ -326,7 +326,7 @@ def test_a_directory_that_this_node_has_made_too_and_not_yet_persisted(tmp_path:
 
 def pending(made: World) -> set[bytes]:
     with made.fs.lock:
-        told = made.fs.awaited.pending()
+        told = made.inner.awaited.pending()
     assert not told.of_directories
     return set(told.paths)
 
@@ -375,7 +375,7 @@ def test_of_very_many_names_the_directories_are_told(tmp_path: Path) -> None:
         for number in range(PATHS_MAX):
             await made.do(made.fs.mkdir(directory, b"d%d" % number, 0o755, CALLER))
         with made.fs.lock:
-            told = made.fs.awaited.pending()
+            told = made.inner.awaited.pending()
         assert (set(told.paths), told.of_directories) == ({b"", b"many"}, True)
         names = NameFilter.from_text(told.to_text(5))
         assert names is not None

@@ -32,7 +32,7 @@ class Process:
                 (proc / str(number) / "task" / str(task) / "stat").write_text(_stat(task, state, flags))
         for number, (state, flags) in zip(numbers, self.threads, strict=True):
             (proc / str(number) / "stat").write_text(_stat(number, state, flags))
-            signals = {"ShdPnd": self.pending, "SigBlk": self.blocked, "SigIgn": 0, "SigCgt": self.caught}
+            signals = {"SigPnd": 0, "ShdPnd": self.pending, "SigBlk": self.blocked, "SigIgn": 0, "SigCgt": self.caught}
             lines = [f"{name}:\t{bits:016x}\n" for name, bits in signals.items()]
             (proc / str(number) / "status").write_text("Name:\tpy thon)\n" + "".join(lines))
         return numbers[-1]

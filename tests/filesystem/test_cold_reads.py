@@ -108,7 +108,7 @@ def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Pa
                 await w.do(w.fs.read(opened.handle, 0, MIB))
             await w.close(opened)
             goes_on.set()
-            assert await trio.to_thread.run_sync(closed.wait, 5)
+            assert await trio.to_thread.run_sync(closed.wait, 120)
 
     trio.run(scenario)
 
@@ -156,7 +156,7 @@ def test_what_is_kept_does_not_leave_for_a_cold_file_whose_room_goes_while_it_is
 
             monkeypatch.setattr(w.lower, "open_read", meanwhile)
             await w.read(ino, MIB)
-            assert w.fs._table[kept].body.is_whole_in_ram
+            assert w.inner.table[kept].body.is_whole_in_ram
 
     trio.run(scenario)
 
@@ -174,7 +174,7 @@ def test_the_latest_checkpoint_is_the_one_that_the_tracker_names_in_the_mount(tm
             if below is not None:
                 (w.backing / os.fsdecode(tracker)).write_bytes(below)
             await w.write(tracker, b"200")  # the engine is held: not persisted
-            assert await w.do(w.fs.preloading.latest()) == [b"iter_0000200", tracker]
+            assert await w.do(w.inner.preloading.latest()) == [b"iter_0000200", tracker]
 
     trio.run(scenario)
 
@@ -336,7 +336,7 @@ def test_what_arrives_after_patience_has_ended_is_not_kept_uncounted(
 
             monkeypatch.setattr(os, "pwrite", noticed)
             hang.goes_on.set()
-            assert await trio.to_thread.run_sync(hang.ended.wait, 5)
+            assert await trio.to_thread.run_sync(hang.ended.wait, 120)
             assert written == []
 
     trio.run(scenario)
@@ -352,13 +352,13 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path:
             hang = Hang(w, monkeypatch, 3 * MIB)
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             assert await w.do(w.fs.read(opened.handle, 0, MIB)) == data[:MIB]
-            coming = w.fs._table[ino].body.filling
+            coming = w.inner.table[ino].body.filling
             assert coming is not None
             coming.fill.lead()
-            assert await trio.to_thread.run_sync(hang.hangs.wait, 5)
+            assert await trio.to_thread.run_sync(hang.hangs.wait, 120)
             assert tier_bytes(w) > 0
             with w.fs.lock:
-                w.fs._fills.give_way(1)
+                w.inner.fills.give_way(1)
                 w.state.commit()
             assert coming.fill.has(0, MIB)
             assert coming.fill.read(0, MIB) is None, "nobody may take a hole for what the file has"

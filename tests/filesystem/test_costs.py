@@ -25,7 +25,7 @@ def test_a_directory_rename_looks_only_at_what_lies_below_it(tmp_path: Path, mon
         await w.write(b"shard", b"x", inner.ino)
         other = await w.do(w.fs.mkdir(ROOT, b"other", 0o755, CALLER))
         await w.write(b"shard", b"x", other.ino)
-        recognise, catalogue = w.fs.catalogue.recognise, w.fs.catalogue
+        recognise, catalogue = w.inner.catalogue.recognise, w.inner.catalogue
         before, after = (recognise(b"checkpoint-%d" % n, directory=True) for n in (1, 2))
         assert before is not None
         assert after is not None
@@ -61,7 +61,7 @@ def test_absent_names_are_remembered_up_to_a_number(tmp_path: Path, monkeypatch:
             await w.do(w.fs.lookup(ROOT, b"f0"))
         await w.drained()
         with w.engine.section():
-            children = w.fs._table[ROOT].dir.children
+            children = w.inner.table[ROOT].dir.children
             assert sum(not child.ino for child in children.values()) <= 8
         for name in (b"f0", b"absent0", b"absent29", b"f3.tmp", b"f29.tmp"):
             with pytest.raises(FileNotFoundError):
@@ -87,10 +87,10 @@ def test_what_is_reported_is_not_looked_for_among_all_that_is_known(tmp_path: Pa
             patched.setattr(NodeTable, "__iter__", lambda _table: pytest.fail("all nodes were walked, whatever their number"))
             w.fs.statistics()
             assert [report.path for report in w.fs.files_report()] == [b"new"]
-            assert not w.fs.keeping.evict(b"").files
+            assert not w.inner.eviction.evict(b"").files
         await w.drained()
         with w.fs.lock:
-            assert w.fs.keeping.evict(b"").files == 1
+            assert w.inner.eviction.evict(b"").files == 1
 
     run(tmp_path, scenario)
 
@@ -99,12 +99,12 @@ def test_a_takeover_looks_for_no_node_that_only_the_kernel_knows(tmp_path: Path,
     async def before(w: World) -> None:
         known = await w.write(b"known", b"x")
         for ino in range(10_000, 13_000):
-            w.fs.kept.references.add(ino, 2)
-        w.fs.kept.references.add(known, 7)
+            w.inner.kept.references.add(ino, 2)
+        w.inner.kept.references.add(known, 7)
 
     async def after(w: World) -> None:
-        assert w.fs._table[(await w.do(w.fs.lookup(ROOT, b"known"))).ino].lookups == 7 + 1
-        assert len(w.fs.kept.references) == 3001
+        assert w.inner.table[(await w.do(w.fs.lookup(ROOT, b"known"))).ino].lookups == 7 + 1
+        assert len(w.inner.kept.references) == 3001
 
     run(tmp_path, before, session="s")
     looks = Counter[str]()

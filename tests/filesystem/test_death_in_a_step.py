@@ -83,13 +83,13 @@ def test_an_open_that_truncates_and_is_cut_off_changes_nothing(
     async def main() -> None:
         async with world(life, session=session) as w:
             ino = await made(w)
-            record = w.fs._open._kept.opened
+            record = w.inner.open_files._kept.opened
 
             def picture(handle: Any) -> None:
                 take_picture(life, after)
                 record(handle)
 
-            monkeypatch.setattr(w.fs._open._kept, "opened", picture)
+            monkeypatch.setattr(w.inner.open_files._kept, "opened", picture)
             await w.close(await w.do(w.fs.open(ino, TRUNCATING, CALLER)))
         async with world(after, session=session, hold=False) as w:
             await w.drained()
@@ -110,7 +110,7 @@ def test_an_open_that_truncates_and_fails_publishes_nothing(tmp_path: Path, monk
     async def main() -> None:
         async with world(tmp_path) as w:
             ino = await made(w)
-            owner: Any = w.fs._open._kept if where == "opened" else w.fs._open._lane_use
+            owner: Any = w.inner.open_files._kept if where == "opened" else w.inner.open_files._lane_use
             with monkeypatch.context() as patch:
                 patch.setattr(owner, where, full)
                 with pytest.raises(OSError, match="No space"):
@@ -153,18 +153,18 @@ def test_what_the_kernel_wrote_is_known_where_its_mark_is(tmp_path: Path, call: 
     async def main() -> None:
         nonlocal opened
         async with world(life, closing=picture, session="s", unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             ino = await w.write(b"f", OLD)
             await w.drained()
             opened = await w.do(w.fs.open(ino, TRUNCATING, CALLER))
             assert opened.lane is Lane.PASSTHROUGH
             os.pwrite(opened.backing_fd, new, 0)
             if call == "fsync":  # a mark comes, and the picture before anything is said to be finished
-                await w.do(w.fs._contents.mark(w.fs._table[ino]))
+                await w.do(w.inner.contents.mark(w.inner.table[ino]))
                 picture(0)
             await finish(w, opened)
         async with world(after, session="s", hold=False) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             await finish(w, opened)
             await w.drained()
             assert (w.backing / "f").read_bytes() == await shown(w) == new

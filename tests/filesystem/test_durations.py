@@ -11,7 +11,7 @@ from tests.filesystem.world import CALLER, World, run
 
 
 def counted(w: World) -> dict[str, int]:
-    return {name: sum(one.counts) for name, one in w.fs.durations.all().items()}
+    return {name: sum(one.counts) for name, one in w.inner.durations.all().items()}
 
 
 @pytest.mark.clause("S320")
@@ -34,7 +34,7 @@ def test_each_save_load_and_fsync_is_counted_once(tmp_path: Path) -> None:
         assert counted(w)["file_load"] == 0
         await w.close(reader)
         assert (counted(w)["file_save"], counted(w)["file_load"]) == (1, 1)
-        assert 0 <= w.fs.durations.load.sum_s < 60
+        assert 0 <= w.inner.durations.load.sum_s < 60
 
     run(tmp_path, scenario)
 

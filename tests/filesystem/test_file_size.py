@@ -39,13 +39,13 @@ def test_longer_than_the_backing_file_system_is_large_is_too_long(tmp_path: Path
                     await call()
                 assert refused.value.errno == errno.EFBIG
             assert (await w.do(w.fs.getattr(ino))).size == 1
-            w.fs._space.learn(SpaceInfo(4096, 1 << 10, 0, 0, 0, 0, 255))
+            w.inner.space.learn(SpaceInfo(4096, 1 << 10, 0, 0, 0, 0, 255))
             await truncated(always)
             with pytest.raises(OSError):
                 await truncated(always + 1)
-            w.fs._space.learn(SpaceInfo(4096, 1 << 21, 0, 0, 0, 0, 255))
+            w.inner.space.learn(SpaceInfo(4096, 1 << 21, 0, 0, 0, 0, 255))
             await truncated(2 * always)
-            w.fs._space.learn(SpaceInfo(4096, 1 << 10, 0, 0, 0, 0, 255))
+            w.inner.space.learn(SpaceInfo(4096, 1 << 10, 0, 0, 0, 0, 255))
             await w.do(w.fs.write(opened.handle, 2 * always - 1, b"x"))  # it is that long already
             await truncated(2 * always - 1)
             await truncated(1)

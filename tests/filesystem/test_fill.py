@@ -16,7 +16,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.fill import PIECE_BYTES, Fill
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 PAGE = 4096
 
 

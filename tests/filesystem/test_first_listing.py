@@ -70,10 +70,10 @@ def test_no_more_nodes_are_made_than_an_answer_has_room_for(tmp_path: Path) -> N
 
     async def scenario(w: World) -> None:
         directory = (await w.do(w.fs.lookup(ROOT, b"data"))).ino
-        handle, before = await w.do(w.fs.opendir(directory)), len(w.fs._table)
+        handle, before = await w.do(w.fs.opendir(directory)), len(w.inner.table)
         entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True, fitting=has_room))
         assert len(entries) == ROOM
-        assert len(w.fs._table) - before == ROOM - 2
+        assert len(w.inner.table) - before == ROOM - 2
         await w.do(w.fs.releasedir(handle))
 
     run(tmp_path, scenario)

@@ -51,7 +51,7 @@ def tmpfs(monkeypatch: pytest.MonkeyPatch) -> Tmpfs:
 def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any) -> None:
     async def main() -> None:
         async with world(base, unknown_bytes=1 << 20, **changes) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             Kernel(w)
             await scenario(w)
 
@@ -60,11 +60,11 @@ def run(base: Path, scenario: Callable[[World], Awaitable[None]], **changes: Any
 
 async def writer(w: World, name: bytes = b"f") -> tuple[Ino, OpenFile]:
     """It has a complete version on the backing directory, and is being overwritten in the passthrough lane."""
-    w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     ino = await w.write(name, OLD)
     await w.drained()
     w.engine.hold(True)
-    w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
     opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
     assert opened.lane is Lane.PASSTHROUGH
     os.pwrite(opened.backing_fd, PART, 0)
@@ -100,7 +100,7 @@ async def is_told_and_kept(w: World, ino: Ino, opened: OpenFile) -> None:
     assert (w.backing / "f").read_bytes() == OLD
     assert w.fs.statistics().interrupted_files == 1
     assert await w.read(ino) == PART
-    assert w.fs.interrupted.store(b"f") == 1
+    assert w.inner.interrupted.store(b"f") == 1
     await w.drained()
     assert (w.backing / "f").read_bytes() == PART
 

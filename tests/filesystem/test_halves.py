@@ -174,9 +174,9 @@ def test_names_of_halves(tmp_path: Path, act: Act, end: str, *, rewritten: bool,
         assert OLD in below(w).values() or act in REPLACING
         with w.fs.lock:
             if end == "retry":
-                w.fs.interrupted.store(b"")
+                w.inner.interrupted.store(b"")
             else:
-                w.fs.interrupted.discard(b"")
+                w.inner.interrupted.discard(b"")
         await w.drained()
         assert below(w) == await above(w)
         assert w.fs.statistics().interrupted_files == 0

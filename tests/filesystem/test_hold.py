@@ -35,10 +35,10 @@ class Kernel:
         self._w = w
         self.locks: dict[Ino, Future[bool]] = {}
         self.retakes = True
-        w.fs.hold.offer(self)
+        w.inner.hold.offer(self)
 
     def take(self, ino: Ino) -> None:
-        until = self._w.fs.hold.taken(ino)
+        until = self._w.inner.hold.taken(ino)
         assert until is not None
         self.locks[ino] = until
         until.add_done_callback(lambda done: self.take(ino) if self.retakes and done.result() else None)
@@ -62,7 +62,7 @@ def _no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(base: Path, scenario: Scenario, **changes: Any) -> None:
     async def main() -> None:
         async with world(base, budget_bytes=BUDGET, unknown_bytes=0, **changes) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             await scenario(w, Kernel(w))
             await w.drained()
 
@@ -84,9 +84,9 @@ async def writer(w: World, name: bytes, size: int = 0, pid: int = CALLER.pid) ->
 
 async def dirty(w: World, name: bytes, size: int) -> None:
     """A file that is complete, and not persisted as long as the engine is held."""
-    w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
     await w.write(name, b"d" * size)
-    w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+    w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
 
 
 def test_without_passthrough_writers_nothing_is_looked_at(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
         ino, opened = await writer(w, b"a", 32 * MIB)
         tick(w)
         first = kernel.locks[ino]
-        w.fs.hold.lost(ino, first)
+        w.inner.hold.lost(ino, first)
         tick(w)
         assert kernel.locks[ino] is not first
         assert kernel.is_held(ino)

@@ -58,6 +58,27 @@ def test_a_file_that_got_the_inode_number_of_another_is_another(tmp_path: Path) 
 
 
 @pytest.mark.clause("S190")
+def test_hard_links_that_got_the_inode_number_of_another_are_another_file(tmp_path: Path) -> None:
+    """That they have several names makes them no names of the file that had their number before."""
+
+    async def main() -> None:
+        async with world(tmp_path, hold=False, make_lower=ReusedNumbers, attr_timeout_s=0) as w:
+            (w.backing / "F").write_bytes(b"F version 1")
+            former = await w.do(w.fs.lookup(ROOT, b"F"))
+            number = numbers_of(w).number("F")
+            (w.backing / "new").write_bytes(b"F version 2: precious")
+            os.rename(w.backing / "new", w.backing / "F")
+            (w.backing / "G").write_bytes(b"G version 1")
+            os.link(w.backing / "G", w.backing / "H")
+            numbers_of(w).show("G", number)
+            assert (await w.do(w.fs.lookup(ROOT, b"G"))).ino != former.ino
+            await rewritten(w, "G", b"G version 2")
+            assert contents(w.backing) == {"F": b"F version 2: precious", "G": b"G version 2", "H": b"G version 1"}
+
+    trio.run(main)
+
+
+@pytest.mark.clause("S190")
 def test_a_directory_that_got_the_inode_number_of_another_is_another(tmp_path: Path) -> None:
     """What is saved in it must not go to where the other was."""
 

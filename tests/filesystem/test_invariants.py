@@ -21,7 +21,7 @@ pytestmark = pytest.mark.clause("S234")
 
 
 def path_of_bytes(w: World, ino: Ino) -> Path:
-    return w.tier.directory / "data" / str(w.fs._table[ino].body.tier)
+    return w.tier.directory / "data" / str(w.inner.table[ino].body.tier)
 
 
 def put_right(w: World, wrong: Callable[[], object], right: Callable[[], object], said: str) -> None:
@@ -37,7 +37,7 @@ def put_right(w: World, wrong: Callable[[], object], right: Callable[[], object]
 def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         ino = await w.write(b"f", b"bytes")
-        node, children = w.fs._table[ino], w.fs._table[ROOT].dir.children
+        node, children = w.inner.table[ino], w.inner.table[ROOT].dir.children
         put_right(w, lambda: node.names.append((ROOT, b"g")), node.names.pop, "f: it counts a name that no directory has (g)")
         put_right(w, lambda: node.names.append((ROOT, b"f")), node.names.pop, "f: it counts a name twice")
         more = {b"g": KnownName(ino)}
@@ -48,7 +48,7 @@ def test_names_that_nodes_and_directories_do_not_agree_on(tmp_path: Path) -> Non
 
 def test_a_name_of_a_node_that_is_not_there(tmp_path: Path) -> None:
     async def main(w: World) -> None:
-        children = w.fs._table[ROOT].dir.children
+        children = w.inner.table[ROOT].dir.children
         nobody = KnownName(Ino(4711))
         put_right(w, lambda: children.update({b"g": nobody}), lambda: children.pop(b"g"), "g: the name leads to a file that is not there")
 
@@ -58,7 +58,7 @@ def test_a_name_of_a_node_that_is_not_there(tmp_path: Path) -> None:
 def test_a_count_that_is_too_high(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         opened, attributes = await w.create(b"f")
-        node = w.fs._table[attributes.ino]
+        node = w.inner.table[attributes.ino]
         put_right(
             w,
             lambda: setattr(node, "unseen_links", 3),
@@ -76,7 +76,7 @@ def test_bytes_that_can_never_leave_ram(tmp_path: Path) -> None:
     async def main(w: World) -> None:
         opened, attributes = await w.create(b"f")
         await w.do(w.fs.unlink(ROOT, b"f"))
-        node = w.fs._table[attributes.ino]
+        node = w.inner.table[attributes.ino]
         put_right(w, lambda: setattr(node, "handles", 0), lambda: setattr(node, "handles", 1), "it has bytes in RAM, but no name")
         await w.close(opened)
 
@@ -99,7 +99,7 @@ def test_bytes_that_are_not_there(tmp_path: Path, persisted: bool) -> None:
 
 def test_bytes_in_a_place_that_nothing_keeps(tmp_path: Path) -> None:
     async def main(w: World) -> None:
-        node = w.fs._table[await w.write(b"f", b"bytes")]
+        node = w.inner.table[await w.write(b"f", b"bytes")]
         body, version = node.body, w.log.pending_of(node.ino)[0].version
         assert version is not None
 
@@ -145,7 +145,7 @@ def test_the_lock_is_had_for_moments_and_what_changes_meanwhile_is_no_fault(tmp_
             await w.write(b"f%d" % number, b"bytes")
         ticks = count()
         monkeypatch.setattr(invariants, "time", SimpleNamespace(perf_counter=lambda: next(ticks) * invariants.PIECE_S / 4))
-        pieces, number = w.fs.invariants.pieces(), 0
+        pieces, number = w.inner.invariants.pieces(), 0
         while True:  # under each piece, another file goes and another comes
             with w.fs.lock:
                 piece = next(pieces, None)

@@ -306,11 +306,11 @@ def test_a_watched_version_is_read_again_after_a_write_within_one_tick(tmp_path:
         await w.do(w.fs.fsync(writer.handle, False))
         version = w.log.front(9)[-1].version
         assert version is not None
-        assert w.fs.changes.still_frozen(version)
+        assert w.inner.changes.still_frozen(version)
         write_in_one_tick(writer, b"later", 10**18)
-        assert not w.fs.changes.still_frozen(version)  # its bytes are of two moments
+        assert not w.inner.changes.still_frozen(version)  # its bytes are of two moments
         deadline = time.monotonic() + 60
-        while not w.fs.changes.still_frozen(version):  # from a mark that is newer than this reading, made by another thread
+        while not w.inner.changes.still_frozen(version):  # from a mark that is newer than this reading, made by another thread
             assert time.monotonic() < deadline
         await w.close(writer)
         await w.drained()
@@ -418,9 +418,9 @@ def test_a_reader_in_the_daemon_s_lane_keeps_later_opens_out_of_passthrough(tmp_
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_1.pt", b"a" * 2 * MIB)
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
         early = await opened(w, ino, os.O_RDONLY)
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
         for flags in (os.O_RDONLY, os.O_WRONLY):
             late = await opened(w, ino, flags)
             assert late.lane is Lane.DIRECT
@@ -472,7 +472,7 @@ def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(
 
 def test_open_writers_are_counted_and_the_count_returns_to_zero(tmp_path: Path) -> None:
     async def scenario(w: World) -> None:
-        changes = w.fs.changes
+        changes = w.inner.changes
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
         assert not changes.is_writing()
         kernel, _attributes = await w.create(b"iter_2.pt")
@@ -501,16 +501,16 @@ def test_an_open_that_finds_no_descriptor_leaves_nothing_counted(
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
         await w.drained()
         if cold:
-            w.fs.keeping.evict(b"")
+            w.inner.eviction.evict(b"")
         ino = (await w.do(w.fs.lookup(ROOT, b"iter_1.pt"))).ino
-        node = w.fs._table[ino]
+        node = w.inner.table[ino]
 
         def none_left(*_arguments: Any) -> int:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
         with monkeypatch.context() as patch:
-            patch.setattr(w.fs._contents, "opened", none_left)
-            patch.setattr(w.fs.warming, "watch", none_left)
+            patch.setattr(w.inner.contents, "opened", none_left)
+            patch.setattr(w.inner.warming, "watch", none_left)
             with pytest.raises(OSError, match="Too many open files"):
                 await opened(w, ino, flags)
         counts = (node.handles, node.kernel_handles, node.kernel_writers, node.bound_handles, node.daemon_mappers)

@@ -32,22 +32,22 @@ def test_a_load_has_its_files_once_and_says_where_they_were(tmp_path: Path, monk
         await load(w, first, second, small)
         await load(w, first)
         await load(w, await w.write(b"notes.txt", b"x" * SIZE))
-        assert w.fs.loads.take() == [], "somebody may still go on with it"
+        assert w.inner.loads.take() == [], "somebody may still go on with it"
         monkeypatch.setattr(loads, "QUIET_S", 0.0)
-        ((found, of_it),) = w.fs.loads.take()
+        ((found, of_it),) = w.inner.loads.take()
         assert (found.path, found.step) == (b"step-7", 7)
         assert (of_it.files, of_it.place) == ({first: SIZE, second: 2 * SIZE}, "ram")
         assert of_it.began <= of_it.ended
-        assert w.fs.loads.take() == []
+        assert w.inner.loads.take() == []
         await w.drained()
         with w.fs.lock:
-            assert w.fs.keeping.evict(b"step-7/0.pt").files == 1
+            assert w.inner.eviction.evict(b"step-7/0.pt").files == 1
         await load(w, first)
-        assert [of_it.place for _found, of_it in w.fs.loads.take()] == ["backing"]
+        assert [of_it.place for _found, of_it in w.inner.loads.take()] == ["backing"]
         with w.fs.lock:
-            w.fs.keeping.evict(b"step-7/0.pt")
+            w.inner.eviction.evict(b"step-7/0.pt")
         await load(w, first, second)
-        assert [of_it.place for _found, of_it in w.fs.loads.take()] == ["mixed"]
+        assert [of_it.place for _found, of_it in w.inner.loads.take()] == ["mixed"]
 
     run(tmp_path, saved)
 
@@ -60,6 +60,6 @@ def test_no_more_are_kept_than_may_be(tmp_path: Path, monkeypatch: pytest.Monkey
         for number in range(3):
             directory = (await w.do(w.fs.mkdir(ROOT, f"step-{number}".encode(), 0o755, CALLER))).ino
             await load(w, await w.write(b"model.pt", b"x" * SIZE, directory))
-        assert [found.step for found, _load in w.fs.loads.take()] == [1, 2]
+        assert [found.step for found, _load in w.inner.loads.take()] == [1, 2]
 
     run(tmp_path, scenario)

@@ -155,7 +155,7 @@ def test_a_log_that_is_appended_to_while_it_is_copied_is_not_copied_again(tmp_pa
 
     async def main() -> None:
         async with world(tmp_path, unknown_bytes=MiB, budget_bytes=256 * MiB, max_dirty_age_s=AGE_S, make_lower=Lively) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             opened, _attributes = await w.create(b"log", flags=os.O_WRONLY | os.O_APPEND)
             assert opened.lane is Lane.PASSTHROUGH
             size = COPY_AT_FREEZE_BYTES_MAX + MiB

@@ -29,7 +29,7 @@ def lose_writer(base: Path, scenario: Scenario, then: Callable[[World, Ino], Awa
 
     async def main() -> None:
         async with world(base, unknown_bytes=1 << 20, max_dirty_age_s=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             ino = await w.write(b"f", OLD)
             await w.drained()
             w.engine.hold(True)
@@ -48,7 +48,7 @@ async def is_new_and_waits_for_a_decision(w: World, ino: Ino) -> None:
     await w.drained()
     assert (w.backing / "f").read_bytes() == OLD
     with w.fs.lock:  # as whoever asks for it does: threads of the drain write rows, too
-        assert w.fs.interrupted.store(b"f") == 1
+        assert w.inner.interrupted.store(b"f") == 1
     await w.drained()
     assert (w.backing / "f").read_bytes() == NEW
 

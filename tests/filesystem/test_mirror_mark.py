@@ -22,7 +22,7 @@ from acpfs.writeback.log.ops import Op, OpKind
 from acpfs.writeback.sources.mirror import Mirror, journal_name, read_mark
 
 pytestmark = pytest.mark.clause("S152")
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class HangingMarks(BackingDirectory):

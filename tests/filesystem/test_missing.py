@@ -25,7 +25,7 @@ def killed(base: Path, leave: Left, find: Found) -> None:
 
     async def main() -> None:
         async with world(base) as w:
-            nodes = [w.fs._table[ino] for ino in await leave(w)]
+            nodes = [w.inner.table[ino] for ino in await leave(w)]
             tier_ids = [node.body.tier for node in nodes if not node.body.is_cold]
         for tier_id in tier_ids:
             (base / "tier/data" / str(tier_id)).unlink()
@@ -57,7 +57,7 @@ def test_what_is_clean_is_read_from_the_backing_directory(tmp_path: Path) -> Non
     async def find(w: World) -> None:
         found = await w.do(w.fs.lookup(ROOT, b"f"))
         assert await w.read(found.ino) == b"bytes"
-        assert w.fs.missing.warnings() == []
+        assert w.inner.missing.warnings() == []
 
     killed(tmp_path, leave, find)
 
@@ -83,7 +83,7 @@ async def drained_but_for_the_lost(w: World) -> None:
 
 def test_what_was_not_persisted_is_named_and_can_be_given_up(tmp_path: Path) -> None:
     async def find(w: World) -> None:
-        (warning,) = w.fs.missing.warnings()
+        (warning,) = w.inner.missing.warnings()
         assert "lost before they were persisted are lost;" in warning
         await fails_to_read(w, b"lost")
         await drained_but_for_the_lost(w)

@@ -132,10 +132,10 @@ def test_the_fsync_mode_of_a_directory_that_moves_is_known(tmp_path: Path) -> No
 
     async def scenario(w: World) -> None:
         directory, *_others = await renamed(w)
-        node = w.fs._table[directory]
+        node = w.inner.table[directory]
 
         async def mode() -> str:
-            return str((await w.do(w.fs._attributes.fsync_mode_in(node))).value)
+            return str((await w.do(w.inner.attributes.fsync_mode_in(node))).value)
 
         assert await ask_while_moving(w, SlowMove(w), [mode]) == ["durable"]
         await w.drained()
@@ -179,12 +179,12 @@ def test_an_exchanged_directory_is_settled_when_both_have_their_names(tmp_path: 
         await w.do(w.fs.rename(ROOT, b"iter_0000001", ROOT, b"iter_0000002", RENAME_EXCHANGE))
         for name in (b"iter_0000001", b"iter_0000002"):
             with w.fs.lock:
-                assert not w.fs.changes.is_settled((name,))
-                assert [file.is_persisted for file in w.fs.known_files.below(name)] == [False]
+                assert not w.inner.changes.is_settled((name,))
+                assert [file.is_persisted for file in w.inner.known_files.below(name)] == [False]
         await w.drained()
         for name in (b"iter_0000001", b"iter_0000002"):
             with w.fs.lock:
-                assert w.fs.changes.is_settled((name,))
-                assert [file.is_persisted for file in w.fs.known_files.below(name)] == [True]
+                assert w.inner.changes.is_settled((name,))
+                assert [file.is_persisted for file in w.inner.known_files.below(name)] == [True]
 
     run(tmp_path, scenario)

@@ -13,10 +13,13 @@ import pytest
 import trio
 import trio.testing
 
+from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.content.body import Body
-from acpfs.filesystem.content.outgrown import PIECE, TornError
+from acpfs.filesystem.content.outgrown import KEEP_PIECES, PIECE, TornError
+from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import AttributeChange, Lane, OpenFile
 from acpfs.filesystem.steps import settled
+from acpfs.ram.state import LateError
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_hold import Kernel, run, tick, writer
 from tests.filesystem.world import CALLER, World, violations, world
@@ -215,7 +218,7 @@ def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             kernel = Kernel(w)
             ino, opened = await writer(w, b"big")
             await outgrow(w, kernel, opened, ino, data)
@@ -224,7 +227,7 @@ def test_a_restart_finds_it_and_retry_stores_it(tmp_path: Path) -> None:
             assert await w.read(found.ino, 128 * MIB) == data
             assert w.fs.statistics().interrupted_files == 1
             with w.fs.lock:
-                assert w.fs.interrupted.store(b"") == 1
+                assert w.inner.interrupted.store(b"") == 1
             await w.drained()
             assert (w.backing / "big").read_bytes() == data
 
@@ -236,7 +239,7 @@ def test_a_restart_after_its_close_finishes_it(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with world(tmp_path, budget_bytes=64 * MIB, unknown_bytes=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             kernel = Kernel(w)
             ino, opened = await writer(w, b"big")
             await outgrow(w, kernel, opened, ino, data)
@@ -255,7 +258,7 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
         ino, opened = await writer(w, b"big")
         data = patterned(80 * MIB)
         await outgrow(w, kernel, opened, ino, data)
-        complete, begun, goes_on, copies = w.fs._outgrown._complete, threading.Event(), threading.Event(), []
+        complete, begun, goes_on, copies = w.inner.outgrown._complete, threading.Event(), threading.Event(), []
 
         def slowly(content: Body, size: int) -> None:
             copies.append(size)
@@ -263,7 +266,7 @@ def test_the_rest_of_it_is_copied_by_one_at_a_time(tmp_path: Path, monkeypatch: 
             goes_on.wait(60)
             complete(content, size)
 
-        monkeypatch.setattr(w.fs._outgrown, "_complete", slowly)
+        monkeypatch.setattr(w.inner.outgrown, "_complete", slowly)
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))
@@ -296,13 +299,18 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: 
             goes_on.wait(60)
             raise TornError(errno.EIO, "overwritten after it had left RAM")
 
-        monkeypatch.setattr(w.fs._outgrown, "_complete", torn)
+        monkeypatch.setattr(w.inner.outgrown, "_complete", torn)
         await w.do(w.fs.flush(opened.handle))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.release(opened.handle))
             assert await trio.to_thread.run_sync(begun.wait, 60)
             again = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
+            reader = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             goes_on.set()
+        with pytest.raises(OSError) as error:
+            await w.do(w.fs.read(reader.handle, 20 * MIB, 100))
+        assert error.value.errno == errno.EIO
+        await w.close(reader)
         for call in (w.fs.write(again.handle, 0, b"new"), w.fs.setattr(ino, AttributeChange(size=5), again.handle, CALLER)):
             with pytest.raises(OSError) as error:
                 await w.do(call)
@@ -314,6 +322,70 @@ def test_who_opened_what_then_failed_is_told_so_and_can_write_it_anew(tmp_path: 
             await w.do(w.fs.flush(again.handle))
         await w.do(w.fs.release(again.handle))
         assert violations(w) == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_piece_whose_going_cannot_be_recorded_stays_and_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state cannot be written at that moment (S202). A write gets in before the next try: what it zeroes is not torn."""
+    zeros = KEEP_PIECES * PIECE + 50
+    failed: list[None] = []
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        ino, opened = await writer(w, b"big")
+        must_commit = w.state.must_commit
+
+        def late() -> None:
+            if failed:
+                return must_commit()
+            failed.append(None)
+            os.pwrite(opened.backing_fd, bytes(100), zeros)
+            raise LateError("full")
+
+        monkeypatch.setattr(w.state, "must_commit", late)
+        monkeypatch.setattr(outgrown, "RETRY_DELAY_MAX_S", 0.0)
+        data = bytearray(patterned(100 * MIB))
+        await outgrow(w, kernel, opened, ino, bytes(data))
+        data[zeros : zeros + 100] = bytes(100)
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)
+    assert failed
+
+
+def test_who_reads_while_the_last_of_it_moves_reads_it_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that was on its way to RAM finds the file in its staging file by the time that a thread takes it."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        reading, sealed = threading.Event(), threading.Event()
+        parts = w.inner.outgrown
+        complete, seal, read = parts._complete, parts._sealed, parts._read
+
+        def complete_late(body: Body, size: int) -> None:
+            assert reading.wait(60)
+            complete(body, size)
+
+        def seal_and_tell(node: Node, body: Body) -> None:
+            seal(node, body)
+            sealed.set()
+
+        def read_late(body: Body, offset: int, size: int) -> bytes:
+            reading.set()
+            assert sealed.wait(60)
+            return read(body, offset, size)
+
+        for name, patch in (("_complete", complete_late), ("_sealed", seal_and_tell), ("_read", read_late)):
+            monkeypatch.setattr(parts, name, patch)
+        ino, opened = await writer(w, b"big")
+        data = patterned(100 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        await w.do(w.fs.flush(opened.handle))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.do, w.fs.release(opened.handle))
+            await until(w, lambda: not w.inner.table[ino].kernel_handles)
+            assert await w.read(ino, 128 * MIB) == data
 
     run(tmp_path, scenario)
 

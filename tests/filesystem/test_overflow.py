@@ -168,7 +168,7 @@ def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_pa
 
     async def scenario(w: World) -> None:
         (w.backing / "f").write_bytes(block(1) * 8)
-        filled, first_begun = w.fs._overflow.filled, trio.Event()
+        filled, first_begun = w.inner.overflow.filled, trio.Event()
 
         async def late(*arguments: Any) -> Body:
             begun.append(arguments[0])
@@ -189,7 +189,7 @@ def test_two_that_open_a_file_for_which_there_is_no_room_have_one_content(tmp_pa
             await until.wait()
             await w.close(opened)
 
-        monkeypatch.setattr(w.fs._overflow, "filled", late)
+        monkeypatch.setattr(w.inner.overflow, "filled", late)
         ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
         written = [trio.Event(), trio.Event()]
         async with trio.open_nursery() as nursery:
@@ -245,7 +245,7 @@ def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tm
             await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         assert refused.value.errno == errno.EIO
         hang.goes_on.set()
-        assert await trio.to_thread.run_sync(removed.wait, 5)
+        assert await trio.to_thread.run_sync(removed.wait, 120)
         assert w.lower.list_staging() == []
 
     run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=0.2)
@@ -339,7 +339,7 @@ def test_a_change_waits_for_a_killed_workers_write_and_does_not_keep_it(tmp_path
                 await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
         async with world(tmp_path, budget_bytes=BUDGET, when_full="native") as w:
             ended: Future[None] = Future()
-            w.fs.earlier_calls.begin_after(ended)
+            w.inner.earlier_calls.begin_after(ended)
             ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
             opened = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
             written: list[int] = []

@@ -46,7 +46,7 @@ def run(base: Path, *scenarios: Scenario, session: str = "", **changes: Any) -> 
     async def main() -> None:
         for scenario in scenarios:
             async with world(base, **{"limits": lambda _pid: own_limits(), "session": session, **changes}) as w:
-                w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+                w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
                 await scenario(w)
 
     trio.run(main)
@@ -58,7 +58,7 @@ def taken(w: World) -> int:
 
 def pages(w: World, ino: Ino) -> int:
     """Of one file, without the copies that small versions are."""
-    body = w.fs._table[ino].body
+    body = w.inner.table[ino].body
     return w.tier.stat(body.tier).st_blocks * 512
 
 
@@ -71,7 +71,7 @@ def write(opened: OpenFile, size: int, start: int = 0) -> None:
 
 async def expect(w: World, size: int = FILE) -> None:
     """Teach it how large `model-N.pt` is; nothing of that stays in RAM."""
-    w.fs.expectations.learn(b"model-0.pt", size)
+    w.inner.expectations.learn(b"model-0.pt", size)
 
 
 async def opened_new(w: World, name: bytes = b"model-1.pt") -> tuple[OpenFile, Attributes]:
@@ -149,8 +149,8 @@ def test_a_large_file_gets_the_rest_behind_the_open(base: Path, monkeypatch: pyt
 
     async def scenario(w: World) -> None:
         rests: list[Future[Any]] = []
-        submit = w.fs._ahead._threads.submit
-        monkeypatch.setattr(w.fs._ahead._threads, "submit", lambda *words: rests.append(submit(*words)))
+        submit = w.inner.ahead._threads.submit
+        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(submit(*words)))
         await expect(w)
         opened, _made = await opened_new(w)
         assert taken(w) >= 2 * MIB
@@ -169,9 +169,9 @@ def test_the_rest_is_not_taken_where_somebody_goes_by_the_mtime_or_nobody_writes
 
     async def scenario(w: World) -> None:
         rests: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(w.fs._ahead._threads, "submit", lambda *words: rests.append(words[1:]))
+        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:]))
         for change in ("times", "closed"):
-            w.fs.expectations.learn(f"{change}-0.pt".encode(), FILE)
+            w.inner.expectations.learn(f"{change}-0.pt".encode(), FILE)
             before = taken(w)
             opened, made = await opened_new(w, f"{change}-1.pt".encode())
             if change == "times":
@@ -358,7 +358,7 @@ def test_much_is_given_back_in_pieces(base: Path, monkeypatch: pytest.MonkeyPatc
         write(opened, PIECE, 3 * MIB)
         seen = await attributes(w, made.ino)
         monkeypatch.setattr(pages_ahead, "PIECE_BYTES", 2 * MIB)
-        monkeypatch.setattr(w.fs._ahead._threads, "submit", lambda *words: rests.append(words[1:]))
+        monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:]))
         await w.close(opened)
         assert pages(w, made.ino) == FILE - 2 * MIB
         again = await w.do(w.fs.open(made.ino, os.O_WRONLY, CALLER))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.clause("S217")
 
 async def why_not(w: World, path: bytes) -> int | None:
     with pytest.raises(OSError) as caught:
-        await w.do(w.fs.paths.follow(path))
+        await w.do(w.inner.paths.follow(path))
     assert caught.value.filename == path
     return caught.value.errno
 
@@ -28,7 +28,7 @@ def test_what_is_there_only_below_only_above_or_not_at_all(tmp_path: Path) -> No
         (w.backing / "gone").write_bytes(b"x")
         await w.write(b"new", b"x")
         await w.do(w.fs.unlink(ROOT, b"gone"))
-        assert [await w.do(w.fs.paths.follow(path)) for path in (b"", b"run/old", b"new")] == [[b""], [b"run/old"], [b"new"]]
+        assert [await w.do(w.inner.paths.follow(path)) for path in (b"", b"run/old", b"new")] == [[b""], [b"run/old"], [b"new"]]
         assert [await why_not(w, path) for path in (b"none", b"run/none/x", b"new/x", b"gone", b".acpfs")] == [errno.ENOENT] * 5
 
     run(tmp_path, scenario)
@@ -43,9 +43,9 @@ def test_symlinks_count_and_what_they_lead_to(tmp_path: Path) -> None:
             await w.do(w.fs.symlink(ROOT, name, target, CALLER))
         for name, target in ((b"away", b"/etc"), (b"beside", mountpoint + b"-2/x"), (b"above", b"run/../../x"), (b"broken", b"none")):
             await w.do(w.fs.symlink(ROOT, name, target, CALLER))
-        assert await w.do(w.fs.paths.follow(b"latest/model")) == [b"latest", b"run/model"]
-        assert await w.do(w.fs.paths.follow(b"up")) == [b"up", b"latest", b"run"]
-        assert await w.do(w.fs.paths.follow(b"whole/model")) == [b"whole", b"latest", b"run/model"]
+        assert await w.do(w.inner.paths.follow(b"latest/model")) == [b"latest", b"run/model"]
+        assert await w.do(w.inner.paths.follow(b"up")) == [b"up", b"latest", b"run"]
+        assert await w.do(w.inner.paths.follow(b"whole/model")) == [b"whole", b"latest", b"run/model"]
         assert [await why_not(w, path) for path in (b"away", b"beside", b"above")] == [errno.EXDEV] * 3
         assert [await why_not(w, path) for path in (b"broken", b"loop")] == [errno.ENOENT, errno.ELOOP]
 

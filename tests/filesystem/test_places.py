@@ -92,7 +92,7 @@ class Random:
     async def to_change(self) -> Ino:
         """One of them; drained before, where it waits for that, or has no room beside a version of it."""
         ino = self.one()
-        body = self.w.fs._table[ino].body
+        body = self.w.inner.table[ino].body
         if not body.is_cold and (body.sealed or self.w.tier.free_bytes() < len(self.files[ino])):
             await self.drain()
         return ino
@@ -116,7 +116,7 @@ class Random:
     def check(self) -> None:
         assert violations(self.w) == []
         with self.w.fs.lock:
-            for node in self.w.fs._table:
+            for node in self.w.inner.table:
                 assert not node.body.wrong()
                 self.places["spilled"] += node.body.is_spilled
                 self.places["staging"] += node.body.is_overflowed

@@ -23,7 +23,7 @@ FILE_BYTES = 4 * MIB
 async def directory(w: World, path: bytes) -> Ino:
     ino = ROOT
     for name in path.split(b"/"):
-        node = w.fs._table[ino].dir.children.get(name)
+        node = w.inner.table[ino].dir.children.get(name)
         ino = node.ino if node is not None and node.ino else (await w.do(w.fs.mkdir(ino, name, 0o755, CALLER))).ino
     return ino
 
@@ -72,7 +72,7 @@ def test_steps_count_and_not_when_a_checkpoint_was_used(tmp_path: Path) -> None:
         async with world(tmp_path, keep_checkpoints=1) as w:
             for step in (9, 10):
                 await save(w, b"iter_%07d/a.pt" % step)
-            await w.read(w.fs._table[ROOT].dir.children[b"iter_0000009"].ino and (await _child(w, b"iter_0000009", b"a.pt")))
+            await w.read(w.inner.table[ROOT].dir.children[b"iter_0000009"].ino and (await _child(w, b"iter_0000009", b"a.pt")))
             make_room(w, 1)
             assert in_ram(w) == {b"iter_0000010/a.pt"}
 
@@ -124,7 +124,7 @@ def test_how_many_can_be_changed_at_any_time(tmp_path: Path) -> None:
             await save(w, b"checkpoint-1/a")
             await save(w, b"loose")
             with w.fs.lock:
-                w.fs.keeping.keep(1)
+                w.inner.eviction.keep(1)
             make_room(w, 1)
             assert in_ram(w) == {b"checkpoint-1/a"}
             assert w.fs.statistics().content.retained_bytes == FILE_BYTES
@@ -180,7 +180,7 @@ def test_what_is_pinned_never_leaves_also_after_a_new_daemon(tmp_path: Path) -> 
         async with world(tmp_path) as w:
             await save(w, b"keep/a", MIB)
             with w.fs.lock:
-                assert w.fs.keeping.pin(b"keep") == MIB
+                assert w.inner.eviction.pin(b"keep") == MIB
                 w.state.commit()
             await save(w, b"keep/b", MIB)
             await save(w, b"loose", MIB)
@@ -188,9 +188,9 @@ def test_what_is_pinned_never_leaves_also_after_a_new_daemon(tmp_path: Path) -> 
             make_room(w, 64 * MIB)
             assert in_ram(w) == {b"keep/a", b"keep/b"}
             with w.fs.lock:
-                assert w.fs.keeping.pinned_bytes() == 2 * MIB
-                assert w.fs.keeping.evict(b"").stayed[0].reason == "pinned"
-                assert w.fs.keeping.unpin(b"keep") == 1
+                assert w.inner.eviction.pinned_bytes() == 2 * MIB
+                assert w.inner.eviction.evict(b"").stayed[0].reason == "pinned"
+                assert w.inner.eviction.unpin(b"keep") == 1
             make_room(w, 64 * MIB)
             assert in_ram(w) == set()
 
@@ -203,7 +203,7 @@ def test_a_pin_that_would_fill_the_budget_is_refused(tmp_path: Path) -> None:
         async with world(tmp_path, budget_bytes=8 * MIB) as w:
             await save(w, b"a", 7 * MIB)
             with w.fs.lock, pytest.raises(RefusedError, match="75%"):
-                w.fs.keeping.pin(b"a")
+                w.inner.eviction.pin(b"a")
             make_room(w, MIB)
             assert in_ram(w) == set()
 
@@ -223,7 +223,7 @@ def test_eviction_by_hand_takes_what_is_clean_and_says_why_the_rest_stays(tmp_pa
             writing, _attributes = await w.create(b"writing", await directory(w, b"d"))
             reader = await w.do(w.fs.open(read, os.O_RDONLY, CALLER))
             with w.fs.lock:
-                done = w.fs.keeping.evict(b"d")
+                done = w.inner.eviction.evict(b"d")
             assert (done.files, done.freed_bytes) == (2, 2 * MIB)
             reasons = {stayed.path: stayed.reason for stayed in done.stayed}
             assert reasons == {b"d/dirty": "not persisted yet", b"d/read": "open or mapped", b"d/writing": "being written"}
@@ -261,7 +261,7 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
             ino, content = await save_known(w, b"large", 16 * MIB)
             make_room(w, 3 * MIB)
             assert w.tier.used_bytes == tier_files(w) == 12 * MIB
-            assert [file.ram_bytes for file in w.fs.known_files.below(b"large")] == [12 * MIB]
+            assert [file.ram_bytes for file in w.inner.known_files.below(b"large")] == [12 * MIB]
             assert [(row.path, row.size, row.state, row.tier) for row in w.fs.files_report()] == [
                 (b"large", 16 * MIB, "clean", "ram+backing")
             ]
@@ -269,7 +269,7 @@ def test_of_a_large_file_only_as_much_leaves_as_is_wanted(tmp_path: Path, small_
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             for offset, size in ((0, 100), (12 * MIB - 50, 100), (12 * MIB, 100), (16 * MIB - 10, 100), (16 * MIB, 10), (0, 20 * MIB)):
                 assert await w.do(w.fs.read(opened.handle, offset, size)) == content[offset : offset + size]
-            assert w.fs.keeping.evict(b"").stayed[0].reason == "open or mapped"
+            assert w.inner.eviction.evict(b"").stayed[0].reason == "open or mapped"
             await w.close(opened)
             make_room(w, MIB)
             assert w.tier.used_bytes == tier_files(w) == 10 * MIB
@@ -300,7 +300,7 @@ def test_reading_what_is_left_of_it_brings_nothing_back_and_reading_on_does(tmp_
         async with world(tmp_path, budget_bytes=64 * MIB) as w:
             _ino, content = await save_known(w, b"large", 16 * MIB)
             with w.fs.lock:
-                w.fs._contents.retention.let_leave(3 * MIB, also_retained=True)  # what wanted the room is gone again
+                w.inner.contents.retention.let_leave(3 * MIB, also_retained=True)  # what wanted the room is gone again
                 w.state.commit()
             assert w.tier.used_bytes == 12 * MIB
             if not takeover:

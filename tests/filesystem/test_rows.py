@@ -28,19 +28,19 @@ def check_rows(w: World) -> None:
     """Every row says of its node what memory says."""
     with w.fs.lock:
         rows = {row[0]: row[1:] for row in w.state.rows(f"SELECT ino, {COLUMNS} FROM node")}
-        for node in w.fs._table.recorded():
+        for node in w.inner.table.recorded():
             expected = tuple(storable((*_seldom_changed(node), *_often_changed(node))))[: len(COLUMNS.split(", "))]
             found = rows.pop(node.ino)
             if found[XATTRS] is None:  # they were looked at since: the next worker does that by itself
                 expected = (*expected[:XATTRS], None, *expected[XATTRS + 1 :])
-            assert found == expected, w.fs._table.path(node.ino)
+            assert found == expected, w.inner.table.path(node.ino)
         assert not rows
 
 
 async def change(w: World, rng: random.Random) -> None:
     """One call on one of a few names; it may find nothing to do."""
     name, other, content = (b"n%d" % rng.randrange(5) for _ in range(3))
-    found = w.fs._table[ROOT].dir.children.get(name)
+    found = w.inner.table[ROOT].dir.children.get(name)
     ino = found.ino if found is not None else NO_INO
     if not ino:
         await w.write(name, content * rng.randrange(1, 9))

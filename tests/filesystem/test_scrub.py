@@ -47,13 +47,13 @@ class Stand:
 
     def __init__(self, w: World, ino: Ino) -> None:
         self.w, self.ino, self.recorded = w, ino, Recorded()
-        self.scrub = RamScrub(w.fs.mending, w.log, w.fs.changes, w.tier, w.tree, self.recorded, w.lower, w.fs.lock, w.state.commit)
+        self.scrub = RamScrub(w.inner.mending, w.log, w.inner.changes, w.tier, w.tree, self.recorded, w.lower, w.fs.lock, w.state.commit)
         self.between: Callable[[], object] = lambda: None
         """Done under the first piece that is read."""
 
     @property
     def tier_file(self) -> Path:
-        return self.w.tier.directory / "data" / str(self.w.fs._table[self.ino].body.tier)
+        return self.w.tier.directory / "data" / str(self.w.inner.table[self.ino].body.tier)
 
     def flip(self, path: Path, at: int = 5000) -> None:
         with open(path, "r+b") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ def hanging(w: World, *calls: str) -> Iterator[Callable[[], None]]:
 
     def held_up(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            gate.wait(30)
+            gate.wait(120)
             return original(*arguments)
 
         return call
@@ -54,7 +55,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_listed(w: World, directory: Ino) -> None:
-    await until(lambda: w.fs._table[directory].dir.listed_at >= 0)
+    await until(lambda: w.inner.table[directory].dir.listed_at >= 0)
 
 
 def save_dir(base: Path) -> None:
@@ -103,8 +104,8 @@ def test_an_answer_that_comes_late_is_heard(tmp_path: Path) -> None:
             with pytest.raises(FileNotFoundError):
                 await w.do(w.fs.lookup(directory, b"new"))
             go_on()
-            await until(lambda: w.fs._table[shard.ino].size == len(b"longer than it was"))
-            await until(lambda: bool(w.fs._table[directory].dir.children[b"new"].ino))
+            await until(lambda: w.inner.table[shard.ino].size == len(b"longer than it was"))
+            await until(lambda: bool(w.inner.table[directory].dir.children[b"new"].ino))
 
     run(tmp_path, scenario, **SHORT)
 
@@ -171,31 +172,31 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
             await w.do(w.fs.unlink(directory, b"shard"))
             await w.drained()
             made = (await w.do(w.fs.lookup(directory, b"made"))).ino
-            w.fs._contents.drop(w.fs._table[made])
+            w.inner.contents.drop(w.inner.table[made])
             with w.fs.lock:
-                w.fs._view.reap(w.fs._table[made])
+                w.inner.lower_view.reap(w.inner.table[made])
             kept = await w.names(directory)
             await w.do(w.fs.opendir(directory))  # somebody stands in it
-            space = w.fs._space.now()
+            space = w.inner.space.now()
         hung = threading.Event()
 
         class Hung(BackingDirectory):
             """Answers nothing from the beginning."""
 
             def lstat(self, path: LowerPath) -> LowerStat:
-                hung.wait(30)
+                hung.wait(120)
                 return super().lstat(path)
 
             def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
                 return lstat_each(self.lstat, directory, names)
 
             def listdir(self, path: LowerPath) -> list[LowerEntry]:
-                hung.wait(30)
+                hung.wait(120)
                 return super().listdir(path)
 
         try:
             async with world(tmp_path, make_lower=Hung, space=space, **words) as w:
-                w.fs._table[directory].lookups += 1
+                w.inner.table[directory].lookups += 1
                 assert await w.names(directory) == kept == [b"made", b"renamed", b"step-1", b"step-2"]
                 for name in (b"step-3", b"shard", b"old"):
                     await w.do(w.fs.mkdir(directory, name, 0o755, CALLER))
@@ -233,12 +234,39 @@ def test_what_is_kept_of_listings_is_bounded(tmp_path: Path) -> None:
     assert Ino(399) in left
     assert Ino(1) not in left
     assert not {Ino(1000), Ino(1001)} & left.keys()
-    assert len(left[Ino(399)]) == 1100
+    assert len(left[Ino(399)].read()) == 1100
     keep(399, 1, 3)
-    assert list(KeptListings(state).load()[Ino(399)]) == [b"000"]
+    assert list(KeptListings(state).load()[Ino(399)].read()) == [b"000"]
     kept.drop(Ino(399))
     assert Ino(399) not in KeptListings(state).load()
-    assert state.rows("SELECT count(*) FROM listed WHERE parent = 399") == [(0,)]
+    assert state.rows("SELECT count(*) FROM listing_change WHERE parent = 399") == [(0,)]
+
+
+@pytest.mark.clause("S240")
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int) -> None:
+    """Names that come and go, listings that are made anew: after each, a next worker has exactly the names that there are."""
+    state, rng, there = StateDatabase(tmp_path / "state.db"), random.Random(seed), dict[bytes, LowerEntry]()
+    kept, directory = KeptListings(state), Ino(7)
+    kept.keep(directory, (), there.get)
+    for step in range(400):
+        name = b"%d" % rng.randrange(60)
+        if rng.randrange(20) == 0:
+            there = {b"%d" % n: LowerEntry(b"%d" % n, (1 << 64) - 1 - n, 0o100000) for n in rng.sample(range(60), rng.randrange(60))}
+            kept.keep(directory, there.keys(), there.get)
+        elif rng.randrange(2):
+            there[name] = LowerEntry(name, step, 0o040000)
+            kept.name(directory, name, there[name])
+        else:
+            there.pop(name, None)
+            kept.name(directory, name, None)
+        again = KeptListings(state)
+        assert again.load()[directory].read().keys() == there.keys()
+        assert again._bytes == kept._bytes
+        if rng.randrange(4) == 0:  # a next worker goes on, before it has taken apart what the last one left
+            kept = again
+    kept.drop(directory)
+    assert KeptListings(state).load() == {}
 
 
 @pytest.mark.clause("S28", "S206")
@@ -269,7 +297,7 @@ def test_names_are_listed_without_their_attributes_when_those_do_not_come(tmp_pa
             assert [(entry.name, entry.attributes) for entry in entries[2:]] == [(b"shard", None), (b"step-1", None)]
             await w.do(w.fs.releasedir(handle))
         handle = await w.do(w.fs.opendir(directory))
-        await until(lambda: b"shard" in w.fs._table[directory].dir.children)  # the answer that came late
+        await until(lambda: b"shard" in w.inner.table[directory].dir.children)  # the answer that came late
         entries = await w.do(w.fs.readdir(handle, 0, with_attributes=True))
         assert [entry.attributes.size for entry in entries if entry.name == b"shard" and entry.attributes is not None] == [10]
 
@@ -294,7 +322,7 @@ def test_what_was_made_and_forgotten_since_is_not_lost_by_a_late_answer(tmp_path
             os.unlink(w.backing / "save/new")  # what the late answer will say
             go_on()
             await until(lambda: not w.calls.requests.statistics().in_flight)
-            assert w.fs._table[directory].dir.children[b"new"].ino == ino
+            assert w.inner.table[directory].dir.children[b"new"].ino == ino
 
     run(tmp_path, scenario, **SHORT)
 
@@ -308,12 +336,12 @@ def test_directories_that_cannot_be_listed_now_are_none_to_wait_for(tmp_path: Pa
     async def scenario(w: World) -> None:
         for number in range(2000):
             ino = (await w.do(w.fs.lookup(ROOT, b"%d" % number))).ino
-            w.fs._table[ino].dir.listed_at = -1.0
+            w.inner.table[ino].dir.listed_at = -1.0
         w.calls.requests.close()
         with w.fs.lock:
-            w.fs._view.ahead._wanted = {node.ino: None for node in w.fs._table if node.is_dir and node.ino != ROOT}
-            w.fs._view.ahead._begin()
-            assert not w.fs._view.ahead._wanted
+            w.inner.lower_view.ahead._wanted = {node.ino: None for node in w.inner.table if node.is_dir and node.ino != ROOT}
+            w.inner.lower_view.ahead._begin()
+            assert not w.inner.lower_view.ahead._wanted
 
     run(tmp_path, scenario)
 

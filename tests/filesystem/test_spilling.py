@@ -34,8 +34,8 @@ def content(number: int, size: int = FILE) -> bytes:
 
 
 def spilling(made: World) -> Spilling:
-    assert made.fs.spilling is not None
-    return made.fs.spilling
+    assert made.inner.spilling is not None
+    return made.inner.spilling
 
 
 async def until(made: World, wanted: Callable[[], bool]) -> None:

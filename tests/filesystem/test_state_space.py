@@ -33,14 +33,14 @@ def test_new_names_are_refused_and_what_is_there_can_be_written_deleted_and_drai
         old = await w.write(b"old", b"x")
         await w.write(b"other", b"x")
         free[0] = 1 << 20
-        nodes, length = len(list(w.fs._table)), len(w.log)
+        nodes, length = len(list(w.inner.table)), len(w.log)
         assert await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.mkdir(ROOT, b"new", 0o755, CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.symlink(ROOT, b"new", b"target", CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.mknod(ROOT, b"new", 0o100644, 0, CALLER)) == errno.ENOSPC
         assert await refused(w, w.fs.link(old, ROOT, b"new")) == errno.ENOSPC
         assert await refused(w, w.fs.setxattr(old, b"user.a", b"v" * 60_000)) == errno.ENOSPC
-        assert (len(list(w.fs._table)), len(w.log)) == (nodes, length), "nothing was changed"
+        assert (len(list(w.inner.table)), len(w.log)) == (nodes, length), "nothing was changed"
         opened = await w.do(w.fs.open(old, os.O_WRONLY | os.O_TRUNC, CALLER))
         await w.do(w.fs.write(opened.handle, 0, b"anew"))
         await w.close(opened)
@@ -93,16 +93,16 @@ def test_a_file_whose_record_finds_no_room_is_not_opened_and_leaves_nothing_behi
     async def scenario(w: World) -> None:
         ino = await w.write(b"file", b"x")
         directory = await w.do(w.fs.mkdir(ROOT, b"d", 0o755, CALLER))
-        before = w.fs.statistics().open_files, w.fs._contents.writers
+        before = w.fs.statistics().open_files, w.inner.contents.writers
         with monkeypatch.context() as patched:
-            patched.setattr(w.fs.kept.handles, "add", full)
-            patched.setattr(w.fs.kept.directories, "add", full)
+            patched.setattr(w.inner.kept.handles, "add", full)
+            patched.setattr(w.inner.kept.directories, "add", full)
             for flags in (os.O_RDONLY, os.O_RDWR):
                 assert await refused(w, w.fs.open(ino, flags, CALLER)) == errno.ENOSPC
             assert await refused(w, w.fs.create(ROOT, b"new", 0o644, os.O_WRONLY, CALLER)) == errno.ENOSPC
             assert await refused(w, w.fs.opendir(directory.ino)) == errno.ENOSPC
-        assert (w.fs.statistics().open_files, w.fs._contents.writers) == before
-        assert [node.handles for node in w.fs._table] == [0] * len(w.fs._table)
+        assert (w.fs.statistics().open_files, w.inner.contents.writers) == before
+        assert [node.handles for node in w.inner.table] == [0] * len(w.inner.table)
         assert await w.read(ino) == b"x"
         await w.do(w.fs.rmdir(ROOT, b"d"))
         await w.drained()

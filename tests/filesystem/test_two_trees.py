@@ -152,7 +152,7 @@ def test_a_restart_finds_names_content_and_log(tmp_path: Path) -> None:
             await w.drained()
             assert (w.backing / "e/shard").read_bytes() == b"x" * 5000
             assert not (w.backing / "half").exists()  # its writer was lost before it closed the file
-            assert w.fs.interrupted.store(b"half") == 1
+            assert w.inner.interrupted.store(b"half") == 1
             await w.drained()
             assert (w.backing / "half").read_bytes() == b"torn"
 
@@ -170,7 +170,7 @@ def test_discarding_an_interrupted_overwrite_shows_the_old_content(tmp_path: Pat
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"half"
             with w.fs.lock:
-                assert w.fs.interrupted.discard(b"f") == (1, [])
+                assert w.inner.interrupted.discard(b"f") == (1, [])
             found = await w.do(w.fs.lookup(ROOT, b"f"))
             assert await w.read(found.ino) == b"old and complete"
 
@@ -187,12 +187,12 @@ def test_discarding_leaves_what_is_open_and_drops_the_rest(tmp_path: Path) -> No
         async with world(tmp_path) as w:
             reader = await w.do(w.fs.open((await w.do(w.fs.lookup(ROOT, b"a"))).ino, os.O_RDONLY, CALLER))
             with w.fs.lock:
-                assert w.fs.interrupted.discard(b"") == (2, [b"a"])
+                assert w.inner.interrupted.discard(b"") == (2, [b"a"])
             assert await w.names() == [b"a"]
             assert await w.do(w.fs.read(reader.handle, 0, 10)) == b"half"
             await w.close(reader)
             with w.fs.lock:
-                assert w.fs.interrupted.discard(b"") == (1, [])
+                assert w.inner.interrupted.discard(b"") == (1, [])
             assert await w.names() == []
 
     trio.run(main)
@@ -234,8 +234,8 @@ def test_the_fsync_mode_of_a_directory_outlives_what_is_known_of_it(tmp_path: Pa
         await w.drained()
         w.fs.forget([(directory, 1)])
         found = await w.do(w.fs.lookup(ROOT, b"d"))
-        assert w.fs._table[found.ino].xattrs is None
-        assert await w.do(w.fs._attributes.fsync_mode_in(w.fs._table[found.ino])) == "durable"
+        assert w.inner.table[found.ino].xattrs is None
+        assert await w.do(w.inner.attributes.fsync_mode_in(w.inner.table[found.ino])) == "durable"
 
     run(tmp_path, scenario)
 

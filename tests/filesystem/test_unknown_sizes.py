@@ -36,8 +36,8 @@ class Kernel:
         self._w = w
         self.asked: list[Ino] = []
         self.locks: dict[Ino, Future[bool]] = {}
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
-        w.fs.hold.offer(self, net)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+        w.inner.hold.offer(self, net)
 
     def take(self, ino: Ino) -> None:
         self.asked.append(ino)
@@ -53,7 +53,7 @@ class Kernel:
         """Take all locks that were asked for."""
         asked, self.asked = self.asked, []
         for ino in asked:
-            until = self._w.fs.hold.taken(ino)
+            until = self._w.inner.hold.taken(ino)
             if until is not None:
                 self.locks[ino] = until
 

@@ -39,7 +39,7 @@ async def directory(w: World, name: bytes, *, urgent: bool = False) -> Ino:
 
 def declare(w: World, path: bytes, seconds: float = URGENT_S_MAX) -> None:
     with w.fs.lock:
-        w.fs.urgent.declare(path, seconds, 0)
+        w.inner.urgent.declare(path, seconds, 0)
         w.state.commit()
 
 
@@ -106,7 +106,7 @@ def test_what_is_clean_leaves_for_an_urgent_file_and_no_reader_takes_its_place(t
         cold = await w.write(b"cold", block(2))
         await w.drained()
         with w.fs.lock:
-            w.fs.keeping.evict(b"cold")
+            w.inner.eviction.evict(b"cold")
             w.state.commit()
         w.engine.hold(True)
         await fill(w)
@@ -131,7 +131,7 @@ def test_when_its_time_is_over_an_urgent_file_waits_like_others(tmp_path: Path, 
         now[0] += 61
         with w.fs.lock:
             w.fs.look_after_waiting()
-        assert w.fs.urgent.declared() == []
+        assert w.inner.urgent.declared() == []
         with w.fs.lock:
             w.tier.change_budget(BUDGET + MIB)  # room for an urgent one
         assert is_waiting(waits)
@@ -148,8 +148,8 @@ def test_who_takes_it_back_while_somebody_waits_has_them_wait_on(tmp_path: Path)
         gasp = await directory(w, b"gasp", urgent=True)
         waits = Call(w, await opened(w, gasp, b"urgent"), block(3))
         with w.fs.lock:
-            assert w.fs.urgent.withdraw(b"gasp")
-            assert not w.fs.urgent.withdraw(b"gasp")
+            assert w.inner.urgent.withdraw(b"gasp")
+            assert not w.inner.urgent.withdraw(b"gasp")
             w.tier.change_budget(BUDGET + MIB)
         assert is_waiting(waits)
         await w.drained()
@@ -189,8 +189,8 @@ def test_the_next_worker_knows_what_is_urgent_and_another_boot_does_not(tmp_path
         declare(w, b"gone", 30)
 
     async def second(w: World) -> None:
-        assert [one.path for one, _left in w.fs.urgent.declared()] == [b"gasp", b"gone"]
-        assert all(0 < left <= URGENT_S_MAX for _one, left in w.fs.urgent.declared())
+        assert [one.path for one, _left in w.inner.urgent.declared()] == [b"gasp", b"gone"]
+        assert all(0 < left <= URGENT_S_MAX for _one, left in w.inner.urgent.declared())
         ordinary = Call(w, await opened(w, ROOT, b"ordinary"), block())
         gasp = await w.do(w.fs.lookup(ROOT, b"gasp"))
         assert Call(w, await opened(w, gasp.ino, b"urgent"), block(2)).result == 2 * MIB
@@ -199,7 +199,7 @@ def test_the_next_worker_knows_what_is_urgent_and_another_boot_does_not(tmp_path
         await ordinary.done()
 
     async def third(w: World) -> None:
-        assert w.fs.urgent.declared() == []
+        assert w.inner.urgent.declared() == []
 
     run(tmp_path, first)
     run(tmp_path, second)
@@ -218,8 +218,8 @@ def test_declarations_are_bounded_in_time_and_number(tmp_path: Path) -> None:
         declare(w, b"0", 60)  # a new end
         with pytest.raises(RefusedError, match="16 paths are urgent"):
             declare(w, b"one more")
-        assert len(w.fs.urgent.declared()) == URGENT_PATHS_MAX
-        assert max(left for _one, left in w.fs.urgent.declared()) > 30
+        assert len(w.inner.urgent.declared()) == URGENT_PATHS_MAX
+        assert max(left for _one, left in w.inner.urgent.declared()) > 30
 
     run(tmp_path, scenario)
 
@@ -257,13 +257,13 @@ def test_a_held_writer_in_the_passthrough_lane_gets_the_last_of_the_reserve(tmp_
     async def scenario(w: World) -> None:
         kernel = Kernel(w)
         gasp = await directory(w, b"gasp")
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
         files = {}
         for parent, name in ((gasp, b"urgent"), (ROOT, b"ordinary")):
             made, attributes = await w.do(w.fs.create(parent, name, 0o644, os.O_WRONLY, CALLER))
             assert made.lane is Lane.PASSTHROUGH
             files[name] = (attributes.ino, made)
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=False)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=False)
         await w.write(b"before", block(60))
         tick(w)
         assert all(kernel.is_held(ino) for ino, _made in files.values())
@@ -293,7 +293,7 @@ def test_an_urgent_file_is_admitted_to_the_passthrough_lane_by_the_reserve(tmp_p
         Kernel(w)
         await w.write(b"before", block(30))
         gasp = await directory(w, b"gasp", urgent=True)
-        w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+        w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
         lanes = []
         for parent in (ROOT, gasp):
             made, _attributes = await w.do(w.fs.create(parent, b"new", 0o644, os.O_WRONLY, CALLER))

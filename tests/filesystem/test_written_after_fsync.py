@@ -25,7 +25,7 @@ def test_a_version_has_what_was_synced_and_a_large_one_perhaps_later_writes(tmp_
 
     async def main() -> None:
         async with world(tmp_path, unknown_bytes=1 << 20, budget_bytes=128 << 20, max_dirty_age_s=0) as w:
-            w.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
             opened, _ = await w.create(b"f")
             assert opened.lane is Lane.PASSTHROUGH
             os.pwrite(opened.backing_fd, synced, 0)

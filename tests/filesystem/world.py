@@ -20,6 +20,7 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Attributes, Caller, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
@@ -42,6 +43,8 @@ from acpfs.writeback.sources.spill import Spill
 
 CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20
+PATIENCE_S = 60.0
+"""Where the backing directory does not hang, no answer is late, however busy the machine is."""
 
 
 @dataclass
@@ -49,6 +52,8 @@ class World:
     """One mount's parts."""
 
     fs: FileSystem
+    inner: FileSystemParts
+    """What the file system is made of."""
     engine: Engine
     log: OperationLog
     tree: LowerTree
@@ -107,14 +112,15 @@ class World:
 def violations(w: World) -> list[str]:
     """What must never be so, and is; while no call is under way."""
     with w.fs.lock:
-        found = [violation for piece in w.fs.invariants.pieces() for place in piece for violation in w.fs.invariants.wrong(place)]
+        found = [violation for piece in w.inner.invariants.pieces() for place in piece for violation in w.inner.invariants.wrong(place)]
     return [f"{violation.path.decode(errors='backslashreplace')}: {violation.text}" for violation in found]
 
 
 def settings_for(base: Path, **changes: Any) -> Settings:
     backing = base / "backing"
     backing.mkdir(exist_ok=True)
-    return Settings(backing=backing, mountpoint=base / "mnt", retry_delay_min_s=0.01, retry_delay_max_s=0.05, **changes)
+    quick = {"retry_delay_min_s": 0.01, "retry_delay_max_s": 0.05, "patience_s": PATIENCE_S}
+    return Settings(backing=backing, mountpoint=base / "mnt", **(quick | changes))
 
 
 def _spill(
@@ -144,15 +150,15 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
 
 def _let_go(w: World) -> None:
     """Close the descriptors: a run has more worlds than a process may have of them. But not under a thread that uses them."""
-    pools, patience = (*w.calls.all(), w.fs._contents._copies), 100
+    pools, patience = (*w.calls.all(), w.inner.contents._copies), 100
     while any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools]):
         if not patience:
             return
         patience -= 1
         Event().wait(0.002)
-    if w.fs.spill is not None:
+    if w.inner.spill is not None:
         return
-    for node in w.fs._table:
+    for node in w.inner.table:
         if node.body.is_whole_in_ram and node.body.fd >= 0:
             os.close(node.body.fd)
     w.tier.close()
@@ -207,7 +213,7 @@ async def world(
     calls = CallPools.make()
     kept = Kept(tier_directory / "session" if session else None, session)
     parts = (settings, state, tier, log, tree, lower, calls.requests, CallPool("copies", 2))
-    fs = FileSystem(
+    inner = FileSystemParts(
         *parts,
         limits=limits,
         unknown_bytes=unknown_bytes,
@@ -216,12 +222,12 @@ async def world(
         closing=closing,
         make_spill=_spill(settings, state, tier, log, lower),
     )
-    spill = fs.spilling.spill if fs.spilling is not None else None
+    fs, spill = FileSystem(inner), inner.spill
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
-    engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, fs.changes, calls, settings), manifest, spill, before)
+    engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings), manifest, spill, before)
     engine.hold(hold)
-    made = World(fs, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
+    made = World(fs, inner, engine, log, tree, tier, state, lower, calls, settings.backing, salvaged)
     if salvaged is not None:
         engine.expect_foreign_changes(log.last_seq)
     await made.do(fs.start(space))
@@ -248,7 +254,7 @@ def run(base: Path, *scenarios: Callable[[World], Awaitable[None]], passthrough:
         for scenario in scenarios:
             async with world(base, **changes) as made:
                 if passthrough:
-                    made.fs.lanes.offer(Lane.DIRECT, passthrough=True)
+                    made.inner.lanes.offer(Lane.DIRECT, passthrough=True)
                 await scenario(made)
 
     trio.run(main)

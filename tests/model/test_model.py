@@ -85,7 +85,7 @@ def test_model_agrees_with_a_plain_directory(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.clause("S1", "S13", "S34", "S35", "S36", "S39", "S41")
 def test_mount_agrees_with_a_plain_directory(
     transport: str, make_mount: MakeMount, tmp_path: Path, seed: int, request: pytest.FixtureRequest
@@ -102,7 +102,7 @@ def test_mount_agrees_with_a_plain_directory(
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.clause("S30", "S1", "S22")
 def test_mount_agrees_over_remounts(transport: str, tmp_path: Path, seed: int, request: pytest.FixtureRequest) -> None:
     """Everything is read from the backing directory again after each remount, so lower-layer paths are what is tested."""
@@ -118,7 +118,7 @@ def test_mount_agrees_over_remounts(transport: str, tmp_path: Path, seed: int, r
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.clause("S30", "S33")
 def test_mount_agrees_while_clean_files_leave_ram(
     transport: str, make_mount: MakeMount, tmp_path: Path, seed: int, request: pytest.FixtureRequest

@@ -61,7 +61,7 @@ def save(installed: Installed, top: Path) -> None:
 
 @pytest.mark.long  # an environment from the package registry: a minute
 @pytest.mark.mount
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_mount_without_a_compiler(installed: Installed, tmp_path: Path) -> None:
     assert "pyfuse3" not in installed.run(str(installed.bin / "python"), "-m", "pip", "list")
     for name in ("storage", "unused"):
@@ -76,7 +76,7 @@ def test_mount_without_a_compiler(installed: Installed, tmp_path: Path) -> None:
 
 @pytest.mark.long  # all wheels from the package registry: a minute
 @pytest.mark.mount
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_one_file_installs_where_there_is_no_network(tmp_path: Path) -> None:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     bundle, directory = tmp_path / "acpfs.run", tmp_path / "venv"

@@ -157,7 +157,7 @@ def test_what_cannot_be_written_is_named_and_the_rest_is_copied(tier: Path, tmp_
 
 
 @pytest.mark.mount
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 def test_a_refused_mount_says_how_and_the_command_does_it(transport: str, make_mount: MakeMount, tmp_path: Path) -> None:
     (tmp_path / "backing").mkdir()
     mount: AcpfsMount = make_mount(tmp_path / "backing", transport, bandwidth=1)

@@ -82,6 +82,7 @@ class FileSystemDouble:
 
     def __init__(self) -> None:
         self.lanes = Lanes()
+        self.offer_lanes = self.lanes.offer
         self.lanes.offer(Lane.DIRECT, passthrough=True)
 
 

@@ -5,56 +5,50 @@ from __future__ import annotations
 import errno
 import os
 import resource
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from acpfs.ram import descriptor_limits
-from acpfs.ram.descriptor_limits import FEW, RESERVE, WANTED, Reserve, complaints, raise_limit, reserve
+from acpfs.ram.descriptor_limits import FEW, RESERVE, WANTED, Reserve, complaints, raise_limit, reserve, taken
 
 pytestmark = pytest.mark.clause("S220")
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A limit that leaves 30 descriptors beside the reserve; lower numbers are all taken, whatever tests before have closed."""
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    with ExitStack() as stack:
-        while (lowest := os.dup(0)) < highest:
-            stack.callback(os.close, lowest)
-        os.close(lowest)
-        count = next(count for count in range(lowest, 10_000) if count - reserve(count) - lowest == 30)
-        monkeypatch.setattr(descriptor_limits, "limit", lambda: count)
-        yield 30
+def room(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A limit that leaves 30 descriptors beside the reserve."""
+    count = next(count for count in range(10_000) if count - reserve(count) - taken() == 30)
+    monkeypatch.setattr(descriptor_limits, "limit", lambda: count)
+    return 30
 
 
 def open_all(kept: Reserve, stack: ExitStack, each: int) -> int:
     """Open files of so many descriptors until that is refused; how many descriptors."""
-    taken = 0
+    opened = 0
     while True:
         try:
-            kept.before_open()
+            kept.before_open(0, 0)
         except OSError:
-            return taken
+            return opened
         for _ in range(each):
             stack.callback(os.close, os.dup(0))
-            taken += 1
+            opened += 1
 
 
 def test_the_last_ones_are_not_for_applications(room: int) -> None:
-    kept = Reserve()
+    kept = Reserve(True)
     with ExitStack() as stack:
         assert room - descriptor_limits.PER_OPEN <= open_all(kept, stack, 1) <= room
         with pytest.raises(OSError) as refused:
-            kept.before_open()
+            kept.before_open(0, 0)
         assert refused.value.errno == errno.ENFILE
-    kept.before_open()
+    kept.before_open(0, 0)
 
 
 def test_what_an_open_takes_at_most_does_not_reach_into_the_reserve(room: int) -> None:
     with ExitStack() as stack:
-        assert open_all(Reserve(), stack, descriptor_limits.PER_OPEN) < room + descriptor_limits.PER_OPEN
+        assert open_all(Reserve(True), stack, descriptor_limits.PER_OPEN) < room + descriptor_limits.PER_OPEN
 
 
 def test_the_reserve_of_a_low_limit_leaves_most_to_applications() -> None:

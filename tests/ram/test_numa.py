@@ -16,7 +16,7 @@ from acpfs.ram.numa import NODES, mount_option, policy_of
 
 MIB = 1 << 20
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
-needs_nodes = pytest.mark.skipif(not NODES.exists(), reason="a kernel without memory nodes")
+needs_nodes = pytest.mark.skipif(not NODES.exists(), reason="a kernel without NUMA nodes")
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def test_options(nodes: Path) -> None:
 
 
 def test_nodes_that_are_not_there_are_named(nodes: Path) -> None:
-    with pytest.raises(MachineError, match=r"no memory on node 3, 4 \(it has some on 0-2,5\)"):
+    with pytest.raises(MachineError, match=r"no memory on NUMA node 3, 4 \(it has some on 0-2,5\)"):
         mount_option("bind:1-5", nodes)
-    with pytest.raises(MachineError, match="knows no memory nodes"):
+    with pytest.raises(MachineError, match="knows no NUMA nodes"):
         mount_option("local", nodes / "missing")
 
 

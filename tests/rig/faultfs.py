@@ -41,8 +41,8 @@ from tests.rig.power_ops import LoggedOperations
 TASKS_MAX = 2000
 """Calls that may hang at once before further ones wait in the kernel."""
 DESCRIPTORS_MAX = 1 << 19
-WATCHDOG_S = 300.0
-START_TIMEOUT_S = 60.0
+WATCHDOG_S = 600.0
+START_TIMEOUT_S = 240.0
 ORDER_TIMEOUT_S = 120.0
 
 
@@ -103,7 +103,7 @@ class FaultFs:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.abort()
         self._finish()
@@ -112,7 +112,7 @@ class FaultFs:
         """End the process at once; whoever still waits for it gets ENOTCONN."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
         self._finish()
 
     def _finish(self) -> None:

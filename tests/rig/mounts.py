@@ -28,9 +28,9 @@ from acpfs.errors import ExitCode, NotMountedError
 from tests.rig import lifeline
 
 REPOSITORY = Path(__file__).parents[2]
-MOUNT_TIMEOUT_S = 60.0
-WATCHDOG_S = 300.0
-UNMOUNT_TIMEOUT_S = 60.0
+MOUNT_TIMEOUT_S = 240.0
+WATCHDOG_S = 600.0
+UNMOUNT_TIMEOUT_S = 240.0
 CONTAINERS_END_S = 240.0
 """As long as a test may take on a machine in heavy use: with 60 s this failed while a container's test was busy for longer."""
 LOOK_AGAIN_S = 0.02
@@ -108,7 +108,8 @@ class AcpfsMount:
         self.options.update(changed)
         if AcpfsMount.lay_backing is not None:
             AcpfsMount.lay_backing(self.backing)
-        self.path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.path.mkdir(parents=True)  # exist_ok would ask a dead mount what it is, which answers only while the kernel remembers
         self.runtime_dir.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.watch()
         words = [str(self.backing), str(self.path), "--transport", self.transport.partition("-")[0]]
@@ -171,7 +172,7 @@ class AcpfsMount:
         os.kill(pid, signal.SIGTERM)
         self.wait_ended(pid, timeout_s)
 
-    def wait_unmounted(self, timeout_s: float = 60.0) -> None:
+    def wait_unmounted(self, timeout_s: float = 240.0) -> None:
         """Wait until the kernel's table does not have the mount any more."""
         with open("/proc/self/mounts", "rb") as table:
             deadline = time.monotonic() + timeout_s
@@ -216,7 +217,7 @@ class AcpfsMount:
 
     # -- commands
 
-    def run(self, command: str, *words: str, timeout_s: float = 120.0, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, command: str, *words: str, timeout_s: float = 240.0, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `acpfs` or `acpfs-ctl` as a user would; output goes through files because a daemon may keep a pipe open."""
         program = f"import sys; from {_COMMANDS[command]} import main; sys.argv[0] = {command!r}; sys.exit(main())"
         env = {**os.environ, **ENVIRONMENTS[self.transport], "ACPFS_RUNTIME_DIR": str(self.runtime_dir)}
@@ -232,7 +233,7 @@ class AcpfsMount:
             raise CommandError(result)
         return result
 
-    def ctl(self, *words: str, check: bool = True, timeout_s: float = 120.0) -> Any:
+    def ctl(self, *words: str, check: bool = True, timeout_s: float = 240.0) -> Any:
         """`acpfs-ctl MOUNTPOINT … --json`, decoded; None where it printed nothing."""
         done = self.run("acpfs-ctl", str(self.path), *words, "--json", check=check, timeout_s=timeout_s)
         return json.loads(done.stdout) if done.stdout.strip() else None
@@ -251,15 +252,15 @@ class AcpfsMount:
         answer: dict[str, Any] = self.ask("status")
         return answer
 
-    def flush(self, *paths: str, timeout_s: float = 60.0) -> None:
+    def flush(self, *paths: str, timeout_s: float = 240.0) -> None:
         """Return when all (or what lies at `paths`, below the mount point) that was written until now is persisted."""
         self.ask("flush", paths=list(paths), timeout_s=timeout_s)
 
-    def wait_drained(self, timeout_s: float = 60.0) -> None:
+    def wait_drained(self, timeout_s: float = 240.0) -> None:
         """Wait for the end of what is queued; unlike `flush` this fixes the content of no open file."""
         self.wait_status(lambda status: status["queue_length"] == 0, timeout_s)
 
-    def wait_status(self, condition: Any, timeout_s: float = 60.0) -> dict[str, Any]:
+    def wait_status(self, condition: Any, timeout_s: float = 240.0) -> dict[str, Any]:
         """Ask for the status until `condition(status)` holds;"""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -295,7 +296,7 @@ def take_down(path: Path, runtime_dir: Path, pids: Iterable[int] = ()) -> None:
     shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
-def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 60.0) -> None:
+def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 240.0) -> None:
     """A worker whose supervisor dies starts another one, so until nobody is left."""
     deadline = time.monotonic() + timeout_s
     while (living := _living(runtime_dir, pids)) and time.monotonic() < deadline:
@@ -363,7 +364,7 @@ def _alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def wait_gone(pid: int, timeout_s: float = 60.0) -> None:
+def wait_gone(pid: int, timeout_s: float = 240.0) -> None:
     """Wait for the end of a process that is not our child."""
     try:
         fd = os.pidfd_open(pid)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from acpfs.descriptors import readable
 
 T = TypeVar("T")
-CHILD_TIMEOUT_S = 60.0
+CHILD_TIMEOUT_S = 240.0
 NOBODY = 65534
 SOMEBODY = 12345
 """Users without privilege; SOMEBODY has no entry in any user database, which a file system must not care about."""

@@ -57,7 +57,7 @@ def open_target(name: str, base: Path) -> Iterator[Target]:
         backing = base / "backing"
         backing.mkdir()
         # A suite, not a single test, runs on this mount: its watchdog is the suite's.
-        with AcpfsMount(backing, base / "mnt", name, ram="2G", watchdog_s=2700.0) as mount:
+        with AcpfsMount(backing, base / "mnt", name, ram="2G", watchdog_s=7200.0) as mount:
             yield Target(name, mount.path, mount)
     else:
         root = Path(tempfile.mkdtemp(dir=name, prefix="suite-"))

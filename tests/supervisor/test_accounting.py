@@ -183,9 +183,7 @@ def is_right(ram: dict[str, int]) -> bool:
 def test_the_account_is_what_the_tmpfs_says(tmp_path: Path, transport: str, pytestconfig: pytest.Config) -> None:
     seed = pytestconfig.getoption("--seed") or random.randrange(1 << 32)
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(
-        tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET, bandwidth="200M", attr_timeout=0.1, watchdog_s=100
-    ) as mount:
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET, bandwidth="200M", attr_timeout=0.1) as mount:
         player = Player(mount, seed)
         try:
             for number in range(1, (pytestconfig.getoption("--ops") or OPS) + 1):
@@ -209,7 +207,7 @@ def test_the_account_is_what_the_tmpfs_says(tmp_path: Path, transport: str, pyte
 def test_a_hole_that_is_read_through_a_mapping_counts_with_its_pages(tmp_path: Path, transport: str) -> None:
     """The passthrough lane's kernel gives it pages, unseen; also beyond the budget, for which what is clean leaves."""
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET, watchdog_s=100) as mount:
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, ram=BUDGET) as mount:
         for number in range(4):
             path = mount.path / f"sparse{number}"
             with open(path, "wb") as file:

@@ -32,7 +32,7 @@ BLOCK = os.urandom(MIB) * 4
 @contextmanager
 def mounted(base: Path, transport: str, **options: Any) -> Iterator[AcpfsMount]:
     (base / "backing").mkdir()
-    with AcpfsMount(base / "backing", base / "mnt", transport, watchdog_s=100, **{"ram": BUDGET, **options}) as mount:
+    with AcpfsMount(base / "backing", base / "mnt", transport, **{"ram": BUDGET, **options}) as mount:
         yield mount
 
 

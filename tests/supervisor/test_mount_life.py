@@ -391,7 +391,7 @@ def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path) -> 
     mount.path.mkdir()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(30)
+        manager.settimeout(120)
         env = {
             **os.environ,
             "NOTIFY_SOCKET": str(tmp_path / "notify"),

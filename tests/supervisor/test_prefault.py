@@ -77,6 +77,6 @@ def test_the_next_daemon_begins_anew(make_mount: MakeMount, transport: str, back
 
 
 def test_a_memory_policy_that_this_machine_has_not_got(make_mount: MakeMount, transport: str, backing: Path) -> None:
-    with pytest.raises(CommandError, match="no memory on node 77") as raised:
+    with pytest.raises(CommandError, match="no memory on NUMA node 77") as raised:
         make_mount(backing, transport, numa="bind:77")
     assert raised.value.code == ExitCode.ENVIRONMENT

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.transports("libfuse", "native"),
     pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse"),
 ]
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ pytestmark = [
 MIB = 1 << 20
 HEARTBEAT_S = 0.25
 """After a reboot a record is watched for four of these."""
-WATCHDOG_S = 300.0
+WATCHDOG_S = 600.0
 FILES, FILE_BYTES = 12, 6 * MIB
 """More than twice the RAM tier of 32 MiB."""
 

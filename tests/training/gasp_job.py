@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 60.0
+DEADLINE_S = 240.0
 
 
 def until(condition: Callable[[], object], told: Callable[[], object] = lambda: None) -> None:
@@ -56,7 +56,7 @@ class GaspJob:
                 os.kill(pid, signal.SIGKILL)  # children of a program that still waits for them: the numbers are theirs
         for process in (self.members, *self.coordinators):
             process.kill()
-            process.wait(30)
+            process.wait(120)
             assert process.stdout is not None
             process.stdout.close()
 
@@ -132,7 +132,7 @@ class GaspJob:
 def asked(name: str) -> dict[str, Any]:
     """What a coordinator says of itself that listens there."""
     with socket.socket(socket.AF_UNIX) as asking:
-        asking.settimeout(30)
+        asking.settimeout(120)
         asking.connect("\0" + name)
         text = b""
         while data := asking.recv(1 << 16):

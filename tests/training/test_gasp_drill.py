@@ -20,7 +20,7 @@ ROUNDS = 12
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.clause("T12", "T17", "T20", "T21")
 def test_random_deaths_leave_one_gasp_at_one_step(tmp_path: Path, seed: int) -> None:
     chance, pause = random.Random(seed), threading.Event()

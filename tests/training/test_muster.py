@@ -6,16 +6,18 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from acpfs.errors import ConfigError
+from acpfs.training.boot import Boot
 from acpfs.training.muster import Place, muster, place_from
 from acpfs.training.policy import Policy
-from acpfs.training.wire import LinkClosedError
+from acpfs.training.wire import LinkClosedError, SocketLink
+from tests.rig.mounts import wait_gone
 
 clause = pytest.mark.clause
 FIRST = {"RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "run/7", "MASTER_PORT": "29500"}
@@ -39,11 +41,20 @@ def test_the_first_ranks_of_the_first_nodes_start_coordinators_and_nobody_who_co
 
 
 @contextlib.contextmanager
-def ended(directory: Path) -> Iterator[None]:
-    """Coordinators that were started, at the end."""
+def ended(directory: Path) -> Iterator[Callable[[int], Boot]]:
+    """`muster` for a process of a generation; what was connected and started is closed and ended."""
+    links: list[SocketLink] = []
+
+    def mustered(generation: int) -> Boot:
+        boot = muster(directory, replace(place_from(FIRST), generation=generation), Policy(tls=False), {})
+        links.extend(boot.links.values())
+        return boot
+
     try:
-        yield
+        yield mustered
     finally:
+        for link in links:
+            link.close()
         for file in (directory / ".acpfs-job").glob("*/coordinator-*"):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
@@ -51,14 +62,12 @@ def ended(directory: Path) -> Iterator[None]:
 
 @clause("T83")
 def test_rank_0_starts_two_and_a_process_that_comes_later_takes_the_one_that_lives(tmp_path: Path) -> None:
-    place, policy = place_from(FIRST), Policy(tls=False)
-    with ended(tmp_path):
-        first = muster(tmp_path, place, policy, {})
+    with ended(tmp_path) as mustered:
+        first = mustered(0)
         assert sorted(first.links) == [0, 1]
-        os.kill(json.loads((tmp_path / ".acpfs-job" / first.job / "coordinator-0").read_text())["pid"], signal.SIGKILL)
+        pid = json.loads((tmp_path / ".acpfs-job" / first.job / "coordinator-0").read_text())["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_gone(pid)  # a process that ends closes its connections and the socket at which it listens one after the other
         with pytest.raises(LinkClosedError):
             first.links[0].receive(60)
-        later = muster(tmp_path, replace(place, generation=1), policy, {})
-        assert sorted(later.links) == [1]
-        for link in (*first.links.values(), *later.links.values()):
-            link.close()
+        assert sorted(mustered(1).links) == [1]

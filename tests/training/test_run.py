@@ -21,7 +21,7 @@ from acpfs.training.launcher.caches import VARIABLES
 from tests.rig.mounts import MakeMount
 
 clause = pytest.mark.clause
-BOUND_S = 60.0
+BOUND_S = 240.0
 RANK = """
 import os, signal, sys, time
 rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))

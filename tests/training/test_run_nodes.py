@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.ports import free_port
+
 clause = pytest.mark.clause
-BOUND_S = 90.0
+BOUND_S = 240.0
 RANK = """
 import os, signal, sys, time
 rank, attempt, generation = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTART_COUNT", "ACPFS_GENERATION"))
@@ -62,12 +63,6 @@ def statuses(*launchers: subprocess.Popen[str]) -> list[int]:
     for launcher in launchers:
         launcher.communicate(timeout=BOUND_S)
     return [launcher.returncode for launcher in launchers]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def meeting_of(launcher: subprocess.Popen[str]) -> list[int]:

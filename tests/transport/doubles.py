@@ -16,6 +16,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, Note, SpaceInfo, lstat_each
 from acpfs.backing.quirks import Features
 from acpfs.config import Settings
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.ram.kept import Kept
 from acpfs.ram.state import StateDatabase
@@ -83,8 +84,8 @@ class PlainLowerDouble:
 
 def file_system(
     backing: Path, tier_directory: Path, mountpoint: Path, budget_bytes: int = 4 << 30, hanging_name: bytes = b"", session: str = ""
-) -> FileSystem:
-    """The real file system over `PlainLowerDouble`, started. `session`: of the worker whose kernel session it takes over, if one did."""
+) -> FileSystemParts:
+    """The real file system's parts over `PlainLowerDouble`, started. `session`: of the worker whose session it takes over."""
     settings = Settings(backing=backing, mountpoint=mountpoint)
     state = StateDatabase(tier_directory / "state.db")
     tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
@@ -93,6 +94,6 @@ def file_system(
     lower = PlainLowerDouble(backing, hanging_name)
     # Files of which nothing is known are admitted to the passthrough lane too, which is what is tested.
     kept = Kept(tier_directory / "kept", session)
-    fs = FileSystem(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0, kept=kept)  # type: ignore[arg-type]
-    fs.steps.run(fs.start())
-    return fs
+    parts = FileSystemParts(settings, state, tier, log, LowerTree(state), lower, calls, copies, unknown_bytes=0, kept=kept)  # type: ignore[arg-type]
+    parts.steps.run(FileSystem(parts).start())
+    return parts

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
-WATCHDOG_S = 300.0
+WATCHDOG_S = 600.0
 
 
 class NativeMount:
@@ -84,12 +84,12 @@ class NativeMount:
         return (self.base / "server.log").read_text()
 
     def unmount(self, *flags: str) -> int:
-        return subprocess.run(["umount", *flags, str(self.path)], check=False, timeout=30, capture_output=True).returncode
+        return subprocess.run(["umount", *flags, str(self.path)], check=False, timeout=120, capture_output=True).returncode
 
     def wait_for_server(self) -> int:
         """The server's exit code, once the mount has ended."""
         assert self._process is not None
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=120)
 
     def _abort(self) -> None:
         self.unmount("-l")
@@ -104,7 +104,7 @@ class NativeMount:
         self.unmount("-l")
         if self._process is not None:
             try:
-                self._process.wait(timeout=5)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import trio
 
+from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.transport.native import continuations
 from acpfs.transport.native.device import clones
@@ -54,15 +55,16 @@ def main() -> None:
         count_requests(counted)
     if not arguments.negotiated:
         shutil.rmtree(arguments.tier / "kept", ignore_errors=True)
-    fs = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode(), session=SESSION)
+    parts = file_system(arguments.backing, arguments.tier, arguments.mountpoint, hanging_name=arguments.hang.encode(), session=SESSION)
+    fs = FileSystem(parts)
     if arguments.profile:
         profile_threads()
     fd = arguments.fd if arguments.fd >= 0 else mount(arguments.mountpoint, MountOptions("acpfs-test"))
     fds = [fd] if arguments.fd >= 0 else clones(fd, arguments.readers or reader_count())
     if arguments.negotiated:
-        session = Session.take_over(fs, [fd], Negotiated.from_record(arguments.negotiated), readers=arguments.readers)
+        session = Session.take_over(fs, parts.kept, [fd], Negotiated.from_record(arguments.negotiated), readers=arguments.readers)
     else:
-        session = Session.begin(fs, fds, feature_mask=arguments.mask, readers=arguments.readers)
+        session = Session.begin(fs, parts.kept, fds, feature_mask=arguments.mask, readers=arguments.readers)
     session.start()
     print(json.dumps(session.negotiated.to_record()), flush=True)
     trio.run(settled, session.ended)

@@ -21,7 +21,7 @@ from acpfs.transport.native.hold_process import Locks, serve
 from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 class Seen(Locks):
@@ -103,7 +103,7 @@ class Quiet:
     def __init__(self, mountpoint: Path) -> None:
         self.lock = threading.RLock()
         self.settings = SimpleNamespace(mountpoint=mountpoint)
-        self.hold = SimpleNamespace(watched=list, held=list)
+        self.watched_writers, self.held_files = list[Ino], list[Ino]
 
     def tick(self) -> float:
         return math.inf

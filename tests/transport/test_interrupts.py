@@ -143,6 +143,14 @@ def test_a_caller_that_proc_does_not_show_is_not_taken_for_dying(monkeypatch: py
     assert [fate_of(pid) for pid in (os.getpid(), 1, NO_PROCESS, 0)] == [Fate.UNSEEN, Fate.UNSEEN, Fate.DYING, Fate.UNSEEN]
 
 
+@pytest.mark.parametrize("text", ["", "?\n", "ShdPnd:\t?\n"])
+def test_a_status_that_does_not_tell_of_signals_tells_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "self").symlink_to(str(os.getpid()))
+    (tmp_path / str(os.getpid())).mkdir()
+    (tmp_path / str(os.getpid()) / "status").write_text(text)
+    assert fate_of(os.getpid(), tmp_path) is Fate.UNSEEN
+
+
 def test_a_proc_of_another_namespace_is_not_asked(tmp_path: Path) -> None:
     (tmp_path / "self").symlink_to(str(os.getpid() + 1))
     assert directory_of(1, tmp_path) is None

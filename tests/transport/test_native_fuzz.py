@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.descriptors import readable
+from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device
@@ -34,13 +35,14 @@ NO_REPLY = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT, Opcode.NOTIFY_
 class Wire:
     """A dispatch whose device is a pipe."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, inner: FileSystemParts) -> None:
+        fs, kept = FileSystem(inner), inner.kept
         negotiated = Negotiated(45, int(WANTED), int(WANTED), PAYLOAD_BYTES)
         self._read_fd, self._write_fd = os.pipe()
-        lanes = KernelLanes(fs, Device([self._write_fd]), negotiated)
-        references = References(fs.kept)
+        lanes = KernelLanes(fs, kept, Device([self._write_fd]), negotiated)
+        references = References(kept)
         undo = Undo(fs, lanes, references)
-        self.dispatch = Dispatch(fs, Calls(fs, negotiated, lanes, Holding(fs)), Replies(lanes, undo, references, 1.0), undo)
+        self.dispatch = Dispatch(fs, kept, Calls(fs, negotiated, lanes, Holding(fs)), Replies(lanes, undo, references, 1.0), undo)
         self._buffers = RequestBuffers(PAYLOAD_BYTES)
         self._unique = 0
 

@@ -33,7 +33,7 @@ MIB = 1 << 20
 BUDGET = 128 * MIB
 SLACK = 256 * MIB
 BLOCK = os.urandom(MIB) * 4
-WATCHDOG_S = 300.0
+WATCHDOG_S = 600.0
 FCHOWNAT = ("260", "54")
 """Its number on x86-64, and on arm64."""
 PACE_S = 0.03

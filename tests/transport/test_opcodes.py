@@ -35,6 +35,6 @@ class PartDouble:
 def test_every_opcode_is_handled_or_left_out_for_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "ResentRequests", PartDouble())
     part: Any = PartDouble()
-    made = dispatch.Dispatch(part, part, part, part)
+    made = dispatch.Dispatch(part, part, part, part, part)
     handled = set(made._operations) | set(made._without_call)
     assert handled == set(Opcode) - set(LEFT_TO_THE_KERNEL)

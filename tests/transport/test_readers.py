@@ -15,7 +15,7 @@ from acpfs.transport.native.reader import BULK_BYTES_MIN, Readers
 from acpfs.transport.native.request import RequestBuffers
 
 PAYLOAD_BYTES = 1 << 20
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 class DispatchDouble:

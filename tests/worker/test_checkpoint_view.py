@@ -58,7 +58,7 @@ def test_a_report_on_one_directory_walks_over_no_other(
     async def main() -> None:
         async with world(tmp_path) as w:
             await saved(w)
-            view = CheckpointView(cast("Parts", SimpleNamespace(fs=w.fs, manifest=w.engine._manifest.manifest)))
+            view = CheckpointView(cast("Parts", SimpleNamespace(fs=w.fs, inner=w.inner, manifest=w.engine._manifest.manifest)))
             (report,) = view.reports(path)
             assert (report.path, report.files, report.state) == (name, files, "persisted")
             assert len(walked) == looked_at

@@ -133,7 +133,7 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
 
     async def main() -> None:
         async with world(tmp_path) as w:
-            settled, kept = w.fs.catalogue, History(w.state)
+            settled, kept = w.inner.catalogue, History(w.state)
 
             def reports(path: bytes) -> list[CheckpointReport]:
                 seen.append(path)
@@ -143,7 +143,7 @@ def test_a_look_that_fails_ends_nothing_and_the_next_one_notes_the_same(tmp_path
                     settled._newly_settled |= {first: 2, second: 3}
                 return [report_of(os.fsdecode(path), 1, step=int(path[-1:]), persisted_at=100.0 + len(seen))]
 
-            parts = cast("Parts", SimpleNamespace(fs=w.fs, history=kept, state=w.state))
+            parts = cast("Parts", SimpleNamespace(fs=w.fs, inner=w.inner, history=kept, state=w.state))
             watch = HistoryWatch(parts, DoubleSubject().status, reports, lambda: 99.0)
             settled._newly_settled[first] = 1
             for _ in range(4):

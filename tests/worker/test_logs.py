@@ -94,7 +94,7 @@ def test_files_rotate_and_stderr_follows(tmp_path: Path) -> None:
         "[log.info('filler', n=n, text='x'*100) for n in range(200)]\nos.write(2, b'from a C library\\n')"
     )
     subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "x.log")], check=True, timeout=30, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        [sys.executable, "-c", code, str(tmp_path / "x.log")], check=True, timeout=120, env={**os.environ, "PYTHONPATH": os.getcwd()}
     )
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["x.log", "x.log.1", "x.log.2", "x.log.3", "x.log.4"]

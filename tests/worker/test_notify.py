@@ -20,7 +20,7 @@ from acpfs.worker.notify import Busy, ServiceManager
 def manager_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
-        receiver.settimeout(5)
+        receiver.settimeout(120)
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
         monkeypatch.delenv("WATCHDOG_USEC", raising=False)
         yield receiver

@@ -252,12 +252,12 @@ def test_small_files_are_streamed_so_far_ahead_of_commits_and_no_further(tmp_pat
     async def stalled() -> None:
         async with trio.open_nursery() as nursery:
             await nursery.start(world.engine.run)
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 await world.until(lambda: len(staged_files(world)) == 40)
             assert world.lower.calls["create"] == 40
             assert not world.engine.statistics().streaming
             go_on.set()
-            with trio.fail_after(30):
+            with trio.fail_after(120):
                 await world.until(world.engine.drained)
             nursery.cancel_scope.cancel()
 

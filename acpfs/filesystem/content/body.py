@@ -334,12 +334,12 @@ def to_row(body: Body) -> tuple[object, ...]:
     """Values of `COLUMNS`."""
     if body is COLD:
         return _COLD_ROW
+    elsewhere: tuple[object, ...] = (0, "", "", NO_VERSION)  # of nearly all rows: the body is whole in RAM
+    if body.rest is not None:
+        elsewhere = (body.head_bytes, body.staging, _gone(body.here) if body.is_outgrown else "", body.spilled)
     return (
         body.tier,
-        body.head_bytes,
-        body.staging,
-        _gone(body.here) if body.is_outgrown else "",
-        body.spilled,
+        *elsewhere,
         body.modified,
         body.interrupted,
         body.failed,
@@ -355,7 +355,6 @@ def _gone(here: Runs) -> str:
 
 
 def from_row(row: tuple[Any, ...]) -> Body:
-    """Inverse of `to_row`."""
     tier_id, head_bytes, staging, gone, spilled, modified, interrupted, failed, failed_at, writing, last_writing = row
     if head_bytes:
         return head(TierId(tier_id), head_bytes)

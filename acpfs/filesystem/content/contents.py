@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from acpfs.backing.calls import CallPool, after
 from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics, SpillCopy, Staging, Writing, in_ram, overflowed
 from acpfs.filesystem.content.copy_aside import CopyAside
+from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Coming, Fills
-from acpfs.filesystem.content.leaving import LeavingOrder
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room
@@ -59,7 +59,7 @@ class Contents:
         overflow: Overflow,
         versions: Versions,
         room: Room,
-        order: LeavingOrder,
+        order: EvictionOrder,
         marks: Marks,
         fills: Fills,
     ) -> None:
@@ -433,7 +433,6 @@ class Contents:
         self._table.changed(node)
 
     def still_frozen(self, version: Version) -> bool:
-        """See `Listener`."""
         return self.kernel.still_frozen(version) if version.is_local else not self._overflow.is_changing(version.staging_name)
 
     def restaged(self, version: Version, before: str) -> None:

@@ -150,8 +150,7 @@ class OutgrownFiles:
         return moving.fd
 
     def _move(self, held: Held, body: Body, source: int, target: int, piece: int) -> bool:
-        """One piece; False when the hold has ended meanwhile."""
-        assert body.is_outgrown
+        """One piece; False when the hold has ended meanwhile, or, which is seen under the lock, the file has its staging file's body."""
         while True:
             gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
             if _is_gone(body, piece):

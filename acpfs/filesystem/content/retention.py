@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from acpfs.filesystem.content.leaving import Claim, LeavingOrder
+from acpfs.filesystem.content.eviction_order import Claim, EvictionOrder
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.ladder import Rung
 from acpfs.ram.tier import Tier
@@ -46,7 +46,7 @@ class Retention:
         tier: Tier,
         log: OperationLog,
         table: NodeTable,
-        order: LeavingOrder,
+        order: EvictionOrder,
         drop: Callable[[Node], None],
         cut: Callable[[Node, int], None],
     ) -> None:
@@ -84,7 +84,7 @@ class Retention:
     def let_leave(self, wanted_bytes: int, *, also_retained: bool) -> int:
         """Let clean contents go until so many bytes came free; returns how many. Without `also_retained`, none of a retained checkpoint."""
         freed = 0
-        for node in self.order.leaving(also_retained=also_retained):
+        for node in self.order.candidates(also_retained=also_retained):
             if freed >= wanted_bytes:
                 break
             if self._log.is_pending(node.ino):

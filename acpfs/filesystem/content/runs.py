@@ -31,11 +31,9 @@ class Runs:
 
     @property
     def size(self) -> int:
-        """How many bytes."""
         return sum(end - start for start, end in self.pairs)
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of a range is there."""
         return start >= end or any(first <= start and end <= last for first, last in self.pairs)
 
     def plus(self, start: int, end: int) -> Runs:

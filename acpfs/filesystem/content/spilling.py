@@ -96,7 +96,6 @@ class Spilling:
             heapq.heappush(self._by_size, (-version.size.bit_length(), version.vid))
 
     def finished(self, version: Version) -> None:
-        """See `VersionWatcher`."""
         self._live.pop(version.vid, None)
         self.spill.forget(version)
 
@@ -107,11 +106,9 @@ class Spilling:
             self._later.append((time.monotonic() + LATER_S, version.vid))
 
     def still_frozen(self, version: Version) -> bool:
-        """See `CopyListener`."""
         return self._contents.kernel.still_frozen(version)
 
     def not_copied(self, version: Version) -> None:
-        """See `CopyListener`."""
         if version.vid in self._live:
             self._later.append((time.monotonic() + LATER_S, version.vid))
             self._look_soon()
@@ -222,7 +219,6 @@ class Spilling:
     # -- leaving RAM
 
     def copied(self, version: Version) -> None:
-        """See `CopyListener`."""
         if self._mirrors:
             if self._short_bytes() > 0:
                 self._leave_ram(version)

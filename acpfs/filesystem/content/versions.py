@@ -105,17 +105,14 @@ class Versions:
         self._watchers.append(watcher)
 
     def tell_new(self, version: Version) -> None:
-        """See `VersionWatcher`."""
         for watcher in self._watchers:
             watcher.new(version)
 
     def tell_renewed(self, version: Version) -> None:
-        """See `VersionWatcher`."""
         for watcher in self._watchers:
             watcher.renewed(version)
 
     def tell_finished(self, version: Version) -> None:
-        """See `VersionWatcher`."""
         for watcher in self._watchers:
             watcher.finished(version)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
+from pathlib import Path
 
-from acpfs.processes import directory_of, is_ended_by_signal
+from acpfs.processes import PROC, directory_of, is_ended_by_signal
 
 
 class Fate(enum.Enum):
@@ -18,11 +19,11 @@ class Fate(enum.Enum):
     """It cannot be told: it is in another PID namespace (0), or /proc does not show it (`hidepid`)."""
 
 
-def fate_of(pid: int) -> Fate:
+def fate_of(pid: int, proc: Path = PROC) -> Fate:
     """What becomes of a thread that makes a call; `pid` as the kernel reports it."""
     if pid and not _exists(pid):
         return Fate.DYING
-    directory = directory_of(pid)
+    directory = directory_of(pid, proc)
     if directory is None:
         return Fate.UNSEEN
     try:

@@ -118,7 +118,7 @@ class Calls:
         return self._fs.lookup(Ino(request.ino), name_in(request.body()))
 
     def lookup_at_once(self, request: Request) -> Attributes | int | None:
-        return self._fs.at_once.entry(Ino(request.ino), name_in(request.body()))
+        return self._fs.entry_at_once(Ino(request.ino), name_in(request.body()))
 
     @staticmethod
     def forget(request: Request) -> list[tuple[int, int]]:
@@ -135,7 +135,7 @@ class Calls:
         return self._fs.getattr(Ino(request.ino), HandleId(handle) if flags & GETATTR_FH else None)
 
     def getattr_at_once(self, request: Request) -> Attributes | None:
-        return self._fs.at_once.attributes(Ino(request.ino))
+        return self._fs.attributes_at_once(Ino(request.ino))
 
     def statx(self, request: Request) -> Call[Attributes]:
         flags, _, handle, _, _ = STATX_IN.unpack_from(request.body())

@@ -13,6 +13,7 @@ from typing import Any
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
+from acpfs.ram.kept import Kept
 from acpfs.transport.native.continuations import Continuations
 from acpfs.transport.native.decoding import Calls, operations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
@@ -32,9 +33,9 @@ GONE = frozenset({errno.ENOENT, errno.ENODEV, errno.ECONNABORTED})
 class Dispatch:
     """Handles requests."""
 
-    def __init__(self, fs: FileSystem, calls: Calls, replies: Replies, undo: Undo) -> None:
+    def __init__(self, fs: FileSystem, kept: Kept, calls: Calls, replies: Replies, undo: Undo) -> None:
         self._step = fs.steps.step
-        self.once = ResentRequests(fs)
+        self.resent = ResentRequests(fs, kept)
         self._operations = operations(calls, replies, undo)
         self._without_call = self._table_without_call(calls, undo)
         self.continuations = Continuations(fs.steps, self._finish, self._fail)
@@ -58,7 +59,7 @@ class Dispatch:
             self._malformed(request, error)
             return False
         if request.opcode in NOTED:
-            call = self.once.carried_out(request, call)
+            call = self.resent.carried_out(request, call)
         try:
             future = self._step(call, None)
         except StopIteration as stop:

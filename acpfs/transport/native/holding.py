@@ -164,14 +164,14 @@ class Holding:
         """Begin to look; needs passthrough, and the mount. Before requests are served: who is to be held is known when his call comes."""
         self._note = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         with self._fs.lock:
-            self._fs.hold.offer(self, net())
+            self._fs.offer_holder(self, net())
             self._fs.tick()
         self._thread.start()
 
     def stop(self) -> None:
         """The session has ended."""
         with self._fs.lock:
-            self._fs.hold.offer(None)
+            self._fs.offer_holder(None)
         self._stopping = True
         self.look_soon()
         if self._thread.is_alive():
@@ -209,10 +209,10 @@ class Holding:
     def _look(self) -> float:
         with self._fs.lock:
             wait_s = self._fs.tick()
-            watched = frozenset(self._fs.hold.watched()[:WATCHED_MAX])
+            watched = frozenset(self._fs.watched_writers()[:WATCHED_MAX])
             ended = [number for number, process in enumerate(self._processes) if process is not None and process.has_ended()]
             if ended:
-                self._wanted.extend(self._fs.hold.held())
+                self._wanted.extend(self._fs.held_files())
         for number in ended:
             log.warning("a process that takes inode locks has ended; another one takes its place")
             self._lose(number)

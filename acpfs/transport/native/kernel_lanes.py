@@ -15,6 +15,7 @@ import threading
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.logger import get_logger
+from acpfs.ram.kept import Kept
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import InitFlag, OpenFlag
@@ -41,7 +42,7 @@ class Backing:
 class KernelLanes:
     """Lane → open flags and backing id."""
 
-    def __init__(self, fs: FileSystem, device: Device, negotiated: Negotiated) -> None:
+    def __init__(self, fs: FileSystem, kept: Kept, device: Device, negotiated: Negotiated) -> None:
         """Tells the file system which lanes there are."""
         self._fs = fs
         self._device = device
@@ -50,15 +51,15 @@ class KernelLanes:
         self._by_node: dict[Ino, Backing] = {}
         self._by_handle: dict[HandleId, tuple[Ino, int]] = {}
         """Node, and the slot of the record."""
-        self._kept = fs.kept.backings
+        self._kept = kept
         self.refused = 0
         """Files that the kernel did not take for passthrough."""
         self._take_over()
-        fs.lanes.offer(Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted())
+        fs.offer_lanes(Lane.DIRECT, passthrough=negotiated.has(InitFlag.PASSTHROUGH) and self._permitted())
 
     def _take_over(self) -> None:
         """Backing files that the last worker registered: used on as long as their files are open."""
-        for slot, (handle, ino, number) in self._kept:
+        for slot, (handle, ino, number) in self._kept.backings:
             backing = self._by_node.setdefault(Ino(ino), Backing(number))
             backing.handles += 1
             self._by_handle[HandleId(handle)] = (Ino(ino), slot)
@@ -81,7 +82,7 @@ class KernelLanes:
         try:
             number = self._device.backing_open(fd)
             self._device.backing_close(number)
-            if self._fs.kept.taken_over:
+            if self._kept.taken_over:
                 self._close_lost(number)
         except OSError as error:
             log.warning("no passthrough: the kernel refuses backing files", error=str(error))
@@ -128,7 +129,7 @@ class KernelLanes:
                 self._by_node[ino] = backing
             if file.handle not in self._by_handle:
                 backing.handles += 1
-                self._by_handle[file.handle] = (ino, self._kept.add(file.handle, ino, backing.number))
+                self._by_handle[file.handle] = (ino, self._kept.backings.add(file.handle, ino, backing.number))
             return backing.number
 
     def _new_backing(self, file: OpenFile) -> Backing | None:
@@ -152,7 +153,7 @@ class KernelLanes:
         if not backing.handles:
             with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
                 self._device.backing_close(backing.number)
-        self._kept.free(slot)
+        self._kept.backings.free(slot)
 
     def __len__(self) -> int:
         """Open files that have a backing id."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from acpfs.ram.kept import Kept
 
-_INO, _COUNT = 0, 1
+_COUNT = 1
 
 
 class References:
@@ -24,7 +24,7 @@ class References:
         """Take over the last worker's counts."""
         self._slots = kept.references
         self._lock = threading.Lock()
-        self._by_node = {ino: slot for slot, (ino, _count) in self._slots}
+        self._by_node = kept.reference_slots
 
     def __len__(self) -> int:
         return len(self._by_node)

@@ -17,6 +17,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
+from acpfs.ram.kept import Kept
 from acpfs.transport.native.decoding import name_in, two_names
 from acpfs.transport.native.protocol import LINK_IN, MKDIR_IN, MKNOD_IN, RENAME2_IN, Opcode
 from acpfs.transport.native.request import Request, plain
@@ -48,10 +49,10 @@ _UNIQUE, _INO = 0, 1
 class ResentRequests:
     """Notes calls, and answers those that come again."""
 
-    def __init__(self, fs: FileSystem) -> None:
+    def __init__(self, fs: FileSystem, kept: Kept) -> None:
         """Take over the last worker's notes."""
         self._fs = fs
-        self._slots = fs.kept.calls
+        self._slots = kept.calls
         self._done = {unique: Ino(ino) for _slot, (unique, ino) in self._slots if unique}
         while len(self._slots) < NOTES_MAX:
             self._slots.add(0, 0)

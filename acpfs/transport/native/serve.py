@@ -16,6 +16,7 @@ from acpfs.config import Settings
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.steps import settled
 from acpfs.logger import get_logger
+from acpfs.ram.kept import Kept
 from acpfs.transport.native.device import clones
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.mount import MountOptions, mount
@@ -45,6 +46,7 @@ def make_session(settings: Settings) -> list[int]:
 
 async def serve_kept(
     fs: FileSystem,
+    kept: Kept,
     fds: Sequence[int],
     negotiated: Negotiated | None,
     ready: Callable[[Session], None],
@@ -61,9 +63,9 @@ async def serve_kept(
         ProtocolError: the kernel is too old.
     """
     if negotiated is None:
-        session = await trio.to_thread.run_sync(partial(Session.begin, fs, fds, feature_mask=_mask(), holding=holding))
+        session = await trio.to_thread.run_sync(partial(Session.begin, fs, kept, fds, feature_mask=_mask(), holding=holding))
     else:
-        session = await trio.to_thread.run_sync(partial(Session.take_over, fs, fds, negotiated, holding=holding))
+        session = await trio.to_thread.run_sync(partial(Session.take_over, fs, kept, fds, negotiated, holding=holding))
     session.start()
     ready(session)
     await settled(session.ended)

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
+from acpfs.ram.kept import Kept
 from acpfs.transport.invalidations import Invalidations
 from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device, clones
@@ -71,7 +72,7 @@ class Session:
     """A file system served over one /dev/fuse session."""
 
     def __init__(
-        self, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+        self, fs: FileSystem, kept: Kept, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
     ) -> None:
         """`fds`: the session's descriptor and clones, owned from now on; readers share them.
 
@@ -87,30 +88,37 @@ class Session:
         self.negotiated = negotiated
         self.ended: Future[None] = Future()
         """Done when the kernel has ended the mount."""
-        lanes, references = KernelLanes(fs, self.device, negotiated), References(fs.kept)
+        lanes, references = KernelLanes(fs, kept, self.device, negotiated), References(kept)
         self._holding = holding or Holding(fs)
         self._invalidations = Invalidations(fs, self.device.notify_inval_inode, self._tell_gone)
         undo = Undo(fs, lanes, references)
         calls = Calls(fs, negotiated, lanes, self._holding)
         replies = Replies(lanes, undo, references, fs.settings.attr_timeout_s)
-        self._dispatch = Dispatch(fs, calls, replies, undo)
+        self._dispatch = Dispatch(fs, kept, calls, replies, undo)
         shared = own or fds
         of_readers = [shared[n % len(shared)] for n in range(count)]
         self._readers = Readers(self._dispatch, of_readers, negotiated.max_write_bytes, lambda: self.ended.set_result(None))
 
     @classmethod
     def begin(
-        cls, fs: FileSystem, fds: Sequence[int], *, feature_mask: int = ALL_FEATURES, readers: int = 0, holding: Holding | None = None
+        cls,
+        fs: FileSystem,
+        kept: Kept,
+        fds: Sequence[int],
+        *,
+        feature_mask: int = ALL_FEATURES,
+        readers: int = 0,
+        holding: Holding | None = None,
     ) -> Session:
         """A session over a descriptor that was just given to mount. Blocks until the kernel has sent INIT; raises as `negotiate`."""
-        return cls(fs, fds, negotiate(fds[0], feature_mask), readers=readers, holding=holding)
+        return cls(fs, kept, fds, negotiate(fds[0], feature_mask), readers=readers, holding=holding)
 
     @classmethod
     def take_over(
-        cls, fs: FileSystem, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
+        cls, fs: FileSystem, kept: Kept, fds: Sequence[int], negotiated: Negotiated, *, readers: int = 0, holding: Holding | None = None
     ) -> Session:
         """A session that another worker has left, over descriptors that were kept; asks the kernel again for what was under way."""
-        session = cls(fs, fds, negotiated, readers=readers, holding=holding)
+        session = cls(fs, kept, fds, negotiated, readers=readers, holding=holding)
         if negotiated.has(InitFlag.HAS_RESEND):
             session.device.resend()
         else:

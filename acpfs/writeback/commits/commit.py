@@ -398,7 +398,7 @@ class Committer:
             self._state.must_commit()
 
     def _check_linked(self, version: Version, staging: LowerPath) -> None:
-        """That nobody has written into the other node's file since; acpfs never does, a native writer might."""
+        """That nobody has written into the staging file since; acpfs never does, a native writer might."""
         with suppress(FileNotFoundError):  # committed before
             if not is_as_noted(self._lower, staging, version.digest, version.size):
                 self._lower.remove_staging(version.staging_name)

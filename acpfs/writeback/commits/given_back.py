@@ -1,4 +1,4 @@
-"""What other nodes have written into a directory that is moved aside: it belongs to the one that takes its place.
+"""What other members have written into a directory that is moved aside: it belongs to the one that takes its place.
 
 The guard leaves a checkpoint that was deleted here where it is, and moves it aside when it is made again under the same name. Another
 node may have written its part of the new one by then, into the old directory, since that is what lies there. So after the move, what is
@@ -73,7 +73,7 @@ class GivenBack:
         return True
 
     def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
-        """Never over what another node puts there at this moment: a link replaces nothing. Where there are none, a look has to do."""
+        """Never over what another member puts there at this moment: a link replaces nothing. Where there are none, a look has to do."""
         if stat.S_ISDIR(st.mode) or not self._link(source, target, st):
             self._expect_nothing_at(target)
             self._lower.rename(source, target)

@@ -204,7 +204,7 @@ class StoreRuns:
 
 
 def ours(lower: Lower, op: Op, st: LowerStat) -> LowerStat:
-    """What was put there, also where another node has put its own over it by the time that it was looked at: that is to be noticed."""
+    """What was put there, also where another member has put its own over it by the time that it was looked at: that is to be noticed."""
     given_ns, granularity_ns = op.meta.mtime_ns, lower.features.time_granularity_ns
     if op.version is None or st.ino == op.version.staging_ino or given_ns is None or abs(st.mtime_ns - given_ns) < granularity_ns:
         return st  # with the time that it was given it is ours, on a file system that numbers files anew

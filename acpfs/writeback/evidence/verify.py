@@ -23,7 +23,7 @@ from acpfs.writeback.evidence import absence
 BUFFER_BYTES = 4 << 20
 STALE_LOOKS_MAX = 6
 STALE_AGAIN_S = 0.4
-"""Clients of distributed file systems remember names for a second, and answer ESTALE where another node has put another file."""
+"""Clients of distributed file systems remember names for a second, and answer ESTALE where another member has put another file."""
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -126,7 +126,7 @@ class Verifier:
             status = "missing" if error.errno in _GONE else "unreadable"
             return Verification(name, status, 0, expected or None, None, error.strerror)
         if found == expected or (noted and found == noted):
-            return Verification(name, "ok", size, found, found)  # the file's own note is newer where another node stored it later
+            return Verification(name, "ok", size, found, found)  # the file's own note is newer where another member stored it later
         expected = expected or noted
         return Verification(name, "mismatch" if expected else "unknown", size, expected or None, found)
 

@@ -2,7 +2,7 @@
 
 Frameworks delete the old checkpoint before or right after they write the new one. The guard sets such deletions aside, out of the order
 of the log: all else overtakes them and nothing waits for them. They come back when a newer checkpoint is there as whole as theirs, when
-their time is up, when an operator says so, or when the backing directory is full. With other nodes, whose guards decide by themselves,
+their time is up, when an operator says so, or when the backing directory is full. With other members, whose guards decide by themselves,
 pointers come back first, and what others' pointers may name only when those are gone (`Gate.is_to_wait`). What is made under a name
 that they still hold replaces the file (`_replace`) or moves the old directory aside (`_move_aside`). Used under the file system's lock;
 `run` is a task of the engine, and looks at the backing directory on a thread.
@@ -37,7 +37,7 @@ from acpfs.writeback.members.gate import Gate
 from acpfs.writeback.parts import DrainParts
 
 POLL_S = 10.0
-"""How often the backing directory is looked at when nothing happens here: other nodes may complete the newer checkpoint."""
+"""How often the backing directory is looked at when nothing happens here: other members may complete the newer checkpoint."""
 PAUSE_S = 0.25
 PAUSE_SHARE = 10.0
 """Between two looks lie at least a quarter of a second, and ten times what the last one took."""
@@ -61,7 +61,7 @@ class Guard:
     """Holds deletions back."""
 
     def __init__(self, parts: DrainParts, gate: Gate) -> None:
-        """`gate`: lets go in two steps what other nodes' pointers may name."""
+        """`gate`: lets go in two steps what other members' pointers may name."""
         self._log, self._tree, self._lower, self._listener = parts.log, parts.tree, parts.lower, parts.listener
         self._section, self._pool, settings = parts.section, parts.calls.syncs, parts.settings
         self._on, self._time_s = settings.keep_last_persisted, settings.guard_time_s
@@ -420,7 +420,7 @@ class Guard:
         return trace is not None and trace.former[: len(prefix)] == prefix
 
     def _release_in_turn(self, held: Guarded, why: str) -> None:
-        """Pointers at once, the rest when other nodes' pointers are gone, which they hold until they find the same."""
+        """Pointers at once, the rest when other members' pointers are gone, which they hold until they find the same."""
         if why == "newer":
             self._superseded.update(held.ops)
         first = [op for op in held.ops.values() if not self._gate.is_to_wait(op)]

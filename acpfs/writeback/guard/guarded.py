@@ -52,7 +52,6 @@ class Guarded:
         return tuple(self.checkpoint.save_dir.split(b"/")) if self.checkpoint.save_dir else ()
 
     def add(self, op: Op) -> None:
-        """One more."""
         self.ops[op.seq] = op
         self.since, self.newest_at = min(self.since, op.logged_at), max(self.newest_at, op.logged_at)
         self.look_soon()

@@ -1,6 +1,6 @@
 """What of checkpoints lies on the backing directory: looked at for the guard, and compared.
 
-Judges by the backing directory alone, since there other nodes' files appear too. A pure look: changes nothing, knows no log; blocks as
+Judges by the backing directory alone, since there other members' files appear too. A pure look: changes nothing, knows no log; blocks as
 the backing directory does, so it runs on a thread and without the lock.
 """
 

@@ -112,11 +112,9 @@ class OperationLog:
         return list(itertools.islice(self._line.values(), count))
 
     def first(self) -> Op | None:
-        """The oldest operation."""
         return next(iter(self._ops.values()), None)
 
     def newest(self) -> Op | None:
-        """The newest operation."""
         return next(reversed(self._ops.values()), None)
 
     def since(self, seq: int) -> list[Op]:
@@ -154,7 +152,6 @@ class OperationLog:
         return ops[-1] if (ops := self._by_node.get(ino)) else None
 
     def is_pending(self, ino: Ino) -> bool:
-        """Whether any operation acts on the node."""
         return ino in self._by_node
 
     def is_victim(self, ino: Ino) -> bool:
@@ -221,7 +218,6 @@ class OperationLog:
         return True
 
     def save(self, op: Op) -> None:
-        """Persist a changed operation."""
         self._save(op)
 
     def mark_committed(self, op: Op) -> None:
@@ -239,7 +235,6 @@ class OperationLog:
         op.take(Step.BEGUN)
 
     def save_version(self, version: Version) -> None:
-        """Persist a changed version."""
         if version.vid in self._sizes:
             self._count(version)
         self._state.change(SAVE_VERSION, version_row(version))
@@ -337,7 +332,6 @@ class OperationLog:
         self._save(op)
 
     def unpark(self, op: Op) -> None:
-        """It is to be tried again."""
         op.put(Aside.NONE)
         self.unparked += self._parked.pop(op.seq, None) is not None
         self._line = None
@@ -349,7 +343,6 @@ class OperationLog:
 
     @property
     def parked_count(self) -> int:
-        """How many that are."""
         return len(self._parked)
 
     def parked_after(self, count: int) -> list[Op]:
@@ -395,7 +388,6 @@ class OperationLog:
         return [self._aside[seq] for seq in sorted(self._aside)]
 
     def is_aside(self, op: Op) -> bool:
-        """Whether the operation is set aside."""
         return op.seq in self._aside
 
     def let_go(self, op: Op) -> None:

@@ -1,4 +1,4 @@
-"""Whom a pointer waits for, where its writer has said so: node ids, instead of all other nodes.
+"""Whom a pointer waits for, where its writer has said so: node ids, instead of all other members.
 
 The words are given to a node (`user.acpfs.needs`) and taken by the next operation that makes it visible as a pointer, for that one alone.
 Both are in the state database, so that they outlive workers and mounts. Knows nothing of the nodes' records. Used under the lock.
@@ -93,7 +93,7 @@ class Needs:
                 self.tell(op.ino, taken)
 
     def of(self, op: Op) -> tuple[str, ...] | None:
-        """Whom the operation waits for; None: all other nodes."""
+        """Whom the operation waits for; None: all other members."""
         return self._taken.get(op.seq)
 
     def done(self, seq: Seq) -> None:

@@ -15,7 +15,7 @@ from acpfs.writeback.log.stages import TABLE, WAYS, Aside, IllegalStepError, Sta
 from acpfs.writeback.log.verdicts import Why
 
 WITHHELD = errno.EHOSTDOWN
-"""Error of a pointer that is set aside because another node is missing; no file system refuses an operation with it."""
+"""Error of a pointer that is set aside because another member is missing; no file system refuses an operation with it."""
 
 OLD_CONTENT = -1000
 """See `Op.old_content`."""
@@ -78,7 +78,6 @@ class Metadata:
 
     @classmethod
     def from_json(cls, text: str) -> Metadata:
-        """Inverse of `to_json`."""
         mode, uid, gid, atime_ns, mtime_ns, rdev, xattrs = json.loads(text)
         decoded = {bytes.fromhex(k): None if v is None else bytes.fromhex(v) for k, v in xattrs.items()}
         return cls(mode, uid, gid, atime_ns, mtime_ns, rdev, decoded)
@@ -164,7 +163,7 @@ class Op:
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False
-    """A removal that waited for other nodes, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
+    """A removal that waited for other members, which may have written under its name meanwhile. Not persisted: see `Gate.begin`."""
     is_pointer: bool | None = None
     """Whether it makes a file visible that points at others; None: not asked yet (see `Order`). Not persisted."""
     takes_pointer: bool | None = None
@@ -222,7 +221,7 @@ class Op:
 
     @property
     def withheld(self) -> bool:
-        """Whether it is parked because another node is missing, and not because the backing directory refused it."""
+        """Whether it is parked because another member is missing, and not because the backing directory refused it."""
         return self.aside is Aside.WITHHELD
 
     @property

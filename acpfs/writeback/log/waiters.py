@@ -16,7 +16,7 @@ from acpfs.types import Ino, Seq
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """Waits for everything up to `seq`; with `node`, other nodes' parked operations do not matter."""
+    """Waits for everything up to `seq`; with `node`, other members' parked operations do not matter."""
 
     seq: Seq
     node: Ino | None

@@ -1,4 +1,4 @@
-"""The cluster: tells other nodes how far this one is, and finds out whether pointers that are committed here have to wait for them.
+"""The cluster: tells other members how far this one is, and finds out whether pointers that are committed here have to wait for them.
 
 Two tasks. One publishes this node's record, at most twice per heartbeat. The other, only while something is gated: publishes, lists
 the nodes anew, reads the records of those that have not passed yet, and opens the gate or withholds. All file I/O is on threads of its
@@ -260,7 +260,7 @@ class Cluster:
     # -- the others
 
     async def _list(self) -> list[str]:
-        """All other nodes that have a record."""
+        """All other members that have a record."""
         names = [name for name in await self._call("list", self._records.names) if name != self._who.node]
         now = self._monotonic()
         with self._section():
@@ -439,7 +439,7 @@ class Cluster:
     # -- readers
 
     async def others_persisted(self, tell: Callable[[list[str]], None]) -> None:
-        """Return when every other node that lives has persisted what it had closed before now; `tell` who has not, look by look.
+        """Return when every other member that lives has persisted what it had closed before now; `tell` who has not, look by look.
 
         A backing directory that refuses is asked again. Where listings are cached, a node that joined a moment ago may be overlooked.
         """

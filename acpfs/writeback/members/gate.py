@@ -1,8 +1,8 @@
-"""The gate: which pointer files wait for other nodes.
+"""The gate: which pointer files wait for other members.
 
 One more condition of readiness for the order of commits. An operation that makes a pointer visible is *gated* from the moment that it is
-logged until `acpfs.writeback.members.cluster` has found that every other node has persisted what it had closed before. So is a removal,
-since another node's pointer may still name what it removes. The removal of a pointer keeps its place in the order; any other one
+logged until `acpfs.writeback.members.cluster` has found that every other member has persisted what it had closed before. So is a removal,
+since another member's pointer may still name what it removes. The removal of a pointer keeps its place in the order; any other one
 *yields*: it waits for all pointers that others closed or removed before, is put off meanwhile, so that nobody waits for it, and takes its
 turn like a pointer only where something here needs it gone. One for which a node is missing is *withheld*: set aside like a parked
 operation, with an errno of its own, until that node is back, forgotten, or the pointer is superseded. Knows neither nodes nor records.
@@ -126,7 +126,7 @@ class Gate:
         self.bell = Bell()
         """Rung when something has to be looked at."""
         self.has_peers: bool | None = None
-        """Whether there are other nodes, whose pointers may still name what is removed here; None: this worker has not looked yet."""
+        """Whether there are other members, whose pointers may still name what is removed here; None: this worker has not looked yet."""
         self.pointer_seq = 0
         """Of the newest pointer that is persisted."""
 
@@ -158,7 +158,7 @@ class Gate:
         return self._removes_others(op)
 
     def _removes_others(self, op: Op) -> bool:
-        """Whether the operation removes what other nodes may name, or write again."""
+        """Whether the operation removes what other members may name, or write again."""
         return self.has_peers is not False and op.kind in REMOVING and op.parent > 0
 
     def _is_of_pointers(self, op: Op) -> bool:
@@ -234,7 +234,7 @@ class Gate:
         return False
 
     def asks(self, gated: Gated, nodes: dict[str, None], us: str) -> None:
-        """It is known now which other nodes there are. Those that a pointer's writer named stand for all, whether they are there or not."""
+        """It is known now which other members there are. Those that a pointer's writer named stand for all, there or not."""
         needs = self._log.needs.of(gated.op)
         gated.required = nodes if needs is None else dict.fromkeys(node for node in needs if node != us)
         gated.unknown = set() if needs is None else set(gated.required) - nodes.keys()
@@ -261,7 +261,7 @@ class Gate:
         return [self._gated[op.seq] for op in self._log.parked() if op.withheld and op.seq in self._gated]
 
     def passes(self, gated: Gated) -> None:
-        """All other nodes have what it needs."""
+        """All other members have what it needs."""
         del self._gated[gated.op.seq]
         self._yielding.discard(gated.op)
         self._others.discard(gated.op)
@@ -292,7 +292,7 @@ class Gate:
         if op.is_pointer:
             self.pointer_seq = max(self.pointer_seq, op.seq)
 
-    # -- what other nodes are told
+    # -- what other members are told
 
     def watermark(self, now: float) -> float:
         """All that was logged before is persisted, but for what is withheld or guarded, and removals that yield."""
@@ -328,7 +328,7 @@ class Gate:
         return next((op for op in self._counting if self._log.get(op.seq) is op and self._counts(op)), None)
 
     def _counts(self, op: Op) -> bool:
-        """Whether other nodes' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
+        """Whether other members' pointers wait for it: not for what is withheld or held back, and not for removals that yield."""
         if op.withheld or (op.new_parent < 0 and self.is_open(op)):
             return False
         return op.kind not in REMOVING or not (op.aside is Aside.HELD or op.parent < 0 or self.yields(op))

@@ -1,4 +1,4 @@
-"""What other nodes have made and not persisted, by their records, and who waits here for one of these names.
+"""What other members have made and not persisted, by their records, and who waits here for one of these names.
 
 Learns from each record that `acpfs.writeback.members.cluster` reads; decides nothing about names. A live node's record says which names
 are pending there (`backing.name_filter`); one without that, of an older acpfs, says nothing. Used under the file system's lock, but for

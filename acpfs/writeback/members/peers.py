@@ -61,7 +61,7 @@ def longest_cached_s(terms: Terms) -> float:
 
 @dataclass(slots=True)
 class Peer:
-    """One other node."""
+    """One other member."""
 
     node: str
     heard_at: float

@@ -5,7 +5,7 @@ it is flushed first. While operations are parked, those that have nothing to do 
 above or below, deletions of what may be the last good state, and replacements and pointer files below the same directory at the top wait
 (`HELD`): an old consistent checkpoint beats a new broken one. A removal or a change of attributes that is parked breaks none, and holds
 up only what touches it.
-A pointer also waits for other nodes (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
+A pointer also waits for other members (`Gate`), and so does a removal, which is put off meanwhile: all but what needs it gone passes it.
 A pointer that is withheld because of a missing node holds up what has to do with it, and deletions
 until a later pointer is persisted; a later pointer has its own gate.
 Where there is no room for what is next, removals pass it, a few at a time.
@@ -119,7 +119,7 @@ class Order:
         return group
 
     def _may_pass(self, op: Op, now: float) -> bool:
-        """Whether it removes what lies there now, and what nobody else needs: no pointer, and no other node's pointer is still to come."""
+        """Whether it removes what lies there now and nobody else needs: no pointer, and no other member's pointer is still to come."""
         if op.kind not in REMOVING or op.parent < 0 or self._pointers.takes(op) or not self._tree.has_what_it_removes(op):
             return False
         return self.gate.is_open(op) and self._due.get(op.seq, 0.0) <= now
@@ -149,7 +149,7 @@ class Order:
         return first is not None and not (self._parked or self._put_off) and self.is_ready(first, 0.0)
 
     def _is_shut(self, op: Op) -> bool:
-        """Whether it waits for other nodes. What the guard will set aside does so there."""
+        """Whether it waits for other members. What the guard will set aside does so there."""
         return not (self.gate.is_open(op) or self._guard.concerns(op))
 
     def _candidates(self) -> Iterator[Op]:

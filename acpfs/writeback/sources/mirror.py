@@ -69,7 +69,6 @@ class NoMirror:
         self._lower, self._path, self._done = lower, mark_path(node_id), False
 
     def before(self, _op: Op) -> None:
-        """See `Mirror.before`."""
         if not self._done:
             withdraw(self._lower, self._path)
             self._done = True

@@ -1,9 +1,9 @@
-"""Equal content is not sent twice: a file that another node has stored already, of the same name and the same bytes.
+"""Equal content is not sent twice: a file that another member has stored already, of the same name and the same bytes.
 
-The bytes are known to be the same by size and by the checksum that the other node noted at the file, as long as nobody wrote to it since.
+The bytes are known to be the same by size and by the checksum that the other member noted at the file, as long as nobody wrote to it since.
 Such a file gets a second name, in this node's staging directory, and stands in for the staging file that would have been streamed: what
 happens to the first name meanwhile does not touch it, and the commit renames it into place like any other, which changes nothing if the
-first name is still there. Costs one lstat where there is no such file, and nothing where there are no other nodes. Used in stream threads.
+first name is still there. Costs one lstat where there is no such file, and nothing where there is no other member. Used in stream threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def linked_name(name: str) -> str:
 
 
 def is_linked(version: Version) -> bool:
-    """Whether what is staged is another node's file."""
+    """Whether what is staged is another member's file."""
     return version.staging_name.startswith(_LINKED)
 
 
@@ -54,7 +54,7 @@ class EqualFiles:
     """Finds them."""
 
     def __init__(self, parts: DrainParts, recorded: Callable[[LowerPath], str], has_peers: Callable[[], bool]) -> None:
-        """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other nodes."""
+        """`recorded`: the checksum of what this node stored at a path: its own files are not asked about. `has_peers`: other members."""
         self._lower, self._tree, self._lock = parts.lower, parts.tree, parts.lock
         self._recorded, self._has_peers = recorded, has_peers
 

@@ -3,7 +3,7 @@
 Streams run ahead of commits in many threads, commits go one after the other, and all of them share one interpreter. Left alone the
 streams take nearly all of it, and the files that they stage lie there. So while commits have work, small files are streamed only as far
 ahead as keeps that work coming: `FILES_MAX` of them are staged or being staged, and it goes on at half of that. Where commits wait for
-something else (a large file in front, another node, a person) nothing holds streams up. Large files never wait: their bytes need the
+something else (a large file in front, another member, a person) nothing holds streams up. Large files never wait: their bytes need the
 storage and not the interpreter. Used under the file system's lock.
 """
 
@@ -35,12 +35,10 @@ class Staged:
 
     @property
     def bytes(self) -> int:
-        """Sum of the sizes."""
         return sum(self._bytes.values())
 
     @property
     def files(self) -> int:
-        """How many."""
         return len(self._bytes)
 
     def add(self, op: Op) -> None:

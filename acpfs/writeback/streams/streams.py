@@ -19,6 +19,7 @@ from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.lower import OVERFLOW_PREFIX, LowerPath, LowerStat, Note
 from acpfs.checksum import Checksum, hash_zeros, of_reads
+from acpfs.errors import FULL_ERRNOS
 from acpfs.types import VersionId
 from acpfs.writeback.evidence.verify import MisreadError, OnlyCopyError, digest_of
 from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
@@ -170,7 +171,10 @@ class Streamer:
         try:
             digest = self._copy(stream, fd, growth)
             st, applied = self._finish(stream, fd, digest, former)
-        except BaseException:
+        except BaseException as error:
+            if former is None and isinstance(error, OSError) and error.errno in FULL_ERRNOS:
+                with contextlib.suppress(OSError):  # a client of MooseFS keeps the bytes of a file that it removed for eleven minutes
+                    self._lower.truncate(fd, 0)
             with contextlib.suppress(OSError):
                 self._lower.close(fd)
             raise

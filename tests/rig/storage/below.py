@@ -35,7 +35,7 @@ class Below:
 
     def __exit__(self, *error: object) -> None:
         for path in reversed(self._laid):
-            subprocess.run(["umount", "-l", str(path)], check=False, timeout=20)
+            subprocess.run(["umount", "-l", str(path)], check=False, timeout=120)
         self._storage.__exit__()
         lifeline.disarm(Path(self._base.name))
         self._base.cleanup()

@@ -14,6 +14,8 @@ from tests.rig.storage.servers import ADDRESS, Storage, until
 FIRST_PORT = 9432
 MASTER_MAGIC = b"MFSM NEW"
 """Content of the metadata file of a file system in which nothing is."""
+LOOP_S = 60
+"""So often the master looks for bytes that no file has any more; 300 by default, and no less than this."""
 AS_ROOT = "WORKING_USER=root\nWORKING_GROUP=root\nNICE_LEVEL=0\n"
 
 
@@ -31,7 +33,8 @@ class MooseFs(Storage):
         self._write("topology", "")
         listen = "".join(f"{who}_LISTEN_HOST={ADDRESS}\n" for who in ("MATOML", "MATOCS", "MATOCL"))
         files = f"EXPORTS_FILENAME={self.base}/cfg/exports\nTOPOLOGY_FILENAME={self.base}/cfg/topology\n"
-        self._write("master.cfg", f"{AS_ROOT}DATA_PATH={self.base}/master\n{files}{listen}REPLICATIONS_DELAY_INIT=5\n")
+        soon = f"REPLICATIONS_DELAY_INIT=5\nCHUNKS_LOOP_MIN_TIME={LOOP_S}\n"
+        self._write("master.cfg", f"{AS_ROOT}DATA_PATH={self.base}/master\n{files}{listen}{soon}")
         self._start_master()
         for number in range(self.data_servers):
             self._configure_chunks(number)

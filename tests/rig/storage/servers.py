@@ -194,7 +194,7 @@ class Storage(abc.ABC):
 
     def unmount(self, path: Path) -> None:
         """Away from the host's table, whoever uses it, and its process ends."""
-        subprocess.run(["umount", "-l", str(path)], check=False, timeout=20, stderr=subprocess.DEVNULL)
+        subprocess.run(["umount", "-l", str(path)], check=False, timeout=120, stderr=subprocess.DEVNULL)
         kill(self.client_pids(path))
 
     def remount(self, path: Path) -> None:

@@ -29,8 +29,8 @@ from acpfs.types import Seq
 from acpfs.writeback.log.log import OperationLog
 
 
-class Changeable:
-    """Makes contents changeable."""
+class Writable:
+    """Makes contents writable."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class Claim(Enum):
     PINNED = "pinned"
 
 
-class LeavingOrder:
+class EvictionOrder:
     """All files whose content may leave."""
 
     def __init__(self, table: NodeTable, catalogue: Catalogue, pins: Pins, keep: int) -> None:
@@ -93,7 +93,7 @@ class LeavingOrder:
 
     # -- the order
 
-    def leaving(self, *, also_retained: bool = True) -> Iterator[Node]:
+    def candidates(self, *, also_retained: bool = True) -> Iterator[Node]:
         """Who leaves next, as long as anybody may. Whoever takes a node discards it, or is given it again."""
         self._settle()
         retained = self.retained()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from acpfs.errors import RefusedError
-from acpfs.filesystem.content.leaving import LeavingOrder
+from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.ram.tier import Tier
@@ -45,14 +45,14 @@ def below(path: bytes, prefix: bytes) -> bool:
     return not prefix or path == prefix or path.startswith(prefix + b"/")
 
 
-class Keeping:
+class Eviction:
     """Pins and evicts."""
 
     def __init__(self, table: NodeTable, log: OperationLog, tier: Tier, retention: Retention) -> None:
         self._table, self._log, self._tier, self._retention = table, log, tier, retention
 
     @property
-    def _order(self) -> LeavingOrder:
+    def _order(self) -> EvictionOrder:
         return self._retention.order
 
     def keep(self, checkpoints: int) -> None:
@@ -89,7 +89,6 @@ class Keeping:
         return removed
 
     def pins(self) -> list[bytes]:
-        """Pinned paths."""
         return self._order.pins.paths
 
     def pinned_bytes(self) -> int:
