@@ -219,6 +219,7 @@ class LowerView:
 
     def _overtaken(self, epoch: int) -> bool:
         """Whether a commit moved things while the question was under way."""
+        # odd: a move was under way when the question was asked; another number: one came in between (interleaving 3)
         overtaken = epoch % 2 == 1 or self._tree.epoch != epoch
         self._overtaken_answers += overtaken
         return overtaken
@@ -266,6 +267,7 @@ class LowerView:
         """Take over what the backing directory said about a name, unless own operations on it, or on its node, came between."""
         child = parent.dir.children.get(name)
         node = self._table.get(child.ino) if child is not None and child.ino else None
+        # `settled_at`: our own operation left the log after the question, which may have been answered before that was carried out
         if (child is not None and (child.pins or child.settled_at >= asked_at)) or (node is not None and node.settled_at >= asked_at):
             self._overtaken_answers += 1
             return
