@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import json
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -37,9 +38,21 @@ def send(end: socket.socket, message: Message, fds: Sequence[int] = (), *, wait:
 
 
 def receive(end: socket.socket) -> tuple[Message | None, list[int]]:
-    """The next message and its descriptors, which do not outlive an exec; None: the other end is gone."""
+    """The next message and its descriptors, which do not outlive an exec; None: the other end is gone.
+
+    Raises:
+        ValueError: it is no message; its descriptors are closed.
+    """
     try:
         data, fds, _flags, _address = socket.recv_fds(end, PACKET_BYTES_MAX, FDS_MAX, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None, []
-    return (json.loads(data) if data else None), list(fds)
+    try:
+        message = json.loads(data) if data else None
+        if message is not None and not isinstance(message, dict):
+            raise TypeError
+    except (ValueError, TypeError) as error:
+        for fd in fds:
+            os.close(fd)
+        raise ValueError(f"no message: {data[:40]!r}") from error
+    return message, list(fds)

@@ -1,7 +1,8 @@
 """One mount as its keeper sees it: the descriptors and facts that are held, who has it, and since when nobody serves it.
 
 Owns the phases, and the rule by which a mount is given to nobody while a process lives that may serve it: the supervisor's connection is
-among what each worker gets, so it ends with the last of them; only what is stuck in a call that does not return may keep it open.
+among what each worker gets, so it ends with the last of them; only what is stuck in a call that does not return may keep it open. The
+end alone is no proof: who could not get rid of a message gives its connection up and serves on. So the pidfds count as well.
 The keeper's; standard library only, no thread, and no call on the mount.
 """
 
@@ -21,6 +22,8 @@ from acpfs.supervisor.stuck_processes import STUCK, has_ended, is_stuck
 SESSION = "session"
 WAIT_S = 300.0
 """For a supervisor that has not said how long its mount waits for the next one."""
+GIVEN_UP_S = 5.0
+"""A process that ends closes its connection a moment before its pidfd says so; one that lives for longer has given the connection up."""
 
 
 class Phase(Enum):
@@ -59,6 +62,8 @@ class HeldSession:
         """pidfds."""
         self._starting = False
         """A worker may live that has not been told of."""
+        self._unheard_since = 0.0
+        """Monotonic, seconds: when the connection ended."""
 
     @property
     def patience_s(self) -> float:
@@ -69,6 +74,10 @@ class HeldSession:
     def waits(self) -> bool:
         """Whether it is not served."""
         return self.phase is not Phase.SERVED
+
+    def is_cut_off(self, now: float) -> bool:
+        """Whether the connection has just ended, and not yet those who may serve it."""
+        return self.owner is None and self.phase is not Phase.ALONE and now - self._unheard_since < GIVEN_UP_S
 
     @property
     def how_it_ends(self) -> str:
@@ -81,21 +90,26 @@ class HeldSession:
         """Whether it has waited long enough, also for one that was given it and does not serve."""
         return self.waits and self.patience_s > 0 and now - self.alone_since >= self.patience_s
 
-    # -- what its supervisor says
+    # -- what its supervisor says. Whatever descriptor is kept is taken out of `fds`, in the same step; the rest is the caller's to close.
 
-    def begin(self, end: socket.socket, message: dict[str, Any], fds: Sequence[int]) -> None:
+    def begin(self, end: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
         """A supervisor has it, and its worker serves; all that is to be held follows."""
-        if message["session"] != self._token:
+        token = message["session"]
+        if token != self._token:
             self.close()  # of an earlier mount at this place
-        self._token, self.whole = message["session"], False
+        self._token, self.whole = token, False
         self.owner, self.alone_since = end, 0.0
         self._set_supervisor(fds)
         self._go(Phase.SERVED)
 
-    def told(self, message: dict[str, Any], fds: list[int]) -> bool:
-        """More of it, or a change; whether the descriptors are kept."""
+    def told(self, message: dict[str, Any], fds: list[int]) -> None:
+        """More of it, or a change.
+
+        Raises:
+            ValueError: it has another number of descriptors than it says.
+        """
         if "state" in message:
-            self.state = message["state"]
+            self.state = dict(message["state"])
         if "starting" in message:
             self._starting = True
         if "whole" in message:
@@ -105,33 +119,50 @@ class HeldSession:
         if "worker" in message:
             self._starting = False
             _close([self._worker])
-            self._worker = fds[0] if fds else -1
-            return True
+            self._worker = _taken(fds)
         if "keep" in message:
             ((name, count),) = message["keep"]
+            if len(fds) != count:  # this process has no number left for them
+                raise ValueError(f"{len(fds)} descriptors came of the {count} of {name!r}")
             _close(self.fds.pop(name, ()))
-            if count and len(fds) == count:
-                self.fds[name] = fds
-            return True
-        return False
+            if fds:
+                self.fds[name] = fds[:]
+                fds.clear()
 
     # -- whether anybody is left
 
     def look(self, now: float) -> None:
-        """The connection may be open in a process that will never run again."""
-        if self.owner is None or self._starting or self._supervisor < 0 or not has_ended(self._supervisor):
+        """Whether those who may serve it have ended; the connection may be open in a process that will never run again."""
+        if self.phase is Phase.ALONE:
             return
-        if self._worker < 0 or has_ended(self._worker) or is_stuck(_number_of(self._worker)):
-            self.left(now)
+        if self.owner is not None and (self._starting or self._supervisor < 0 or not has_ended(self._supervisor)):
+            return
+        if not self._somebody_lives():
+            self._left(now)
 
-    def left(self, now: float) -> None:
+    def cut_off(self, now: float) -> None:
+        """Its connection has ended."""
+        self.owner, self._unheard_since = None, now
+        self.look(now)
+
+    def is_given_up(self, now: float) -> bool:
+        """Whether somebody serves it who tells nothing any more: what is held here becomes untrue."""
+        return self.owner is None and self.phase is Phase.SERVED and now - self._unheard_since >= GIVEN_UP_S
+
+    def _somebody_lives(self) -> bool:
+        if self._supervisor >= 0 and not has_ended(self._supervisor):
+            return True
+        return self._worker >= 0 and not has_ended(self._worker) and not is_stuck(_number_of(self._worker))
+
+    def _left(self, now: float) -> None:
         """The last process that could serve it has ended."""
         self.owner = None
         if self._worker >= 0 and not has_ended(self._worker):
-            self.fds.setdefault(STUCK, []).append(os.dup(self._worker))  # whoever goes on waits for its call
-        for name in ("_worker", "_supervisor"):
-            _close([getattr(self, name)])
-            setattr(self, name, -1)
+            self.fds.setdefault(STUCK, []).append(self._worker)  # whoever goes on waits for its call
+        else:
+            _close([self._worker])
+        _close([self._supervisor])
+        self._worker = self._supervisor = -1
         self._starting = False
         self.alone_since = self.alone_since or now
         self._go(Phase.ALONE)
@@ -156,7 +187,7 @@ class HeldSession:
             return f"the mount has another backing directory: {backing}"
         return outlived(self.state, asked.get("instance", ""))
 
-    def give(self, end: socket.socket, fds: Sequence[int]) -> None:
+    def give(self, end: socket.socket, fds: list[int]) -> None:
         """To the supervisor behind that connection; the copies stay here."""
         self.owner = end
         self._set_supervisor(fds)
@@ -185,14 +216,20 @@ class HeldSession:
         fallthrough.end_mount(runtime, self.state["settings"], self.state["facts"], reason)
 
     def close(self) -> None:
-        """Let go of all descriptors."""
+        """Let go of all that is held for the next one."""
         for fds in self.fds.values():
             _close(fds)
         self.fds.clear()
 
-    def _set_supervisor(self, fds: Sequence[int]) -> None:
+    def drop(self) -> None:
+        """Let go of all descriptors: it ends, or is another's to hold."""
+        self.close()
+        _close([self._supervisor, self._worker])
+        self._supervisor = self._worker = -1
+
+    def _set_supervisor(self, fds: list[int]) -> None:
         _close([self._supervisor])
-        self._supervisor = fds[0] if fds else -1
+        self._supervisor = _taken(fds)
 
     def _go(self, phase: Phase) -> None:
         assert phase in STEPS[self.phase], (self.phase, phase)
@@ -203,6 +240,11 @@ def _close(fds: Sequence[int]) -> None:
     for fd in fds:
         if fd >= 0:
             os.close(fd)
+
+
+def _taken(fds: list[int]) -> int:
+    """The only one, if there is any."""
+    return fds.pop(0) if fds else -1
 
 
 def _number_of(pidfd: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import select
 import signal
 import socket
@@ -34,6 +35,10 @@ LOOK_S = 1.0
 """Between two looks at what waits for a supervisor."""
 IDLE_LOOK_S = 10.0
 """The same while all are served: what is stuck may keep a connection open."""
+CUT_OFF_LOOK_S = 0.05
+"""The same while a connection has ended, and its processes not yet."""
+OTHERS_MAX = 64
+"""Connections that have no mount: they ask something and go. With more, the oldest is ended: descriptors are for mounts."""
 END_WAIT_S = 30.0
 """For uncovering the backing directory, which may not answer; then the mount ends without."""
 BUG_WAIT_S = 0.2
@@ -71,7 +76,7 @@ class Keeper:
         self._poll.register(woken, select.POLLIN)
         while not self._stopping:
             try:
-                for fd, _events in self._poll.poll((LOOK_S if any(held.waits for held in self._held.values()) else IDLE_LOOK_S) * 1000):
+                for fd, _events in self._poll.poll(self._pause_s() * 1000):
                     if fd == woken:
                         os.read(woken, 64)
                     elif fd == self._door.fileno():
@@ -87,6 +92,13 @@ class Keeper:
             _say(f"the keeper ends, and with it these mounts, which nobody serves: {', '.join(left)}")
         return 0
 
+    def _pause_s(self) -> float:
+        """Until the next look, where nobody says anything."""
+        now = time.monotonic()
+        if any(held.is_cut_off(now) for held in self._held.values()):
+            return CUT_OFF_LOOK_S
+        return LOOK_S if any(held.waits for held in self._held.values()) else IDLE_LOOK_S
+
     def _stop(self) -> None:
         self._stopping = True
 
@@ -99,78 +111,80 @@ class Keeper:
             return
         self._peers[end.fileno()] = end
         self._poll.register(end, select.POLLIN)
+        owners = {id(held.owner) for held in self._held.values()}
+        others = [peer for peer in self._peers.values() if id(peer) not in owners]  # the oldest first
+        for peer in others[:-OTHERS_MAX]:
+            self._forget(peer)
 
     def _hear(self, fd: int) -> None:
         end = self._peers.get(fd)
         if end is None:
             return
+        fds: list[int] = []
+        """What nobody keeps of the message; whoever keeps one takes it out, so that none is left open whatever goes wrong."""
         try:
             message, fds = channel.receive(end)
-        except (OSError, ValueError):
-            message, fds = None, []
-        if message is None:
-            self._forget(end)
-            return
-        try:
-            unused = self._do(end, message, fds)
+            if message is None:
+                self._forget(end)
+            else:
+                self._do(end, message, fds)
         except (KeyError, TypeError, ValueError, OSError) as error:  # another version's, or no descriptor is left
             _say(f"a message was not understood or could not be carried out: {type(error).__name__}: {error}")
-            unused = []
             self._forget(end)
-        for unused_fd in unused:
-            os.close(unused_fd)
+        finally:
+            for unused in fds:
+                os.close(unused)
 
     def _forget(self, end: socket.socket) -> None:
         """Its end; it may have been the last that could serve."""
         self._poll.unregister(end)
         del self._peers[end.fileno()]
+        end.close()
         for held in list(self._held.values()):
             if held.owner is end:
-                held.left(time.monotonic())
-                self._tell(held, "nobody serves it; the next supervisor that asks goes on with it")
-        end.close()
+                held.cut_off(time.monotonic())
+                self._tell_if_alone(held)
 
-    def _do(self, end: socket.socket, message: channel.Message, fds: list[int]) -> list[int]:
-        """Carry out what is said; the descriptors that are not kept."""
+    def _do(self, end: socket.socket, message: channel.Message, fds: list[int]) -> None:
+        """Carry out what is said; the descriptors that are kept leave `fds`."""
         if "list" in message:
             channel.send(end, {"held": [held.report(time.monotonic()) for held in self._held.values()]}, wait=False)
-            return fds
+            return
         if "take" in message:
-            return self._take(end, message, fds)
+            self._take(end, message, fds)
+            return
         if "hold" in message:
             held = self._held.get(message["hold"])
             if held is None:
                 held = self._held[message["hold"]] = HeldSession(message["hold"])
             held.begin(end, message, fds)
-            return []
+            return
         held = next((held for held in self._held.values() if held.owner is end), None)
         if held is None:
-            return fds  # another one has told of this mount since
+            return  # another one has told of this mount since
         if "forget" in message:
             self._drop(held)
-            return fds
-        taken = held.told(message, fds)
+            return
+        held.told(message, fds)
         if "session" not in held.fds and held.whole:
             self._drop(held)  # the kernel ended it
-        return [] if taken else fds
 
-    def _take(self, end: socket.socket, message: channel.Message, asker: list[int]) -> list[int]:
+    def _take(self, end: socket.socket, message: channel.Message, asker: list[int]) -> None:
         """`asker`: pidfd of the supervisor that asks."""
         held, now = self._held.get(message["take"]), time.monotonic()
         if held is None or message["take"] in self._ending:
             channel.send(end, {"none": True}, wait=False)
-            return asker
+            return
         held.look(now)
         if why := held.refusal(message):
             channel.send(end, {"refused": why, "phase": held.phase.value}, wait=False)
-            return asker
+            return
         for name, fds in held.fds.items():
             channel.send(end, {"keep": [[name, len(fds)]]}, fds, wait=False)
         if not channel.send(end, {"given": held.state | {"died_at": held.alone_since}}, wait=False):
-            return asker  # it has ended meanwhile
+            return  # it has ended meanwhile
         held.give(end, asker)
         self._tell(held, f"given to a supervisor, after {now - held.alone_since:.1f} s without one")
-        return []
 
     # -- what nobody serves
 
@@ -179,8 +193,13 @@ class Keeper:
             if held.mountpoint in self._ending:
                 self._look_at_end(held, now)
                 continue
-            held.look(now)
-            if held.phase is Phase.ALONE and held.session_ended():
+            if held.phase is not Phase.ALONE:
+                held.look(now)
+                self._tell_if_alone(held)
+            if held.is_given_up(now):
+                self._tell(held, "its supervisor lives and tells nothing any more: not held until it does")
+                self._drop(held)
+            elif held.phase is Phase.ALONE and held.session_ended():
                 self._tell(held, "unmounted")
                 self._drop(held)
             elif held.is_late(now):
@@ -212,8 +231,12 @@ class Keeper:
 
     def _drop(self, held: HeldSession) -> None:
         """Closing the last copies of a session's descriptors ends it."""
-        held.close()
+        held.drop()
         del self._held[held.mountpoint]
+
+    def _tell_if_alone(self, held: HeldSession) -> None:
+        if held.phase is Phase.ALONE:
+            self._tell(held, "nobody serves it; the next supervisor that asks goes on with it")
 
     def _tell(self, held: HeldSession, what: str) -> None:
         _say(f"{held.mountpoint}: {what}")
@@ -231,6 +254,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_SCORE)
+    with contextlib.suppress(OSError, ValueError):
+        _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # each mount has some, and one for each deleted file that is open
     try:
         keeper = Keeper(directory)
     except BlockingIOError:

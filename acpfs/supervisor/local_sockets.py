@@ -15,6 +15,7 @@ from acpfs.control.socket_messages import socket_address
 
 BACKLOG = 16
 _CREDENTIALS = "3i"
+_TIMEVAL = "2l"
 
 
 def uid_of(end: socket.socket) -> int:
@@ -23,13 +24,17 @@ def uid_of(end: socket.socket) -> int:
 
 
 def connected(path: Path, wait_s: float) -> socket.socket | None:
-    """A connection; None: nobody listens, or not to this user. Without `wait_s` nothing waits."""
+    """A connection; None: nobody listens, or not to this user. Nothing waits for longer than `wait_s` (whole seconds)."""
     end, directory = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), None
     try:
         address, directory = socket_address(path)
-        end.settimeout(wait_s)
+        if wait_s:  # a time limit of Python's would not wait where as many as may have come and not been let in yet
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, int(wait_s), 0))
+        else:
+            end.setblocking(False)
         end.connect(address)
-        end.settimeout(None)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack(_TIMEVAL, 0, 0))
+        end.setblocking(True)
     except OSError:
         end.close()
         return None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+from tests.rig.ports import free_port
 
 PYTHON_VARIABLE = "ACPFS_TORCH_PYTHON"
 REPOSITORY = Path(__file__).parents[2]
@@ -28,12 +29,6 @@ def torch_python() -> str | None:
 def environment() -> dict[str, str]:
     """For a program of this directory that needs torch."""
     return {**os.environ, **QUIET, "PYTHONPATH": str(REPOSITORY)}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RankJob:
@@ -70,7 +65,7 @@ class RankJob:
             _end(self._ranks[number])
             self._ranks[number] = self._start(self._words[number])
         self._answers([self._ranks[number] for number in dead])
-        self._port = self._port or _free_port()
+        self._port = self._port or free_port()
         self._all(f"enter {self._port}")
 
     def save(self) -> None:

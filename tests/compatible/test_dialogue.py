@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 
 from acpfs.compatible.places import SITE
 from acpfs.training.messages import ExitStatus
+from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 RANK = Path(__file__).with_name("product_rank.py")
@@ -31,8 +31,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
     running: list[subprocess.Popen[bytes]] = []
 
     def run(world: int, framework: str = "MindSpeed", tls: bool = False, exit_handler: bool = True, **happens: object) -> Any:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         environment = {**os.environ, "PYTHONPATH": str(SITE), "TTP_LOG_PATH": str(tmp_path / "logs")}
         environment |= {"ACPFS_MINDIO_DIRECTORY": str(tmp_path)} if tls else {}
         config = {"world": world, "port": port, "directory": str(tmp_path), "framework": framework, "tls": tls, "copies": world}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from acpfs.compatible.places import SITE
 from acpfs.compatible.product_values import RepairType
 from acpfs.training.messages import ExitStatus
 from acpfs.training.sources import Origin, Sources
+from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 RANK = Path(__file__).with_name("product_rank_going_on.py")
@@ -33,8 +33,7 @@ class Job:
         self.directory = directory
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.processes = dict.fromkeys(range(WORLD), 0)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
 
     def begin(self, rank: int, happens: dict[str, Any]) -> None:
         told = {"rank": rank, "world": WORLD, "port": self.port, "directory": str(self.directory), **happens}

@@ -70,9 +70,10 @@ def test_utime_omit_and_now(d: Path) -> None:
     utimens(d / "f", (0, UTIME_OMIT), (7, 5))
     st = (d / "f").stat()
     assert (st.st_atime_ns, st.st_mtime_ns) == (100, 7 * NS + 5)
+    before = time.time_ns()
     utimens(d / "f", (0, UTIME_NOW), (0, UTIME_OMIT))
     st = (d / "f").stat()
-    assert abs(st.st_atime_ns - time.time_ns()) < 5 * NS
+    assert before - NS < st.st_atime_ns < time.time_ns() + NS  # the clock of file systems has coarse ticks
     assert st.st_mtime_ns == 7 * NS + 5
 
 

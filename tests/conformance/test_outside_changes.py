@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.mount, pytest.mark.every_lane]
 
 TIMEOUT_S = 1.0
 LONG_TIMEOUT_S = 5.0
-SOON_S = 2.5
-"""Less than the time for which the kernel would go on showing what it has cached by the long one, and more than a busy machine takes."""
-AT_LAST_S = 60.0
-"""For what comes by the timeout: only a hang breaks it."""
+ENDLESS_TIMEOUT_S = 3600.0
+"""For so long the kernel goes on showing what it has cached, if nobody tells it."""
+AT_LAST_S = 120.0
+"""Only a hang breaks it."""
 
 
 @pytest.fixture
@@ -37,13 +37,11 @@ def mounted(make_mount: MakeMount, transport: str, tmp_path: Path, attr_timeout_
     return make_mount(tmp_path / "backing", transport, attr_timeout=attr_timeout_s, **options)
 
 
-def eventually(condition: Callable[[], bool], within_s: float = AT_LAST_S) -> float:
-    """How long it took until the condition held."""
-    start = time.monotonic()
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + AT_LAST_S
     while not condition():
-        assert time.monotonic() - start < within_s
+        assert time.monotonic() < deadline
         threading.Event().wait(0.01)  # nobody announces it
-    return time.monotonic() - start
 
 
 def other(text: str, path: Path) -> None:
@@ -53,14 +51,13 @@ def other(text: str, path: Path) -> None:
 
 @pytest.mark.clause("S28")
 def test_a_name_that_others_removed_is_gone_when_a_listing_has_shown_it(make_mount: MakeMount, transport: str, tmp_path: Path) -> None:
-    mount = mounted(make_mount, transport, tmp_path, LONG_TIMEOUT_S)
-    listed_at = time.monotonic()
+    mount = mounted(make_mount, transport, tmp_path, ENDLESS_TIMEOUT_S)
     assert sorted(os.listdir(mount.path)) == ["f", "g"]
-    eventually(lambda: time.monotonic() - listed_at > 0.7 * LONG_TIMEOUT_S)
     os.stat(mount.path / "f")  # from here on the kernel answers for the name by itself
     other("os.unlink(path)", mount.backing / "f")
-    eventually(lambda: os.listdir(mount.path) == ["g"])
-    eventually(lambda: not (mount.path / "f").exists(), SOON_S)
+    mount.ask("wait_nodes")  # the daemon asks anew from here on; the kernel is not told
+    assert os.listdir(mount.path) == ["g"]
+    eventually(lambda: not (mount.path / "f").exists())
 
 
 @pytest.mark.clause("S28")
@@ -71,7 +68,7 @@ def test_mapped_pages_show_what_others_wrote(make_mount: MakeMount, transport: s
         assert mapped[:3] == b"old"
         other("open(path, 'r+b').write(b'new' * 1000)", mount.backing / "f")
         eventually(lambda: os.stat(mount.path / "f").st_mtime_ns == os.stat(mount.backing / "f").st_mtime_ns)
-        eventually(lambda: mapped[:3] == b"new", SOON_S)
+        eventually(lambda: mapped[:3] == b"new")
         assert os.pread(file.fileno(), 3, 0) == b"new"
 
 

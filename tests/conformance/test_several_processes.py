@@ -79,10 +79,10 @@ class Opener:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            self._process.wait(30)
+            self._process.wait(120)
         except subprocess.TimeoutExpired:  # it hangs in the mount, which is this test's failure and must not become that of another one
             self._process.kill()
-            self._process.wait(30)
+            self._process.wait(120)
             raise
         finally:
             self._process.stdout.close()

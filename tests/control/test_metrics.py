@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from acpfs.control import metric_table
 from acpfs.control.metrics import Metrics
 from tests.control.double import DoubleSubject
+from tests.rig.ports import free_port
 
 
 @pytest.fixture
@@ -68,9 +69,7 @@ def test_the_textfile_is_replaced_whole(metrics: Metrics, tmp_path: Path) -> Non
 
 @pytest.mark.clause("S303")
 def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     stop = metrics.start_http(port, "127.0.0.1")
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
@@ -82,14 +81,12 @@ def test_http_serves_on_localhost_only(metrics: Metrics) -> None:
 @pytest.mark.clause("S303")
 @pytest.mark.parametrize(("asked", "other"), [("127.0.0.2", "127.0.0.1"), ("127.0.0.1", "127.0.0.2")])
 def test_http_serves_at_the_address_that_was_named_alone(metrics: Metrics, asked: str, other: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     stop = metrics.start_http(port, asked)
     try:
         with urllib.request.urlopen(f"http://{asked}:{port}/metrics", timeout=60) as answer:
             assert b"acpfs_ram_used_bytes" in answer.read()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection((other, port), timeout=5)
+            socket.create_connection((other, port), timeout=60)
     finally:
         stop()

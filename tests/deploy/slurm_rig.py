@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tests.rig.ports import free_port
 from tests.rig.storage.servers import until
 
 WAIT_S = 60.0
@@ -43,12 +44,6 @@ KillWait=5
 NodeName={host} NodeAddr=127.0.0.1 CPUs=4 State=UNKNOWN
 PartitionName=train Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: str, condition: Callable[[], object], timeout_s: float = WAIT_S) -> None:

@@ -18,9 +18,10 @@ from click.testing import CliRunner
 
 from acpfs.cli.deploy import command
 from acpfs.control import metric_table
-from tests.deploy.slurm_rig import free_port, wait_for
+from tests.deploy.slurm_rig import wait_for
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import MakeMount
+from tests.rig.ports import free_port
 
 LIMIT_S = 120.0
 pytestmark = [

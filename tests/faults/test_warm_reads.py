@@ -143,7 +143,7 @@ def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: Fau
         assert os.pread(second.fileno(), MIB, 0) == data[:MIB]
         assert not missing.done()
         fault_fs.thaw()
-        assert missing.result(30) == data[9 * MIB : 10 * MIB]
+        assert missing.result(120) == data[9 * MIB : 10 * MIB]
         assert whole(mount.path / "f") == data
     wait_counted(mount, "warmed_files", 1)
 
@@ -266,9 +266,9 @@ def test_changed_here_in_the_middle(transport: str, make_mount: MakeMount, fault
             fault_fs.wait_hits(rule)
             changed = in_thread(change, path)
             if transport != "libfuse":  # there the kernel has it wait for the pages that are being read
-                changed.result(30)
+                changed.result(120)
             fault_fs.thaw()
-            changed.result(30)
+            changed.result(120)
             rest = reader.result(60)
         if name == "unlink":
             assert rest == data[MIB:]

@@ -108,7 +108,7 @@ def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Pa
                 await w.do(w.fs.read(opened.handle, 0, MIB))
             await w.close(opened)
             goes_on.set()
-            assert await trio.to_thread.run_sync(closed.wait, 5)
+            assert await trio.to_thread.run_sync(closed.wait, 120)
 
     trio.run(scenario)
 
@@ -336,7 +336,7 @@ def test_what_arrives_after_patience_has_ended_is_not_kept_uncounted(
 
             monkeypatch.setattr(os, "pwrite", noticed)
             hang.goes_on.set()
-            assert await trio.to_thread.run_sync(hang.ended.wait, 5)
+            assert await trio.to_thread.run_sync(hang.ended.wait, 120)
             assert written == []
 
     trio.run(scenario)
@@ -355,7 +355,7 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path:
             coming = w.inner.table[ino].body.filling
             assert coming is not None
             coming.fill.lead()
-            assert await trio.to_thread.run_sync(hang.hangs.wait, 5)
+            assert await trio.to_thread.run_sync(hang.hangs.wait, 120)
             assert tier_bytes(w) > 0
             with w.fs.lock:
                 w.inner.fills.give_way(1)

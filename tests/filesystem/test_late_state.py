@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.filesystem.steps import settled, wait
+from acpfs.filesystem.records import Attributes
+from acpfs.filesystem.steps import Call, settled, wait
 from acpfs.ram.state import LateError, Recording, StateDatabase
 from acpfs.types import ROOT
 from tests.filesystem.world import CALLER, World, run
@@ -32,11 +33,27 @@ def empty(state: StateDatabase) -> None:
     state._db.execute(f"PRAGMA max_page_count={PLENTY_PAGES}")
 
 
+async def until_done_or_late(w: World, call: Call[Attributes]) -> None:
+    """What is not done when the state is late waits for it, and nobody waits for that."""
+    done = trio.Event()
+
+    async def make() -> None:
+        await w.fs.steps.drive(call)
+        done.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make)
+        with trio.fail_after(120):
+            while not done.is_set() and w.state.recording is not Recording.LATE:
+                with trio.move_on_after(0.01):
+                    await done.wait()
+        nursery.cancel_scope.cancel()
+
+
 async def use_up(w: World, count: int = 400) -> None:
     """Make names until one is late."""
     for i in range(count):
-        with trio.move_on_after(0.2):
-            await w.fs.steps.drive(w.fs.mkdir(ROOT, b"%s%d" % (NAME, i), 0o755, CALLER))
+        await until_done_or_late(w, w.fs.mkdir(ROOT, b"%s%d" % (NAME, i), 0o755, CALLER))
         if w.state.recording is Recording.LATE:
             return
     raise AssertionError("the state never became full")

@@ -16,7 +16,7 @@ import trio
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath, LowerStat, lstat_each
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import World, world
+from tests.filesystem.world import CALLER, World, world
 
 NAMES = tuple(b"n%d" % number for number in range(6))
 STEPS = 120
@@ -67,14 +67,21 @@ def check(w: World) -> None:
 
 
 @contextlib.contextmanager
-def overtaken_answer(w: World, nursery: trio.Nursery, ino: Ino) -> Iterator[None]:
+def overtaken_answer(w: World, nursery: trio.Nursery, ino: Ino, *, by_name: bool = False) -> Iterator[None]:
     """While the body runs, a question for a file's attributes is under way that was answered before."""
     slow(w).keep_back(b"f")
-    nursery.start_soon(w.do, w.fs.getattr(ino))
+    nursery.start_soon(w.do, w.fs.lookup(ROOT, b"f") if by_name else w.fs.getattr(ino))
     try:
         yield
     finally:
         slow(w).answered.set()
+
+
+async def rewrite(w: World, ino: Ino, data: bytes) -> None:
+    """Without a look at the name."""
+    opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+    await w.do(w.fs.write(opened.handle, 0, data))
+    await w.close(opened)
 
 
 async def asked(w: World) -> None:
@@ -109,15 +116,16 @@ def test_an_answer_that_own_commits_have_overtaken_does_not_count(tmp_path: Path
 
 
 @pytest.mark.clause("S191")
-def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_old_answer_does_not_bring_back_an_old_size(tmp_path: Path, by_name: bool) -> None:
     async def main() -> None:
         async with world(tmp_path, hold=False, make_lower=SlowAnswer, attr_timeout_s=0, patience_s=ANSWER_S) as w:
             ino = await w.write(b"f", b"old")
             await w.drained()
             async with trio.open_nursery() as nursery:
-                with overtaken_answer(w, nursery, ino):
+                with overtaken_answer(w, nursery, ino, by_name=by_name):
                     await asked(w)
-                    await w.write(b"f", b"new and longer")
+                    await rewrite(w, ino, b"new and longer")
                     await w.drained()
             with w.fs.lock:
                 node = w.inner.table[ino]

@@ -22,11 +22,12 @@ class Keeper:
     """A supervisor that answers when it is let."""
 
     def __init__(self) -> None:
-        self.lets = threading.Event()
+        self.asked, self.lets = threading.Event(), threading.Event()
         self.kept: dict[Ino, list[int]] = {}
         self.forgotten = threading.Event()
 
     def keep(self, ino: Ino, fds: list[int]) -> None:
+        self.asked.set()
         assert self.lets.wait(60)
         self.kept[ino] = fds
         if not fds:
@@ -55,8 +56,10 @@ def test_what_was_not_removed_after_all_is_read_as_it_is(tmp_path: Path) -> None
         async with world(tmp_path, warm_reads=WarmReads.OFF, patience_s=30.0) as w:
             w.fs.keep_deleted({}, keeper.keep)
             ino, handle = await cold_and_open(w)
-            with trio.move_on_after(0.3):
-                await w.fs.steps.drive(w.fs.unlink(ROOT, b"f"))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(w.fs.steps.drive, w.fs.unlink(ROOT, b"f"))
+                assert await trio.to_thread.run_sync(keeper.asked.wait, 60)
+                nursery.cancel_scope.cancel()
             keeper.lets.set()
             assert await w.names() == [b"f"]
             assert await read_new(w, ino) == NEW

@@ -245,7 +245,7 @@ def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tm
             await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         assert refused.value.errno == errno.EIO
         hang.goes_on.set()
-        assert await trio.to_thread.run_sync(removed.wait, 5)
+        assert await trio.to_thread.run_sync(removed.wait, 120)
         assert w.lower.list_staging() == []
 
     run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=0.2)

@@ -240,7 +240,7 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
         call.kill()
         assert isinstance(call.result, InterruptedError)
         goes_on.set()
-        assert await trio.to_thread.run_sync(removed.wait, 5)
+        assert await trio.to_thread.run_sync(removed.wait, 120)
         assert w.lower.list_staging() == []
         with w.fs.lock:
             assert w.inner.changes.staging_in_use() == set()

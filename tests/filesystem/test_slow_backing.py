@@ -33,7 +33,7 @@ def hanging(w: World, *calls: str) -> Iterator[Callable[[], None]]:
 
     def held_up(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
-            gate.wait(30)
+            gate.wait(120)
             return original(*arguments)
 
         return call
@@ -184,14 +184,14 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
             """Answers nothing from the beginning."""
 
             def lstat(self, path: LowerPath) -> LowerStat:
-                hung.wait(30)
+                hung.wait(120)
                 return super().lstat(path)
 
             def lstat_many(self, directory: LowerPath, names: Sequence[bytes]) -> list[LowerStat | None]:
                 return lstat_each(self.lstat, directory, names)
 
             def listdir(self, path: LowerPath) -> list[LowerEntry]:
-                hung.wait(30)
+                hung.wait(120)
                 return super().listdir(path)
 
         try:

@@ -43,6 +43,8 @@ from acpfs.writeback.sources.spill import Spill
 
 CALLER = Caller(uid=0, gid=0, pid=1)
 BUDGET_BYTES = 64 << 20
+PATIENCE_S = 60.0
+"""Where the backing directory does not hang, no answer is late, however busy the machine is."""
 
 
 @dataclass
@@ -117,7 +119,8 @@ def violations(w: World) -> list[str]:
 def settings_for(base: Path, **changes: Any) -> Settings:
     backing = base / "backing"
     backing.mkdir(exist_ok=True)
-    return Settings(backing=backing, mountpoint=base / "mnt", retry_delay_min_s=0.01, retry_delay_max_s=0.05, **changes)
+    quick = {"retry_delay_min_s": 0.01, "retry_delay_max_s": 0.05, "patience_s": PATIENCE_S}
+    return Settings(backing=backing, mountpoint=base / "mnt", **(quick | changes))
 
 
 def _spill(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from acpfs.compatible.places import SITE
 from tests.frameworks.conftest import WORKLOADS, Place, workload
+from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.mount, pytest.mark.timeout(300), pytest.mark.transports("native")]
@@ -50,8 +50,7 @@ def test_mindspore_loads_from_the_storage_what_went_through_mindio_acp(switched_
 @pytest.mark.long
 def test_mindspores_fault_tolerance_saves_when_a_rank_dies(switched_on: Path, place: Place, tmp_path: Path, mindspore_python: str) -> None:
     """Its own callback code, over a double of the device; the checkpoint goes through `mindio_acp` into the mount."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "TTP_LOG_PATH": str(tmp_path / "logs"), "ACPFS_TRAIN_COORDINATOR_PYTHON": sys.executable}
     environment |= {"MS_ENABLE_TFT": "{TTP:1}", "MS_TFT_IP": "127.0.0.1", "MS_TFT_PORT": str(port), "MS_WORKER_NUM": "2"}
     program = [mindspore_python, str(WORKLOADS / "mindio_fault_tolerance.py"), "rank", str(switched_on)]

@@ -267,7 +267,7 @@ def test_the_thread_gives_back_at_once_and_ends(machine: Machine, monkeypatch: p
 
     monkeypatch.setattr(Prefault, "_grow", tell)
     machine.prefault.start()
-    assert grown.wait(30)
+    assert grown.wait(120)
     machine.prefault.give_back()
     assert seen.wait(prefault_module.LOOK_S), "not only at its next look"
     machine.prefault.close()

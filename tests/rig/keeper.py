@@ -51,7 +51,8 @@ class KeeperProcess:
         return held
 
     def phase(self) -> str:
-        return str(self.held()[0]["phase"]) if self.held() else ""
+        held = self.held()
+        return str(held[0]["phase"]) if held else ""
 
     def end(self) -> None:
         self.process.kill()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -15,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from acpfs.descriptors import readable
 from acpfs.errors import ExitCode
 from acpfs.supervisor import channel, keeper_client
 from acpfs.supervisor.instances import OUTLIVED, next_generation, outlived
+from acpfs.supervisor.keeper import OTHERS_MAX
 from acpfs.supervisor.local_sockets import connected
 from tests.rig.keeper import KeeperProcess, until
 
@@ -36,7 +41,7 @@ def settings_of(keeper: KeeperProcess, **more: object) -> dict[str, Any]:
 
 
 class SupervisorDouble:
-    """Tells a keeper of a mount, as `KeeperClient` does; a process of its own holds the connection, and may have a child that does too."""
+    """Tells a keeper of a mount, as `KeeperClient` does: with the pidfd of a process of its own, and this one's connection."""
 
     def __init__(self, keeper: KeeperProcess, *, lineage: dict[str, Any] | None = None, **settings: object) -> None:
         end = connected(keeper.runtime / keeper_client.SOCKET, 10.0)
@@ -44,7 +49,8 @@ class SupervisorDouble:
         self.session = os.eventfd(7)
         self.end = end
         state = {"facts": {"session": "token"}, "workers": 1, "settings": settings_of(keeper, **settings), **(lineage or {})}
-        pidfd = os.pidfd_open(os.getpid())
+        self.process = subprocess.Popen(["sleep", "1000"])
+        pidfd = os.pidfd_open(self.process.pid)
         channel.send(end, {"hold": MOUNTPOINT, "session": "token"}, [pidfd])
         os.close(pidfd)
         channel.send(end, {"keep": [["session", 1]]}, [self.session])
@@ -53,8 +59,54 @@ class SupervisorDouble:
         until(lambda: bool(keeper.held() and keeper.held()[0]["descriptors"] == 1))
 
     def close(self) -> None:
+        """It ends."""
+        self.process.kill()
+        self.process.wait()
         self.end.close()
         os.close(self.session)
+
+
+class Taker:
+    """A process that asks for the mount, is given it, and lives until it is killed."""
+
+    PROGRAM = """
+import json, sys
+from acpfs.supervisor import keeper_client
+got = keeper_client.take(json.loads(sys.argv[1]), "")
+print(json.dumps([got.refused, got.state]), flush=True)
+sys.stdin.read()
+"""
+
+    def __init__(self, keeper: KeeperProcess) -> None:
+        words = [sys.executable, "-c", self.PROGRAM, json.dumps(settings_of(keeper))]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        assert self._process.stdout is not None
+        self.refused, self.state = json.loads(self._process.stdout.readline())
+
+    def kill(self) -> None:
+        with self._process:
+            self._process.kill()
+
+
+def descriptors_of(keeper: KeeperProcess, kind: str = "anon_inode") -> int:
+    """How many it has of a kind; eventfds and pidfds are what it is told to hold here."""
+    keeper.held()  # it has come to what was said before
+    count = 0
+    for entry in Path(f"/proc/{keeper.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # one that asked is gone
+            count += os.readlink(entry).startswith(kind)
+    return count
+
+
+def is_ended(end: socket.socket) -> bool:
+    return readable(end, 60) and end.recv(100) == b""
+
+
+def connection_to(keeper: KeeperProcess) -> socket.socket:
+    end = connected(keeper.runtime / keeper_client.SOCKET, 60.0)
+    assert end is not None
+    return end
 
 
 def taken(keeper: KeeperProcess, instance: str = "", backing: str = BACKING) -> keeper_client.Taken:
@@ -72,23 +124,94 @@ def give_back(got: keeper_client.Taken) -> None:
 def test_it_gives_the_mount_to_one_and_only_when_nobody_is_left(keeper: KeeperProcess) -> None:
     double = SupervisorDouble(keeper)
     assert "lives" in taken(keeper).refused
-    copy = double.end.dup()  # as a worker has it
+    copy, worker = double.end.dup(), subprocess.Popen(["sleep", "1000"])  # it has a copy
+    pidfd = os.pidfd_open(worker.pid)
+    channel.send(double.end, {"worker": True}, [pidfd])
+    os.close(pidfd)
     double.close()
     assert "lives" in taken(keeper).refused
+    worker.kill()
+    worker.wait()
     copy.close()
     until(lambda: keeper.phase() == "alone")
     assert BACKING in taken(keeper, backing="/other").refused
-    first = taken(keeper)
-    assert os.eventfd_read(first.kept["session"][0]) == 7
-    assert (first.state["workers"], first.state["facts"]) == (1, {"session": "token"})
+    first = Taker(keeper)
+    assert first.refused == ""
     assert "another supervisor" in taken(keeper).refused
     since = keeper.held()[0]["alone_s"]
-    give_back(first)  # it ended before it served
+    first.kill()  # before it served
     until(lambda: keeper.phase() == "alone")
     assert keeper.held()[0]["alone_s"] > since  # nobody served it in between
     second = taken(keeper)
+    assert os.eventfd_read(second.kept["session"][0]) == 7
+    assert (second.state["workers"], second.state["facts"]) == (1, {"session": "token"})
     assert second.state["died_at"] == first.state["died_at"]
     give_back(second)
+
+
+@pytest.mark.clause("S372")
+def test_a_supervisor_that_gives_the_connection_up_and_lives_keeps_its_mount(keeper: KeeperProcess) -> None:
+    """As it does when the keeper hangs for a while: it serves on, and tells the keeper again later."""
+    double = SupervisorDouble(keeper)
+    double.end.close()
+
+    def is_held_no_more() -> bool:
+        phase = keeper.phase()
+        assert phase in ("served", "")
+        return phase == ""
+
+    until(is_held_no_more)  # what it does next is not told
+    again = SupervisorDouble(keeper)
+    assert keeper.phase() == "served"
+    again.close()
+    double.close()
+
+
+@pytest.mark.clause("S377")
+def test_descriptors_of_what_is_not_carried_out_are_closed(keeper: KeeperProcess) -> None:
+    double = SupervisorDouble(keeper)
+    before = descriptors_of(keeper)
+    wrong = [b"", b"nonsense", b"[1]", b'{"take": "/mnt/none"}', b'{"hold": 1}', b'{"keep": [["a", 1]]}', b'{"list": true}']
+    for message in [*wrong, b'{"hold": "/mnt/other", "session": "x"}']:
+        end = connection_to(keeper)
+        socket.send_fds(end, [message], [double.session] * 5)
+        end.close()
+        until(lambda: descriptors_of(keeper) <= before)
+    assert keeper.phase() == "served"
+    double.close()
+
+
+@pytest.mark.clause("S377")
+def test_what_its_supervisor_says_wrongly_leaves_nothing_open_and_ends_nothing(keeper: KeeperProcess) -> None:
+    before = descriptors_of(keeper)
+    wrong: list[dict[str, Any]] = [{"keep": [["more", 2]]}, {"keep": [["more", 0]]}, {"keep": 1}, {"whole": 1}, {"state": 1}]
+    for message in wrong:
+        double = SupervisorDouble(keeper)
+        channel.send(double.end, message, [double.session])
+        assert is_ended(double.end)  # it is not heard any more: it tells everything anew
+        assert all(held["descriptors"] == 1 for held in keeper.held())
+        assert keeper.phase() != "alone"
+        double.close()
+        until(lambda: keeper.phase() != "served")
+    double = SupervisorDouble(keeper)
+    channel.send(double.end, {"forget": True})
+    until(lambda: keeper.held() == [])
+    double.close()
+    until(lambda: descriptors_of(keeper) == before)
+
+
+@pytest.mark.clause("S377")
+def test_connections_that_say_nothing_take_no_descriptor_from_mounts(keeper: KeeperProcess) -> None:
+    double = SupervisorDouble(keeper)
+    silent = [connection_to(keeper) for _ in range(OTHERS_MAX + 20)]
+    until(lambda: descriptors_of(keeper, "socket") <= OTHERS_MAX + 3)  # the door, the mount's, and whoever asks
+    assert is_ended(silent[0])  # the oldest
+    assert keeper.phase() == "served"  # whoever comes now is heard
+    channel.send(double.end, {"keep": [["more", 1]]}, [double.session])
+    until(lambda: keeper.held()[0]["descriptors"] == 2)
+    double.close()
+    for end in silent:
+        end.close()
 
 
 @pytest.mark.clause("S371")

@@ -15,6 +15,7 @@ from acpfs.descriptors import readable
 from acpfs.supervisor import stuck_processes
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import CommandError, MakeMount
+from tests.rig.ports import free_port
 
 pytestmark = [
     pytest.mark.mount,
@@ -68,10 +69,9 @@ def test_a_killed_worker_that_cannot_end_is_replaced(transport: str, make_mount:
 @pytest.mark.clause("S83")
 @pytest.mark.transports("native")
 def test_what_cannot_end_keeps_the_port_of_the_metrics(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        with pytest.raises(CommandError, match="metrics cannot be served on port"):
-            make_mount(fault_fs.path, transport, metrics_port=port)
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(CommandError, match="metrics cannot be served on port"):
+        make_mount(fault_fs.path, transport, metrics_port=port)
     mount = make_mount(fault_fs.path, transport, metrics_port=port)
     assert served(port)
     fault_fs.freeze(["write"])

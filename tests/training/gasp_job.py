@@ -56,7 +56,7 @@ class GaspJob:
                 os.kill(pid, signal.SIGKILL)  # children of a program that still waits for them: the numbers are theirs
         for process in (self.members, *self.coordinators):
             process.kill()
-            process.wait(30)
+            process.wait(120)
             assert process.stdout is not None
             process.stdout.close()
 

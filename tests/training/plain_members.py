@@ -48,7 +48,7 @@ class PlainMember:
 
     def call(self, number: int, address: str) -> None:
         tls = None if self.config.get("plain") else Credentials(Path(self.config["job_directory"]) / NAME)
-        link = connect(address, tls, 30)
+        link = connect(address, tls, 120)
         self.links[number] = link
         link.send(self.sent(self.member.hello()))
 

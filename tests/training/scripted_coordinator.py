@@ -106,7 +106,8 @@ class FakeRank:
 class Rig:
     """A member with its scripted coordinators; the thread that made it is the main thread."""
 
-    def __init__(self, coordinators: int = 1, policy: Policy | None = None, world: int = 2) -> None:
+    def __init__(self, coordinators: int = 1, policy: Policy | None = None, world: int = 2, *, silent_ones_stay: bool = True) -> None:
+        """`silent_ones_stay`: the scripted ones answer no beat, and whoever plays them may be slow: nobody is voted away for that."""
         self.policy = policy or Policy(beat_s=0.05, interrupt_after_s=0.01, interrupt_every_s=0.01, command_s=0.05)
         self.coordinators = [ScriptedCoordinator(number) for number in range(coordinators)]
         self.marks = Marks()
@@ -117,6 +118,8 @@ class Rig:
         holders = tuple(range(world))
         hello = Hello(0, world, "node", os.getpid(), 1, Gate.EXPLICIT, {f"ranks-{'-'.join(map(str, holders))}": holders})
         self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy)
+        if silent_ones_stay:
+            self.member._look_at_active = lambda: None  # type: ignore[method-assign]
 
     def _abort(self) -> int:
         self.aborted.set()

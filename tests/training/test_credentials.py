@@ -49,7 +49,7 @@ def test_who_has_the_jobs_certificate_speaks(tmp_path: Path) -> None:
     assert sorted(path.stat().st_mode & 0o777 for path in credentials.directory.iterdir()) == [0o600, 0o600]
     assert credentials.directory.stat().st_mode & 0o777 == 0o700
     address, thread, errors = serve(credentials, lambda link: link.send(link.receive(120)))
-    link = connect(address, credentials, 30)
+    link = connect(address, credentials, 120)
     link.send(HELLO)
     assert link.receive(120) == HELLO
     link.close()
@@ -63,7 +63,7 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
     credentials = make_credentials(tmp_path / "job")
     address, thread, errors = serve(credentials, lambda link: link.receive(120))
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 30) as plain:
+    with socket.create_connection((host, int(port)), 120) as plain:
         if whose == "plain":
             plain.sendall(b"\0\0\0\2{}" + bytes(64))
             plain.shutdown(socket.SHUT_WR)
@@ -83,7 +83,7 @@ def test_anybody_else_is_refused(tmp_path: Path, whose: str) -> None:
 def test_a_member_takes_no_other_coordinator(tmp_path: Path) -> None:
     address, thread, errors = serve(make_credentials(tmp_path / "other"), lambda link: link.receive(120))
     with pytest.raises(LinkClosedError, match="certificate"):
-        connect(address, make_credentials(tmp_path / "job"), 30)
+        connect(address, make_credentials(tmp_path / "job"), 120)
     thread.join()
     assert len(errors) == 1
 
@@ -93,7 +93,7 @@ def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
     expired = make_credentials(tmp_path / "job", ends="20010101000000Z")
     address, thread, _ = serve(expired, lambda link: link.receive(120))
     with pytest.raises(LinkClosedError, match="expired"):
-        connect(address, expired, 30)
+        connect(address, expired, 120)
     thread.join()
 
 

@@ -233,7 +233,7 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_
         job.wait("Protected", 0, 1)
         host, _, port = job.announced[0]["address"].rpartition(":")
         for _ in range(5):  # without TLS
-            with socket.create_connection((host, int(port)), 30) as plain:
+            with socket.create_connection((host, int(port)), 120) as plain:
                 plain.sendall(chance.randbytes(100))
                 plain.shutdown(socket.SHUT_WR)
         other = make_credentials(tmp_path / "other").context(server=False)
@@ -243,7 +243,7 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_
             whose = other if number < 3 else good
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection((host, int(port)), 30) as plain,
+                socket.create_connection((host, int(port)), 120) as plain,
                 whose.wrap_socket(plain) as secured,
             ):
                 secured.sendall(data)

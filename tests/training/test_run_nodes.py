@@ -6,7 +6,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.rig.ports import free_port
 
 clause = pytest.mark.clause
 BOUND_S = 240.0
@@ -62,12 +63,6 @@ def statuses(*launchers: subprocess.Popen[str]) -> list[int]:
     for launcher in launchers:
         launcher.communicate(timeout=BOUND_S)
     return [launcher.returncode for launcher in launchers]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def meeting_of(launcher: subprocess.Popen[str]) -> list[int]:

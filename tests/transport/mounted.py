@@ -89,7 +89,7 @@ class NativeMount:
     def wait_for_server(self) -> int:
         """The server's exit code, once the mount has ended."""
         assert self._process is not None
-        return self._process.wait(timeout=30)
+        return self._process.wait(timeout=120)
 
     def _abort(self) -> None:
         self.unmount("-l")
@@ -104,7 +104,7 @@ class NativeMount:
         self.unmount("-l")
         if self._process is not None:
             try:
-                self._process.wait(timeout=5)
+                self._process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

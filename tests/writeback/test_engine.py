@@ -13,10 +13,7 @@ import xxhash
 
 from acpfs.writeback.failures.failures import TRIED_AT_ONCE
 from acpfs.writeback.failures.retry import PARKED_DELAY_MAX_S, PARKED_DELAY_MIN_S, PERMANENT_TRIES
-from acpfs.writeback.guard.guarded import SPACE_PATIENCE_S
 from acpfs.writeback.log.ops import OpKind
-from acpfs.writeback.order import order
-from acpfs.writeback.order.want_of_room import WantOfRoom
 from tests.writeback.conftest import Run
 from tests.writeback.memory_lower import FailNth, Inode, MemoryLower
 from tests.writeback.world import World
@@ -524,81 +521,6 @@ def test_verify_after_write_finds_a_torn_write(tmp_path: Path, run: Run) -> None
 
 def test_kinds_are_all_covered(world: World) -> None:
     assert set(world.engine._committer._kinds) == set(OpKind)
-
-
-class TestFull:
-    """A backing directory with room for so many bytes in all; removing gives room back."""
-
-    ROOM = 100
-
-    @pytest.fixture
-    def full(self, world: World, run: Run) -> World:
-        for name in ("old-1", "old-2", "old-3", "shard"):
-            world.store(name, b"x" * 25)
-        world.store("latest", b"")
-        run(world.drain)
-
-        def no_room(label: str, _path: tuple[bytes, ...]) -> None:
-            taken = sum(len(data) for data in world.lower.visible().values())
-            if label == "write" and taken > self.ROOM - 25:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        world.lower.fault = no_room
-        return world
-
-    @pytest.mark.clause("S209")
-    def test_it_empties_itself(self, full: World, run: Run) -> None:
-        full.store("new", b"y" * 25)
-        full.store("latest", b"new")
-        full.unlink("old-1")
-        full.unlink("old-2")
-        run(full.drain)
-        assert full.lower.visible() == full.application_view()
-
-    def test_not_before_it_has_been_full_for_a_while(self, full: World, run: Run) -> None:
-        full.store("new", b"y" * 25)
-        full.unlink("old-1")
-        run(full.run_for, SPACE_PATIENCE_S * 0.9)
-        assert b"old-1" in full.lower.visible()
-
-    def test_each_time_that_it_is_full_counts_anew(self, world: World) -> None:
-        room = WantOfRoom(world.log)
-        first, second = world.store("first", b"1"), world.store("second", b"2")
-        for op in (first, second):
-            op.last_error = errno.ENOSPC
-        room.failed(first, errno.ENOSPC, 0.0)
-        assert not room.is_wanted_by(first, SPACE_PATIENCE_S - 1.0)
-        assert room.is_wanted_by(first, SPACE_PATIENCE_S)
-        world.log.remove(first)
-        later = 1000.0
-        room.failed(second, errno.ENOSPC, later)
-        assert not room.is_wanted_by(second, later + SPACE_PATIENCE_S - 1.0)
-        assert room.due(later) == later + SPACE_PATIENCE_S
-        assert room.is_wanted_by(second, later + SPACE_PATIENCE_S)
-
-    def test_no_more_goes_than_is_needed(self, full: World, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(order, "PASSING_OPS_MAX", 1)
-        full.store("new", b"y" * 25)
-        full.unlink("old-1")
-        full.unlink("old-2")
-        full.lower.visible_history.clear()
-        run(full.drain)
-        there = [sum(name.startswith(b"old") for name in seen) for seen in full.lower.visible_history if b"new" in seen]
-        assert there[0] == 2  # one had gone, and with its room the file was stored before the other one went
-
-    @pytest.mark.clause("S209")
-    def test_what_a_pointer_may_name_and_what_has_to_do_with_others_stays(self, full: World, run: Run) -> None:
-        full.store("new", b"y" * 25)
-        full.unlink("latest")  # a pointer: what it names could go after it
-        full.rename("old-1", "kept")
-        full.unlink("kept")
-        full.mkdir("d")
-        full.rename("old-2", "d/moved")
-        full.unlink("d/moved")
-        full.store("old-3", b"z" * 30)
-        full.unlink("old-3")
-        run(full.run_for, 3 * SPACE_PATIENCE_S)
-        assert {b"latest", b"old-1", b"old-2", b"shard"} <= set(full.lower.visible())
 
 
 @pytest.mark.clause("S160")

@@ -240,7 +240,7 @@ class TestHung:
         def hang(label: str, path: tuple[bytes, ...]) -> None:
             if label == "create" and not hung.is_set():
                 hung.set()
-                release.wait(30)
+                release.wait(120)
 
         calls = CallPools.make()
         world = World(tmp_path, MemoryLower(), calls)
@@ -271,7 +271,7 @@ class TestHung:
         release = threading.Event()
         calls = CallPools.make()
         world = World(tmp_path, MemoryLower(), calls)
-        world.lower.fault = lambda _label, _path: (release.wait(30), None)[1]
+        world.lower.fault = lambda _label, _path: (release.wait(120), None)[1]
         for i in range(100):
             world.store(f"f{i}", b"1")
 
@@ -294,9 +294,11 @@ def test_bandwidth_can_be_lifted_while_streams_wait(tmp_path: Path) -> None:
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 await nursery.start(world.engine.run)
-                await trio.sleep(0.1)
+                quiet = 0
+                while quiet < 10:  # waiting for the limit is not waiting for the backing directory
+                    await trio.sleep(0.01)
+                    quiet = quiet + 1 if calls.streams.statistics().calls and calls.health.statistics().oldest_s == 0 else 0
                 assert not world.engine.drained()
-                assert calls.health.statistics().oldest_s == 0  # waiting for the limit is not waiting for the backing directory
                 world.engine.set_bandwidth(0)
                 await world.until(world.engine.drained)
                 nursery.cancel_scope.cancel()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -44,10 +43,9 @@ def load(rank: int, directory: str) -> None:
 WORK = {"save": save, "async": save_async, "load": load}
 
 
-def run(rank: int, case: str, directory: str, port: int) -> None:
+def run(rank: int, case: str, directory: str, meeting: str) -> None:
     """One rank."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=RANKS)
     try:
         WORK[case](rank, directory)
     finally:
@@ -55,7 +53,5 @@ def run(rank: int, case: str, directory: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free_port = probe.getsockname()[1]
-    mp.spawn(run, args=(sys.argv[1], str(Path(sys.argv[2]) / "step-1"), free_port), nprocs=RANKS)
+    with tempfile.TemporaryDirectory() as meeting:
+        mp.spawn(run, args=(sys.argv[1], str(Path(sys.argv[2]) / "step-1"), meeting), nprocs=RANKS)

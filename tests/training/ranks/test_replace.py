@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.rig.ports import free_port
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
 from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
 
@@ -139,9 +139,7 @@ def test_the_example_of_the_documents_runs_as_it_stands(tmp_path: Path) -> None:
 def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(tmp_path: Path, yardsticks: Path) -> None:
     """Two nodes, so rank 0, the active coordinator, the meeting of launchers, and half of the ranks."""
     expected = end_state("hsdp", yardsticks)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     launcher = [os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"], "-c", "from acpfs.cli.run import main; main()", "--nnodes", "2"]
     launcher += ["--nproc-per-node", str(WORLD // 2), "--on-fault", "replace", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     launcher += ["--save-dir", str(tmp_path / "run")]
