@@ -301,7 +301,7 @@ def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: A
 @pytest.mark.parametrize("stopped", ["all", "worker"])
 def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(tmp_path: Path, transport: str, stopped: str) -> None:
     (tmp_path / "backing").mkdir()
-    environment = {"ACPFS_HANG_TIMEOUT_S": "4", "ACPFS_START_TIMEOUT_S": "4"}
+    environment = {"ACPFS_HANG_TIMEOUT_S": "15", "ACPFS_START_TIMEOUT_S": "15"}
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, environment=environment) as mount:
         supervisor = mount.supervisor
         module, line, _done = BROKEN["is killed"]

@@ -25,6 +25,8 @@ from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
 WATCHDOG_S = 600.0
+HANG_S = "10"
+"""Ten beats: a worker that lives must not be taken for one that hangs on a busy machine."""
 
 
 def test_back_off_and_giving_up() -> None:
@@ -178,7 +180,7 @@ def test_settings_changed_in_use_outlive_worker_and_supervisor(mount: AcpfsMount
 @pytest.mark.mount
 @pytest.mark.transports("native")
 def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", "3")
+    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
     (tmp_path / "backing").mkdir()
     log = tmp_path / "acpfs.log"
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, watchdog_s=WATCHDOG_S, log_file=str(log)) as mount:
@@ -211,7 +213,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_the_stacks_of_a_hung_worker_are_in_the_log(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """A copy of the code has a place that hangs once, when told."""
-    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", "3")
+    monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
     code, flag, log = tmp_path / "code", tmp_path / "hang", tmp_path / "acpfs.log"
     shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
     name, after, call = PLACES[place]
@@ -250,7 +252,7 @@ def test_a_worker_that_ends_by_a_bug_can_be_asked_for_again(tmp_path: Path, tran
             file.write(b"one ")
             pidfd = os.pidfd_open(mount.pid)
             flag.touch()
-            assert readable(pidfd, 30)
+            assert readable(pidfd, 120)
             os.close(pidfd)
             file.write(b"two")
         assert mount.wait_status(lambda status: status["worker"]["number"] == 2)

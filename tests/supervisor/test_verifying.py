@@ -25,7 +25,7 @@ def test_verifications_that_hang_or_are_long_take_no_commits_thread() -> None:
             assert let_go.wait(60)
             yield from ()
 
-    calls = CallPools.make()
+    calls = CallPools.make(requests=4, streams=4, syncs=4)  # fewer threads each than verifications
     parts = SimpleNamespace(calls=calls, verifier=Hanging())
     subject = WorkerSubject(cast("Any", parts), cast("Any", None))
 
