@@ -1,25 +1,27 @@
 """A thousand simulated members and one coordinator: from a rank's death to the decision, and to the published name. Not in CI.
 
-    python -m bench.gasp_members [--members 1000] [--processes 4] [--rounds 9]
+    python -m bench.gasp_members [--members 1000] [--processes 4] [--rounds 20] [--no-keep]
 
-Members have no torch and no tensors: what is measured is the coordinator, TLS and the sockets, on one machine. The decision is the
-moment when the last member has been told SAVE. `detected` is the first STOP that any member got.
+*Simulated members*: no torch and no tensors, but a connection with TLS each, and what a member says. What is measured is the coordinator,
+TLS and the sockets, with all members on the same machine. The decision is the moment when the last member has been told SAVE: who writes
+what, and at which step. `detected` is the first STOP that any member got.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import shutil
 import signal
-import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from bench.record import Report, lower_quartile, median
 from tests.training.gasp_job import GaspJob
+
+DECISION_S, MEMORY_MB = 2.0, 200
 
 
 def one(members: int, processes: int, directory: Path) -> dict[str, float]:
@@ -61,28 +63,54 @@ def cpu_s(process: Path) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def main() -> None:
+ROWS = {
+    "detected": "SIGKILL → the first member is told",
+    "all stopped": "SIGKILL → the last member is told to stop",
+    "settle": "SIGKILL → the last member is told at which step all meet",
+    "decision": "SIGKILL → decision: the last member is told what is written by whom",
+    "left": "SIGKILL → the last member is told to leave",
+    "coordinator cpu": "processor time of the coordinator for all of that",
+    "registered": "start → all members are registered",
+}
+
+
+def report_all(report: Report, rounds: list[dict[str, float]]) -> None:
+    """Rows and bars."""
+    found = {name: [one[name] for one in rounds] for name in rounds[0]}
+    for name, title in ROWS.items():
+        report.row(title, f"{median(found[name]):.3g} s", f"{min(found[name]):.3g} s", f"{lower_quartile(found[name]):.3g} s")
+        report.samples[f"{title}, s"] = found[name]
+    report.row("memory of the coordinator, at most", f"{max(found['coordinator MB']):.0f} MB", "", "")
+    decision, memory = median(found["decision"]), max(found["coordinator MB"])
+    report.bar(f"SIGKILL → decision: ≤ {DECISION_S:g} s", f"{decision:.3g} s", met=decision <= DECISION_S)
+    report.bar(f"coordinator: ≤ {MEMORY_MB} MB", f"{memory:.0f} MB", met=memory <= MEMORY_MB)
+
+
+def main() -> int:
     """Entry point."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--no-keep", action="store_true", help="do not write bench/results")
     given = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    rounds = []
+    before, rounds = os.getloadavg()[0], []
     for _ in range(given.rounds):
         directory = Path(tempfile.mkdtemp(prefix="acpfs-gasp-"))
         try:
             rounds.append(one(given.members, given.processes, directory / "job"))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
-        print(json.dumps({name: round(value, 3) for name, value in rounds[-1].items()}), flush=True)
-    print(f"{'':16} {'best':>8} {'quartile':>8} {'median':>8}   load {os.getloadavg()[0]:.1f}")
-    for name in rounds[0]:
-        values = sorted(found[name] for found in rounds)
-        print(f"{name:16} {values[0]:8.3f} {values[len(values) // 4]:8.3f} {statistics.median(values):8.3f}")
+    title = f"{given.members} simulated members: from a rank's death to the decision"
+    report = Report("gasp_members", title, ["what", "median", "best", "lower quartile"])
+    report_all(report, rounds)
+    report.notes.append(
+        f"{given.rounds} rounds; members in {given.processes} processes, TLS; load average before {before:.1f}, "
+        f"after {os.getloadavg()[0]:.1f}, of {os.cpu_count()} processors"
+    )
+    return report.finish(keep=not given.no_keep)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

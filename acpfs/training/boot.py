@@ -28,6 +28,8 @@ from acpfs.training.wire import LinkClosedError, SocketLink
 
 JOBS = ".acpfs-job"
 LOOK_AGAIN_S = 0.05
+STANDING = 2
+"""Coordinators of a job on one node. The second one is started by the first, so that no rank waits for it."""
 Gathered = Callable[[Any], list[Any]]
 """Everybody's value, by rank; a collective."""
 
@@ -94,6 +96,7 @@ def _start(directory: Path, job: str, number: int, place: Place, nodes: int, pee
     words += ["--job", job, "--number", str(number), "--node", place.node, "--tls", "on" if policy.tls else "off"]
     words += ["--on-stall", policy.on_stall, "--stall-after", str(policy.stall_after_s)]
     words += ["--settle-down", "0"] if nodes == 1 else ["--listen", "0.0.0.0:0", "--advertise", place.host]
+    words += ["--coordinators", str(min(max(nodes, STANDING), policy.coordinators))]
     words += ["--first"] if number == 0 else []
     words += [word for peer, address in peers.items() for word in ("--peer", f"{peer}={address}")]
     try:

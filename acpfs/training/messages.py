@@ -216,6 +216,13 @@ class Exiting:
 
 
 @dataclass(frozen=True, slots=True)
+class Vouching:
+    """These ranks of the sender's node say nothing, and their processes work."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Exited:
     """A launcher waited for the process. `status`: as wait(2) has it. `updated`: it had done an update, and said so."""
 
@@ -485,7 +492,7 @@ FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | St
 FromCoordinator = (
     Welcome | Refused | Protected | Stop | Settle | Save | Publish | Leave | Resume | Done | ShowStacks | Vote | Active | StoreAnswer
 )
-Between = Watch | Exiting | Exited
+Between = Watch | Exiting | Exited | Vouching
 FromLauncher = Launcher | Exited | Idle | Planned
 ToLauncher = Start | Replace | StopRanks | Over
 Message = FromMember | FromCoordinator | Between | Launcher | Idle | Planned | ToLauncher

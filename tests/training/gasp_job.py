@@ -126,11 +126,16 @@ class GaspJob:
 
     def status(self, number: int = 0) -> dict[str, Any]:
         """What a coordinator says of itself."""
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(120)
-            asking.connect("\0" + self.announced[number]["status"])
-            text = b""
-            while data := asking.recv(1 << 16):
-                text += data
-        found: dict[str, Any] = json.loads(text)
-        return found
+        return asked(self.announced[number]["status"])
+
+
+def asked(name: str) -> dict[str, Any]:
+    """What a coordinator says of itself that listens there."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.settimeout(120)
+        asking.connect("\0" + name)
+        text = b""
+        while data := asking.recv(1 << 16):
+            text += data
+    found: dict[str, Any] = json.loads(text)
+    return found

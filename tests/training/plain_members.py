@@ -2,7 +2,8 @@
 
 CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a process has. Each process keeps to what
 `SimulatedMember` says, votes, and writes a line for everything it is told. An answer to an order named in `hold` waits until the file
-`release` exists.
+`release` exists. The rank in `busy` says nothing at all from the order on that is named there, as one whose interpreter is held, until
+that file exists.
 """
 
 from __future__ import annotations
@@ -102,6 +103,9 @@ class PlainMember:
             if isinstance(message, Leave):
                 self.say("Left", status=message.status, text=message.text, gasp=message.gasp)
                 self.ended = True
+            if [self.member.rank, kind] == self.config.get("busy"):
+                while not (Path(self.config["log"]) / "release").exists():
+                    Path("/proc/self/stat").read_bytes()
             self.held += answers
             if kind != self.config.get("hold"):
                 self.answer()

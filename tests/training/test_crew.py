@@ -340,6 +340,28 @@ def test_a_rank_that_fails_at_one_update_again_and_again_ends_the_job_and_deaths
     ship.assert_done()
 
 
+@clause("T152")
+def test_a_rank_that_is_seen_to_work_may_take_its_time_to_park() -> None:
+    ship = Ship(2, faults=1).begin()
+    run(ship)
+    ship.let("fail", 1)
+    ship.let("up", 1)
+    ship.let("down", 1)
+    ship.let("up", 1)
+    for _ in range(3 * int(Limits().stuck_s)):
+        ship.now += 1
+        ship.crew.vouched([0], ship.now)
+        ship.do(ship.crew.arrived(1, 0, Beat(1, 1, Phase.COMPUTING), ship.now))
+        ship.do(ship.crew.tick(ship.now))
+    assert ship.at(CrewState.PARKING)
+    ship.now += Limits().silent_s + 1
+    for _ in range(4):  # nobody vouches for it any more
+        ship.now += 1
+        ship.do(ship.crew.arrived(1, 0, Beat(1, 1, Phase.COMPUTING), ship.now))
+        ship.do(ship.crew.tick(ship.now))
+    assert list(ship.crew.lost) == [0]
+
+
 @clause("T151")
 def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> None:
     ship = Ship(2).begin()

@@ -106,6 +106,20 @@ def test_a_coordinator_that_died_gets_a_successor_that_commands_when_the_next_on
         assert job.left(1)["status"] == ExitStatus.SAVED
 
 
+@clause("T153")
+def test_the_coordinator_of_one_node_starts_a_standby_that_commands_when_it_dies(tmp_path: Path) -> None:
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}, words=["--coordinators", "2"]) as job:
+        job.wait("Protected", 0, 1)
+        until(lambda: (job.job_directory / "coordinator-1").exists())
+        job.announced.append({})
+        assert job.look_again(1)["pid"] != job.announced[0]["pid"]
+        until(lambda: job.status(1)["connected"] == 2)
+        job.coordinators[0].kill()
+        until(lambda: job.status(1)["active"])
+        job.kill(0)
+        assert job.left(1)["status"] == ExitStatus.SAVED
+
+
 @pytest.mark.long
 @clause("T18", "T21")
 def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_on(tmp_path: Path) -> None:
@@ -120,6 +134,26 @@ def test_a_stopped_active_coordinator_is_replaced_and_stands_back_when_it_goes_o
         job.kill(0)
         assert [job.left(rank)["status"] for rank in (1, 2, 3)] == [ExitStatus.SAVED] * 3
         assert job.published()[0]["lost"] == [0]
+
+
+@pytest.mark.slow
+@clause("T152")
+@pytest.mark.parametrize("order", ["Protected", "Save"])
+def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: str) -> None:
+    """Its interpreter is held by a thread that writes, or computes in C: while the job runs, or in the middle of the gasp."""
+    with GaspJob(tmp_path, 4, PAIRS, marks=MARKS, busy=[2, order]) as job:
+        job.wait("Protected", 0, 1, 2, 3)
+        if order == "Save":
+            job.kill(3)
+        until(
+            lambda: job.status()["counts"].get("silent_and_at_work", 0) >= 6
+        )  # a look per second, from the second beat on that is missing
+        assert {one["rank"] for one in job.status()["ranks"] if one["lost"]} == ({3} if order == "Save" else set())
+        (job.log / "release").touch()
+        if order == "Protected":
+            job.kill(3)
+        assert [job.left(rank)["status"] for rank in (0, 1, 2)] == [ExitStatus.SAVED] * 3
+        assert job.published()[0]["lost"] == [3]
 
 
 @pytest.mark.long

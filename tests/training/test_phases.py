@@ -259,6 +259,38 @@ def test_a_silent_member_is_lost_after_three_beats_and_told_so_when_it_speaks() 
     ]
 
 
+@clause("T152")
+def test_a_silent_member_for_which_its_node_vouches_is_lost_when_nobody_does_any_more() -> None:
+    desk = Desk(job()).begin()
+    desk.dead.add(1)
+    for _ in range(50):
+        desk.phases.vouched([1], desk.now)
+        desk.later(1)
+    assert desk.phases.state is State.RUNNING
+    assert (desk.phases.quiet(desk.now), desk.phases.heard(desk.now)) == ([1], frozenset({0, 2, 3}))  # it could not vote
+    desk.later(LIMITS.silent_s + 1)  # the network to its node is cut, or it is stopped
+    assert 1 in desk.phases.lost
+
+
+@clause("T152")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_what_it_has(copies: int) -> None:
+    holders = {"a": (0, 1), "b": (2, 3)} if copies == 1 else {"all": (0, 1, 2, 3)}
+    desk = Desk(job(holders=holders)).begin()
+    desk.kill(0)
+    desk.later(0.2)
+    desk.down[1].clear()  # its interpreter is held: it hears nothing, and says nothing
+    desk.dead.add(1)
+    desk.drain()
+    for _ in range(int(LIMITS.stuck_s) + 2):
+        desk.phases.vouched([1], desk.now)
+        desk.later(1)
+    assert (1 in desk.phases.lost) is (copies == 2)
+    if copies == 1:
+        desk.later(LIMITS.silent_s + LIMITS.beat_s + 1)
+        assert 1 in desk.phases.lost  # nobody vouches
+
+
 def test_who_registered_first_may_wait_long_for_the_others() -> None:
     desk = Desk(job())
     desk.do(desk.phases.take_over(1, desk.now))

@@ -53,6 +53,9 @@ def settings_from(arguments: list[str]) -> Settings:
     parser.add_argument("--on-stall", choices=("report", "fault"), default="report", help="what ranks are that hang")
     parser.add_argument("--stall-after", type=float, default=Patience().at_least_s, metavar="SECONDS", help="at least; or ten steps")
     parser.add_argument("--replace", action="store_true", help="ranks are replaced, and the job goes on (resilient)")
+    parser.add_argument(
+        "--coordinators", type=int, default=0, help="so many the job is to have; whoever commands starts those that are missing"
+    )
     parser.add_argument("--settle-down", type=float, metavar="SECONDS")
     given = parser.parse_args(arguments)
     if not given.job or given.job.startswith(".") or "/" in given.job:
@@ -71,6 +74,7 @@ def settings_from(arguments: list[str]) -> Settings:
         replaces=given.replace,
         patience=Patience(at_least_s=given.stall_after),
         limits=limits,
+        coordinators=given.coordinators,
     )
 
 
@@ -154,7 +158,7 @@ def main(arguments: list[str]) -> int:
     settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_to(settings.directory / "logs" / f"coordinator-{settings.number}.log")
     try:
-        trio.run(serve, settings, Successors(successor_words(arguments)))
+        trio.run(serve, settings, Successors(successor_words(arguments), settings.coordinators))
     except AcpfsError as error:
         sys.stderr.write(f"acpfs coordinator: {error}\n")
         return int(error.exit_code)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.phases import Command, Finish, Record, Send, Tell
 from acpfs.training.coordinator.roster import Roster
@@ -55,8 +56,7 @@ class Crew:
         """Generation of each rank's newest beat."""
         self._roster = Roster()
         self._left: set[int] = set()
-        self._heard: dict[int, float] = {}
-        self._looked_at = -math.inf
+        self._hearing = Hearing(limits)
         self._deadline = math.inf
         self._began: tuple[float, str] | None = None
         self._lost_since: dict[int, str] = {}
@@ -80,8 +80,8 @@ class Crew:
 
     def arrived(self, rank: int, generation: int, message: FromMember, now: float) -> list[Command]:
         """A member said something."""
-        self._look(now)
-        self._heard[rank] = now
+        self._hearing.look(now)
+        self._hearing.heard(rank, now)
         if isinstance(message, Beat):
             self.marks[rank], self._at_beat[rank] = message, generation
         if isinstance(message, Hello):
@@ -102,9 +102,13 @@ class Crew:
 
     def lose(self, rank: int, why: str, now: float) -> list[Command]:
         """A rank's process ends, or its connection did."""
-        self._look(now)
+        self._hearing.look(now)
         self._lose([rank], why, now)
         return self._ended(now)
+
+    def vouched(self, ranks: Iterable[int], now: float) -> None:
+        """Somebody on their node sees that these work, though they say nothing."""
+        self._hearing.vouched(ranks, now)
 
     def claimed(self, ours: bool | None, now: float) -> list[Command]:
         """Nobody asks the witness: a side that has not all ranks never goes on."""
@@ -113,7 +117,7 @@ class Crew:
     def take_over(self, term: int, now: float, generation: int = 0) -> list[Command]:
         """This coordinator is active from here on. `generation`: the newest that its voters know."""
         self.term, self.generation = term, max(generation, self.generation)
-        self._heard = dict.fromkeys(self._roster.aboard, now)
+        self._hearing.begin(self._roster.aboard, now)
         in_loop = [rank for rank in self._roster.aboard if rank in self.marks and not self.marks[rank].parked]
         if not self._roster.aboard:
             self._go(CrewState.GATHERING, now + self._limits.replace_s)
@@ -138,10 +142,10 @@ class Crew:
         """Time has passed."""
         if self.state is CrewState.STANDBY:
             return self._ended(now)
-        self._look(now)
+        self._hearing.look(now)
         if self.state is not CrewState.ENDING:
             patience = self._limits.building_s if self.state is CrewState.REBUILDING else self._limits.silent_s
-            silent = [rank for rank in self._roster.aboard if now - self._heard.get(rank, now) > patience]
+            silent = self._hearing.silent(self._roster.aboard, patience, now)
             self._lose(silent, f"silent for {patience:g} s", now)
         if now >= self._deadline:
             self._late(now)
@@ -175,7 +179,11 @@ class Crew:
 
     def heard(self, now: float) -> frozenset[int]:
         """Ranks that have said something lately."""
-        return frozenset(rank for rank in self._roster.aboard if now - self._heard.get(rank, now) <= self._limits.silent_s)
+        return self._hearing.speaking(self._roster.aboard, now)
+
+    def quiet(self, now: float) -> list[int]:
+        """Those at whom somebody should look."""
+        return self._hearing.quiet(self._roster.aboard, now)
 
     def could_save(self, ranks: Iterable[int]) -> bool:  # the interface of `phases`
         """Half of a job may have a coordinator: nothing runs before there is a process for each rank, and launchers start those once."""
@@ -191,12 +199,6 @@ class Crew:
     def status(self) -> str:
         """How it ended, in words."""
         return self._outcome.text if isinstance(self._outcome, Leave) else ""
-
-    def _look(self, now: float) -> None:
-        """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
-        if now - self._looked_at > 2 * self._limits.beat_s:
-            self._heard = dict.fromkeys(self._heard, now)
-        self._looked_at = now
 
     # -- who comes, who goes
 
@@ -270,7 +272,10 @@ class Crew:
         """The deadline of the state has passed."""
         self._deadline = math.inf
         if self.state is CrewState.PARKING:
-            self._lose(self._roster.of(Berth.CALLED), f"not parked after {self._limits.stuck_s:g} s", now)
+            called = self._roster.of(Berth.CALLED)
+            busy = self._hearing.busy(called, now)
+            self._deadline = now + self._limits.beat_s if busy else math.inf  # it parks when it is through; its copy may be the only one
+            self._lose(sorted(set(called) - set(busy)), f"not parked after {self._limits.stuck_s:g} s", now)
         elif self.state is CrewState.REBUILDING:
             self._by_error = True
             self._fault(f"not rebuilt after {self._limits.rebuild_s:g} s", now)

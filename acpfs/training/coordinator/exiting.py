@@ -10,8 +10,8 @@ import os
 
 POLL_S = 0.05
 _PF_EXITING = 0x4
-_FLAGS, _STARTED, _STATUS = 6, 19, 49
-"""Fields 9, 22 and 52 of proc(5), counted behind the name's closing bracket."""
+_FLAGS, _USER, _SYSTEM, _STARTED, _STATUS = 6, 11, 12, 19, 49
+"""Fields 9, 14, 15, 22 and 52 of proc(5), counted behind the name's closing bracket."""
 _STAT_BYTES_MAX = 4096
 
 
@@ -20,6 +20,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}
+        self._pids: dict[int, int] = {}
 
     def watch(self, rank: int, pid: int, started: int) -> bool:
         """Look at a rank from now on. False: it is not to be seen from here; its connection's end must do."""
@@ -32,7 +33,7 @@ class Processes:
         if fields is None or int(fields[_STARTED]) != started:  # another PID namespace's number
             os.close(descriptor)
             return False
-        self._open[rank] = descriptor
+        self._open[rank], self._pids[rank] = descriptor, pid
         return True
 
     def forget(self, rank: int) -> None:
@@ -40,6 +41,16 @@ class Processes:
         descriptor = self._open.pop(rank, None)
         if descriptor is not None:
             os.close(descriptor)
+            del self._pids[rank]
+
+    def pid(self, rank: int) -> int | None:
+        """Of a rank that is looked at."""
+        return self._pids.get(rank)
+
+    def ticks(self, rank: int) -> int | None:
+        """Processor time that a rank has used; None: it is not looked at, or ends."""
+        fields = _fields(self._open[rank]) if rank in self._open else None
+        return None if fields is None or int(fields[_FLAGS]) & _PF_EXITING else int(fields[_USER]) + int(fields[_SYSTEM])
 
     def exiting(self) -> list[int]:
         """Ranks whose processes end or have ended; told once."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover, differing, layout_of, meeting, outvoted
 from acpfs.training.messages import (
@@ -153,8 +154,7 @@ class Phases:
         self._left: set[int] = set()
         self._alive: dict[int, None] = {}
         """Ranks that are registered, neither lost nor gone: kept, since a thousand of them answer each order."""
-        self._heard: dict[int, float] = {}
-        self._looked_at = -math.inf
+        self._hearing = Hearing(limits)
         self._deadline = math.inf
         self._stop_at: float | None = None
         self._failures: Counter[int] = Counter()
@@ -179,8 +179,8 @@ class Phases:
 
     def arrived(self, rank: int, generation: int, message: FromMember, now: float) -> list[Command]:
         """A member said something."""
-        self._look(now)
-        self._heard[rank] = now
+        self._hearing.look(now)
+        self._hearing.heard(rank, now)
         if isinstance(message, Beat):
             self.marks[rank] = message
         if self.state is State.STANDBY and message == self._hellos.get(rank):
@@ -205,13 +205,17 @@ class Phases:
 
     def lose(self, rank: int, why: str, now: float) -> list[Command]:
         """A rank is gone: its process ends, or its connection did."""
-        self._look(now)
+        self._hearing.look(now)
         self._lose([rank], why, now)
         return self._done(now)
 
+    def vouched(self, ranks: Iterable[int], now: float) -> None:
+        """Somebody on their node sees that these work, though they say nothing."""
+        self._hearing.vouched(ranks, now)
+
     def claimed(self, ours: bool | None, now: float) -> list[Command]:
         """The witness's answer; None: there was none."""
-        self._look(now)
+        self._hearing.look(now)
         if self.state is State.SETTLING and self._round.claim is None:
             self._round.claim = self._has_majority if ours is None else ours
             self._save_if_settled(now)
@@ -220,7 +224,7 @@ class Phases:
     def take_over(self, term: int, now: float, generation: int = 0) -> list[Command]:
         """This coordinator is active from here on. `generation`: the newest that its voters know."""
         self.term, self.generation = term, max(generation, self.generation)
-        self._heard = dict.fromkeys(self._live, now)
+        self._hearing.begin(self._live, now)
         self._go(State.REGISTERING)
         if self._outcome is None:
             self._register(now)
@@ -248,9 +252,9 @@ class Phases:
         """Time has passed."""
         if self.state is State.STANDBY:
             return self._done(now)
-        self._look(now)
+        self._hearing.look(now)
         if self.state not in (State.REGISTERING, State.LEAVING):
-            silent = [rank for rank in self._alive if now - self._heard.get(rank, now) > self._limits.silent_s]
+            silent = self._hearing.silent(self._alive, self._limits.silent_s, now)
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
@@ -283,12 +287,6 @@ class Phases:
         """How long a coordinator stays to which nobody is connected any more."""
         return self._limits.leave_s
 
-    def _look(self, now: float) -> None:
-        """Begin an event. When this process stood still, what members said meanwhile waits in its sockets: nobody was silent."""
-        if now - self._looked_at > 2 * self._limits.beat_s:
-            self._heard = dict.fromkeys(self._heard, now)
-        self._looked_at = now
-
     # -- registration
 
     def _hello(self, rank: int, hello: Hello, now: float) -> None:
@@ -318,7 +316,7 @@ class Phases:
             return
         if self.state is State.REGISTERING:
             self._go(State.RUNNING)
-            self._heard = dict.fromkeys(self._alive, now)  # whoever registered first may have waited long
+            self._hearing.begin(self._alive, now)  # whoever registered first may have waited long
             self._send(self._live, Protected())
             self._tell("all ranks are registered", world=self.world, shards=len(self.layout.holders))
 
@@ -400,6 +398,9 @@ class Phases:
         """The deadline of the state has passed."""
         self._deadline = math.inf
         if self.state is State.STOPPING:
+            if self._hearing.busy(self._round.waiting, now) and not self.could_save(self._alive.keys() - self._round.waiting):
+                self._deadline = now + self._limits.beat_s  # it parks when it is through, and nobody else has what it has
+                return
             self._lose(sorted(self._round.waiting), f"not parked after {self._limits.stuck_s:g} s", now)
         elif self.state is State.SETTLING:
             self._lose(sorted(self._round.waiting), f"not settled after {self._limits.settle_s:g} s", now)
@@ -535,7 +536,11 @@ class Phases:
 
     def heard(self, now: float) -> frozenset[int]:
         """Those of the living who have said something lately."""
-        return frozenset(rank for rank in self._alive if now - self._heard.get(rank, now) <= self._limits.silent_s)
+        return self._hearing.speaking(self._alive, now)
+
+    def quiet(self, now: float) -> list[int]:
+        """Those of the living at whom somebody should look."""
+        return self._hearing.quiet(self._alive, now)
 
     def could_save(self, ranks: Iterable[int]) -> bool:
         """Whether these hold everything."""

@@ -32,6 +32,7 @@ from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
 from acpfs.training.coordinator.witness import Claimant, owner_after
+from acpfs.training.coordinator.working import LOOK_S, Working
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.credentials import NAME as CREDENTIALS
 from acpfs.training.messages import (
@@ -53,6 +54,7 @@ from acpfs.training.messages import (
     StoreAsk,
     Vote,
     Voted,
+    Vouching,
     Watch,
     Welcome,
 )
@@ -99,6 +101,8 @@ class Settings:
     """Whether ranks that hang count as lost; otherwise they are named, and their stacks are logged."""
     replaces: bool = False
     """Whether ranks are replaced, and the job goes on; otherwise survivors leave a gasp."""
+    coordinators: int = 0
+    """So many the job is to have; those that were started and died count anyway."""
     patience: Patience = field(default_factory=Patience)
     limits: Limits = field(default_factory=Limits)
 
@@ -121,6 +125,7 @@ class Coordinator:
         self._addresses: dict[int, str] = dict(settings.peers)
         self._dialled: set[int] = set()
         self._processes = Processes()
+        self._working = Working(self._processes)
         self._store = Store()
         self._store_generation = 0
         self._watchdog = Watchdog(settings.patience)
@@ -146,7 +151,7 @@ class Coordinator:
                 self._standing.begin()
                 self._do(self._phases.take_over(self._standing.term, trio.current_time()))
             self._nursery.start_soon(partial(trio.serve_listeners, self._serve, listeners))
-            for task in (self._poll, self._tick, self._tell_active, self._elect, self._end_unused):
+            for task in (self._poll, self._vouch, self._tick, self._tell_active, self._elect, self._end_unused):
                 self._nursery.start_soon(task)
             self._dial()
             _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
@@ -308,6 +313,8 @@ class Coordinator:
             self._phases.ended(message)
         elif isinstance(message, Exiting) and message.pid and self._pid_of(message.rank) != message.pid:
             self._counts["exit_of_another_process"] += 1
+        elif isinstance(message, Vouching):
+            self._phases.vouched(message.ranks, now)
         elif isinstance(message, Exiting | Exited):
             self._do(self._phases.lose(message.rank, "its process is exiting", now))
 
@@ -416,6 +423,17 @@ class Coordinator:
                     other.post(self._sent(Exiting(rank, self._pid_of(rank))))
                 self._do(self._phases.lose(rank, "its process is exiting", trio.current_time()))
             await trio.sleep(POLL_S)
+
+    async def _vouch(self) -> None:
+        """Say which of this node's ranks work, though they say nothing."""
+        while True:
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            if at_work := self._working.at_work(self._phases.quiet(now), now):
+                self._counts["silent_and_at_work"] += 1
+                self._phases.vouched(at_work, now)
+                for other in self._others.values():
+                    other.post(self._sent(Vouching(tuple(at_work))))
 
     async def _tick(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""A coordinator that died gets a successor with its number, so that the next death finds a standby again. Started by whoever commands.
+"""A coordinator that died, or was never started, gets a successor, so that the next death finds a standby. Started by whoever commands.
 
 It stands by like any other: ranks are told of its address, call it, and register. It runs on the node of the one that starts it; on which
 node the dead one was may not be known, and that node may be dead as well. Knows processes, and nothing of what coordinators say.
@@ -26,13 +26,15 @@ class Successors:
 
     words: tuple[str, ...]
     """The command, but for the number, and whom it is to call."""
+    wanted: int = 0
+    """So many the job is to have: on one node nobody else starts the second one."""
     _gone_since: dict[int, float] = field(default_factory=dict)
     _started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def look(self, known: Mapping[int, str], present: Iterable[int], now: float) -> list[int]:
         """Addresses of the job's coordinators, and the numbers of those that are there: who is started now."""
         self._started = [process for process in self._started if process.poll() is None]
-        gone = known.keys() - set(present)
+        gone = (known.keys() | set(range(self.wanted))) - set(present)
         self._gone_since = {number: self._gone_since.get(number, now) for number in gone}
         due = sorted(number for number, since in self._gone_since.items() if now >= since + GONE_S)
         for number in due:
@@ -46,7 +48,7 @@ class Successors:
             process.terminate()
 
     def _start(self, number: int, peers: list[str]) -> None:
-        _log.warning("a coordinator is gone: another one is started", number=number)
+        _log.warning("a coordinator is missing: one is started", number=number)
         try:
             self._started.append(
                 subprocess.Popen(

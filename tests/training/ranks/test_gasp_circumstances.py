@@ -19,6 +19,7 @@ from acpfs.training import protect
 from acpfs.training.manifest import verify
 from acpfs.training.messages import ExitStatus
 from tests.rig.mounts import AcpfsMount
+from tests.training.gasp_job import asked, until
 from tests.training.ranks.forked import Ranks, join_group
 from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_gasp, assert_same_as_without, protected, yardstick
 from tests.training.ranks.jobs import JOBS, assert_same
@@ -141,10 +142,33 @@ def test_no_coordinator_is_no_fault_and_no_protection(tmp_path: Path) -> None:
     """Training goes on without it; a fault is then what it was before: everybody's own exception."""
     directory = tmp_path / "run"
     during = _without_coordinator(directory)
-    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during, command_s=0.5)) as ranks:
+    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during, command_s=0.5, coordinators=1)) as ranks:
         assert ranks.statuses() == [70] * WORLD
     assert "ValueError: a bug in one rank" in ranks.log(1).read_text()
     assert not (directory / "latest").exists()
+
+
+def _with_a_standby(directory: Path) -> Callable[[int, int], None]:
+    def during(rank: int, number: int) -> None:
+        if (rank, number) == (0, 2):
+            until(lambda: list(directory.glob(".acpfs-job/*/coordinator-1")))
+            standby = json.loads(next(directory.glob(".acpfs-job/*/coordinator-1")).read_text())
+            until(lambda: asked(standby["status"])["connected"] == WORLD)
+            (active,) = directory.glob(".acpfs-job/*/coordinator-0")
+            os.kill(json.loads(active.read_text())["pid"], signal.SIGKILL)
+        if (rank, number) == (1, DIES):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return during
+
+
+@pytest.mark.clause("T153")
+def test_on_one_node_the_coordinator_may_die_and_a_rank_after_it(tmp_path: Path) -> None:
+    expected, directory = yardstick("ddp", tmp_path), tmp_path / "run"
+    during = _with_a_standby(directory)
+    with Ranks(WORLD, tmp_path, lambda rank: _with(rank, directory, tmp_path / "store", during)) as ranks:
+        assert [ranks.status(rank) for rank in (0, 2, 3)] == [ExitStatus.SAVED] * 3
+    assert assert_same_as_without(Fault("ddp", {}), directory, expected).lost == (1,)
 
 
 def _in_order(rank: int, directory: Path, store: Path) -> None:
