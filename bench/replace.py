@@ -1,16 +1,18 @@
 """What a fault costs a job that goes on, and what it costs one that is started again: from the fault to the first good step of all ranks.
 
-    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.replace [--mib 1024] [--rounds 20] [--restarts 20] [--no-keep]
+    ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.replace [--mib 1024] [--rounds 20] [--minutes M] [--no-keep]
 
 Four ranks of torch (gloo, CPU), HSDP: two copies of the state; `acpfs-run` starts them.
 
 * *Replaced*: a random rank is killed at a random moment, and a spare takes its place; small state, and --mib. Each is one job with many
   faults.
 * *Restarted*: a random rank is killed, and all start anew and load the last snapshot: out of the RAM tier, by a real mount, and straight
-  from a storage that gives --rate bytes per second. With new processes, and a few times forked from one that has torch imported.
+  from a storage that gives --rate bytes per second. With processes forked from one that has torch imported, as spares are, and a few times
+  with new ones, most of whose time is importing.
 * *Repaired*: a rank's tensors are overwritten with NaN, and it says so; the same processes go on.
 * *Coordinator*: the active one is killed; until another one commands.
 
+With --minutes each part has its share of that time, and ends early where it needs more; `n` says how many rounds there were.
 The first good step counts in all of them, and takes what it takes: `a step by itself` is beside it, and so is `the transfer by itself`,
 half of the state sent from one rank to another.
 """
@@ -18,6 +20,7 @@ half of the state sent from one rank to another.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import signal
@@ -41,7 +44,8 @@ PHASES = ("begun", "imported", "left", "entered", "grouped", "built", "restored"
 SPARE = "--on-fault replace --spares 1 --template-import bench.replace_imports,torch"
 SMALL_MIB = 0.05
 PAUSE_S = 0.3
-FORKED_ROUNDS = 5
+ROUNDS_MIN = 3
+PARTS = 8
 REPLACED_S, REPAIRED_S, COMMANDS_S, TIMES_FASTER = 1.0, 1.0, 3.0, 3.0
 
 
@@ -73,6 +77,21 @@ class Found:
         self.transfer_s += [event.number / 1e6 for event in job.events if event.name == "transfer" and event.rank == 0]
 
 
+@dataclass
+class Clock:
+    """Shares a time among the parts that are left; who needs less leaves more to the others."""
+
+    ends_at: float
+    parts_left: int = PARTS
+
+    def part(self) -> float:
+        """When the next part ends."""
+        now = time.monotonic()
+        share = (self.ends_at - now) / self.parts_left
+        self.parts_left -= 1
+        return now + share
+
+
 @dataclass(frozen=True)
 class Bench:
     """What all jobs have."""
@@ -81,15 +100,18 @@ class Bench:
     python: str
     mib: float
     chance: random.Random
+    clock: Clock
 
     def job(self, name: str, directory: Path, options: str, runtime_dir: Path | None = None, **config: object) -> Job:
         return Job(self.scratch / name, self.python, directory / name, options, runtime_dir, **config)
 
     def faults(self, job: Job, rounds: int, fault: Callable[[int], float], names: tuple[str, ...] = PHASES) -> Found:
         """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
-        found, era = Found(), (-1, -1)
+        found, era, ends_at = Found(), (-1, -1), self.clock.part()
         with job:
-            for _ in range(rounds):
+            for number in range(rounds):
+                if number >= ROUNDS_MIN and time.monotonic() > ends_at:
+                    break
                 job.until(partial(job.stepped, 2, since=era))
                 time.sleep(self.chance.random() * PAUSE_S)
                 at = fault(self.chance.randrange(WORLD))
@@ -123,13 +145,15 @@ class Bench:
 
     def coordinator(self, job: Job, rounds: int) -> list[float]:
         """From the death of the active coordinator until another one commands."""
-        found = []
+        found, ends_at = [], self.clock.part()
         with job:
             job.until(lambda: job.stepped(2))
-            for _ in range(rounds):
+            for number in range(rounds):
+                if number >= ROUNDS_MIN and time.monotonic() > ends_at:
+                    break
                 job.until(lambda: len([one for one in job.coordinators().values() if status_of(one)]) > 1)
                 active = next(one for one in job.coordinators().values() if status_of(one).get("active"))
-                time.sleep(1 + self.chance.random())
+                time.sleep(self.chance.random() * PAUSE_S)
                 at = time.monotonic()
                 os.kill(active["pid"], signal.SIGKILL)
                 job.until(partial(other_commands, job, active["pid"]))
@@ -161,23 +185,23 @@ def forget(directory: Path) -> None:
             places.forget_pages(path)
 
 
-def measure(bench: Bench, rounds: int, restarts: int, rate: int) -> tuple[dict[str, Found], list[float], str]:
+def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[str, Found], list[float], str]:
     """Everything."""
     found: dict[str, Found] = {}
     with storage(bench.scratch, bench.mib, rate) as (backing, why_not):
         options = {"ram": f"{int(3 * bench.mib) + 512}M", "prefault": "0"}
         with AcpfsMount(backing, bench.scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
             (backing / "straight").mkdir(exist_ok=True)
-            for name, mib in (("small", SMALL_MIB), ("large", bench.mib)):
-                job = bench.job(name, mount.path, SPARE, mount.runtime_dir, mib=mib)
-                found[name] = bench.faults(job, rounds, bench.killed(job))
+            job = bench.job("small", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
+            found["small"] = bench.faults(job, rounds, bench.killed(job))
             job = bench.job("repair", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             found["repair"] = bench.faults(job, rounds, bench.hurt(job), ("left", "entered", "restored"))
+            job = bench.job("large", mount.path, SPARE, mount.runtime_dir, mib=bench.mib)
+            found["large"] = bench.faults(job, rounds, bench.killed(job))
             job = bench.job("coordinator", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             commands = bench.coordinator(job, rounds)
-            for forked, count in ((False, restarts), (True, min(FORKED_ROUNDS, restarts))):
-                how = f"--max-restarts {count}" + (" --template-import bench.replace_imports,torch" if forked else "")
-                key = "forked " if forked else ""
+            for key, count in (("", rounds), ("executed ", executed)):
+                how = f"--max-restarts {count}" + ("" if key else " --template-import bench.replace_imports,torch")
                 job = bench.job(f"{key}ram".replace(" ", "-"), mount.path, how, mount.runtime_dir, mib=bench.mib, snapshot=True)
                 found[f"{key}ram"] = bench.faults(job, count, bench.killed(job), ("begun", "entered", "built", "restored"))
                 if not why_not:
@@ -191,10 +215,10 @@ TITLES = {
     "small": "replaced by a spare, small state",
     "large": "replaced by a spare, {mib:g} MiB",
     "repair": "repaired, small state",
-    "ram": "all restarted, {mib:g} MiB from the RAM tier",
-    "straight": "all restarted, {mib:g} MiB from {rate:g} MB/s",
-    "forked ram": "all restarted by forks, from the RAM tier",
-    "forked straight": "all restarted by forks, from {rate:g} MB/s",
+    "ram": "all restarted by forks, {mib:g} MiB from the RAM tier",
+    "straight": "all restarted by forks, {mib:g} MiB from {rate:g} MB/s",
+    "executed ram": "all restarted with new processes, from the RAM tier",
+    "executed straight": "all restarted with new processes, from {rate:g} MB/s",
 }
 
 
@@ -258,8 +282,9 @@ def main() -> int:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=float, default=1024.0, help="state of the large jobs")
-    parser.add_argument("--rounds", type=int, default=20, help="of replacing and repairing")
-    parser.add_argument("--restarts", type=int, default=20, help="of all ranks")
+    parser.add_argument("--rounds", type=int, default=20, help="of each part")
+    parser.add_argument("--restarts", type=int, default=5, help="of all ranks with new processes")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="for all parts together")
     parser.add_argument("--rate", type=int, default=300 * MB)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--torch", default=os.environ.get("ACPFS_TORCH_PYTHON", ""), help="an interpreter that has torch")
@@ -272,7 +297,7 @@ def main() -> int:
     report = Report("replace", "A rank is lost: replaced, repaired, or all restarted", columns)
     with places.scratch() as scratch:
         before, begun = os.getloadavg()[1], time.monotonic()
-        bench = Bench(scratch, given.torch, given.mib, random.Random(given.seed))
+        bench = Bench(scratch, given.torch, given.mib, random.Random(given.seed), Clock(begun + 60 * given.minutes))
         found, commands, why_not = measure(bench, given.rounds, given.restarts, given.rate)
         took = time.monotonic() - begun
     report_all(report, found, commands, why_not, given.mib, given.rate)

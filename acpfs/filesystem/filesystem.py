@@ -91,8 +91,8 @@ class FileSystem:
         if space is not None and ROOT in self._table:
             self._parts.space.learn(space, of_earlier_worker=True)
         else:
-            top: LowerStat = await self._view.call("lstat top", self._parts.lower.lstat, ())
-            self._parts.space.learn(await self._view.call("statfs", self._parts.lower.space))
+            top: LowerStat = await self._view.questions.call("lstat top", self._parts.lower.lstat, ())
+            self._parts.space.learn(await self._view.questions.call("statfs", self._parts.lower.space))
             if ROOT not in self._table:
                 self._table.found_root(top)
             self._view.compare(self._table[ROOT], top)

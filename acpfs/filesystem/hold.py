@@ -276,8 +276,8 @@ class Hold:
     def lost(self, ino: Ino, until: Future[bool]) -> None:
         """Whoever held the lock is dying."""
         held = self._held.get(ino)
-        if held is not None and held.until is until:
-            held.until, held.asked_at = None, 0.0
+        if held is not None and held.until is until:  # else it was taken again meanwhile, by another process
+            held.until, held.asked_at = None, 0.0  # ask at once: its writers go on until somebody has the lock
             held.steady.clear()
             self._admission.goes_on(held.node)
             held.gaps += 1
@@ -304,6 +304,7 @@ class Hold:
     def _granted(self, held: Held) -> int:
         """How much room the held writer has got: it is reserved."""
         if held.room is not None:
+            # it asks for more than it may have by now (another budget): out of the queue, unless the room came in this very moment
             if not held.room.done() and (self._grant(held.node) >= held.asked_bytes or not held.room.cancel()):
                 return 0
             room, held.room = held.room, None

@@ -42,7 +42,7 @@ class LaneUse:
         handle.lane = lane
         if lane is not Lane.PASSTHROUGH:
             if self._lanes.bind(handle):
-                await self._contents.protect(node, 0)
+                await self._contents.protect(node, 0)  # from the first byte: a mapping is written to anywhere
                 self._contents.kernel.expect(node)
                 handle.unseen = True
                 node.kernel_rewriters += 1
@@ -72,7 +72,7 @@ class LaneUse:
             lane = self._lanes.daemon_for("comes to RAM, and the kernel caches nothing of the backing directory")
         if lane is Lane.PASSTHROUGH and node.body.is_cold:
             await self._view.reads.ready(handle)
-            lane = self._choose(handle)  # much may have happened meanwhile
+            lane = self._choose(handle)  # much may have happened meanwhile: a writer may have brought the file up, or opened it (S335)
         if lane is Lane.PASSTHROUGH and handle.writable:
             await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
             if not node.body.is_whole_in_ram:

@@ -82,6 +82,7 @@ class Lanes:
         Of the answers to two opens the second may come to its end first. Once that one has given the inode a file for passthrough, the
         kernel takes no open without one: the first, which had been answered when there was none, would end with EIO.
         """
+        # by time, since the kernel does not tell when an answer to open has come to its end (S335)
         others = node.handles - 1 - node.kernel_handles
         return not node.in_kernel and others > 0 and time.monotonic() - node.daemon_opened_at < ARRIVAL_S
 

@@ -12,12 +12,11 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
 from acpfs.backing.lower import Lower, LowerEntry, LowerPath, LowerStat
@@ -35,6 +34,7 @@ from acpfs.filesystem.lower_reads import LowerReads
 from acpfs.filesystem.nameless import Nameless
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.notices import Notices
+from acpfs.filesystem.questions import Questions
 from acpfs.filesystem.recognition import NOTHING, Recognition, Seen
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import Tier
@@ -45,8 +45,6 @@ from acpfs.writeback.log.lower_tree import LowerTree, Place
 
 HIDDEN = b".acpfs"
 """The one name in the backing directory's top that is acpfs' own."""
-
-T = TypeVar("T")
 
 
 class _ReplacedError(OSError):
@@ -91,7 +89,7 @@ class LowerView:
         self._foreseen: dict[Ino, Future[None]] = {}
         self.read_rate = ReadRate()
         """How fast files of the backing directory were read."""
-        self._stale_answers, self._overtaken_answers = 0, 0
+        self.questions = Questions(settings, calls, tree, lock)
         self._bursts = Bursts(settings.attr_timeout_s)
         self.ahead = ListingsAhead(self._there, calls, tree, table, lock, partial(self._listed, ahead=True))
         self.trusted_since = 0.0  # monotonic, seconds: what was learnt before is asked for anew
@@ -99,47 +97,7 @@ class LowerView:
         self.whole = WholeReads(lower, self._there, tier, self.read_rate)
         self.notices = Notices()
         self.nameless = Nameless(self.open_lower, self.close_later, settings.patience_s, self.notices)
-        self.reads = LowerReads(self.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
-
-    # -- asking
-
-    async def call(self, label: str, function: Callable[..., T], *arguments: Any) -> T:
-        """A call without which the request cannot go on.
-
-        Raises:
-            OSError: what the backing directory answered; EIO when it did not within `backing_timeout_s`.
-        """
-        return await self.answer(label, self._calls.submit(label, function, *arguments))
-
-    async def answer(self, label: str, future: Future[T], progress: Progress | None = None) -> T:
-        """`call` for one that is under way; `progress`: patience goes by that, not by the time since it began."""
-        moved = progress.mark if progress is not None else lambda: None
-        try:
-            return await wait(self._calls.patient(future, self._settings.backing_timeout_s, moved=moved))
-        except TimeoutError:
-            raise OSError(errno.EIO, f"{label}: no answer from the backing directory") from None
-
-    async def _renew(self, label: str, function: Callable[..., T], *arguments: Any, known: bool, late: Callable[[T], None]) -> T | None:
-        """A call that renews knowledge; None: go on with what is known. `late`: takes, under the lock, an answer that came after that."""
-        if not known:
-            return await self.call(label, function, *arguments)
-        epoch, future = self._tree.epoch, self._calls.submit(label, function, *arguments)
-        try:
-            return await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
-        except InterruptedError:
-            raise  # who asked was killed: that is no answer, and who asks again and again has to end
-        except OSError:
-            self._stale_answers += 1
-            if not future.done():
-                future.add_done_callback(partial(self._came_late, epoch, late))
-            return None
-
-    def _came_late(self, epoch: int, late: Callable[[T], None], future: Future[T]) -> None:
-        """Else a backing directory that always takes longer than patience lasts would never be heard."""
-        if not future.cancelled() and future.exception() is None:
-            with self._lock:
-                if not self._overtaken(epoch):
-                    late(future.result())
+        self.reads = LowerReads(self.questions.call, self.open_lower, self.close_later, self.nameless, self.read_rate)
 
     def is_fresh(self, checked_at: float, began: float, since: float = 0.0) -> bool:
         """Whether knowledge is new enough: what a call asked for itself will do, however long that took. `since`: nothing older."""
@@ -181,11 +139,11 @@ class LowerView:
             path = self._tree.path_at(parent.ino, name)
             assert path is not None
             known = parent.dir.knows(name)
-            answer = await self._renew("lookup", self._recognition.look, path, known=known, late=late)
+            answer = await self.questions.renew("lookup", self._recognition.look, path, known=known, late=late)
             if answer is None:
                 return self._stale(parent, name)
-            if self._overtaken(epoch):
-                if not await self._at_rest(known=known):
+            if self.questions.overtaken(epoch):
+                if not await self.questions.at_rest(known=known):
                     return self._stale(parent, name)
                 continue
             self._learn_asked(parent, name, parent.dir.notes, asked_at, answer)
@@ -217,57 +175,13 @@ class LowerView:
             raise OSError(errno.EIO, "listed, but the backing directory does not answer")
         return child.ino if child is not None else NO_INO
 
-    def _overtaken(self, epoch: int) -> bool:
-        """Whether a commit moved things while the question was under way."""
-        overtaken = epoch % 2 == 1 or self._tree.epoch != epoch
-        self._overtaken_answers += overtaken
-        return overtaken
-
-    async def _at_rest(self, *, known: bool) -> bool:
-        """Wait until the move that is under way has ended; False: it takes long, go on with what is known.
-
-        Raises:
-            OSError: EIO: nothing is known, and it did not end within `backing_timeout_s`.
-        """
-        patience_s = self._settings.patience_s if known else self._settings.backing_timeout_s
-        try:
-            await wait(self._calls.patient(self._tree.at_rest(), patience_s, when_stuck=0.0 if known else None))
-        except TimeoutError:
-            if known:
-                self._stale_answers += 1
-                return False
-            raise OSError(errno.EIO, "a rename on the backing directory does not end") from None
-        return True
-
-    async def at_place(self, node: Node, question: Callable[..., Awaitable[T]], *arguments: Any, again: bool = True) -> T:
-        """Ask something about a node: `question(path, *arguments)`, with its path on the backing directory.
-
-        What a commit that moves things meanwhile made of it does not count: a path that leads nowhere, or to something else, for a
-        moment. `again`: ask again also after an answer that was overtaken, not only after an error.
-
-        Raises:
-            OSError: ESTALE: the node is not there (any more); or what the question raised.
-        """
-        while True:
-            epoch, path = self._tree.epoch, self._tree.path(node.ino)
-            if path is None:
-                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-            try:
-                answer = await question(path, *arguments)
-            except OSError as error:
-                if isinstance(error, InterruptedError) or not (self._overtaken(epoch) or self._tree.path(node.ino) != path):
-                    raise
-            else:
-                if not (again and self._overtaken(epoch)):
-                    return answer
-            await self._at_rest(known=False)
-
     def learn(self, parent: Node, name: bytes, seen: Seen, asked_at: float) -> None:
         """Take over what the backing directory said about a name, unless own operations on it, or on its node, came between."""
         child = parent.dir.children.get(name)
         node = self._table.get(child.ino) if child is not None and child.ino else None
+        # `settled_at`: our own operation left the log after the question, which may have been answered before that was carried out
         if (child is not None and (child.pins or child.settled_at >= asked_at)) or (node is not None and node.settled_at >= asked_at):
-            self._overtaken_answers += 1
+            self.questions.overtaken_answers += 1
             return
         if seen.st is None:
             self._lost(parent, name, node)
@@ -347,15 +261,15 @@ class LowerView:
             if path is None:
                 return  # deleted, but still open
             late = partial(self._compare_asked, node, asked_at)
-            answer = await self._renew("getattr", self._recognition.look, path, known=True, late=late)
+            answer = await self.questions.renew("getattr", self._recognition.look, path, known=True, late=late)
             if answer is None:
                 return
-            if self._overtaken(epoch):
-                if not await self._at_rest(known=True):
+            if self.questions.overtaken(epoch):
+                if not await self.questions.at_rest(known=True):
                     return
                 continue
             if self.held(node) or node.settled_at >= asked_at:
-                self._overtaken_answers += 1
+                self.questions.overtaken_answers += 1
                 continue
             st = answer.st
             if st is not None and stat.S_IFMT(st.mode) == stat.S_IFMT(node.mode) and (node.lower_ino in (0, st.ino) or node.is_dir):
@@ -384,7 +298,7 @@ class LowerView:
         if node.xattrs is None:
             xattrs: dict[bytes, bytes] = {}
             try:
-                xattrs = await self.at_place(node, lambda path: self.call("xattrs", self._there.xattrs, path))
+                xattrs = await self.questions.at_place(node, lambda path: self.questions.call("xattrs", self._there.xattrs, path))
             except OSError:
                 if self.path(node) is not None:
                     raise
@@ -397,7 +311,7 @@ class LowerView:
         with contextlib.suppress(OSError):
             while (future := self.foresee_xattrs(node)) is not None:
                 await wait(self._calls.patient(future, self._settings.patience_s, when_stuck=0.0))
-                if not await self._at_rest(known=True):
+                if not await self.questions.at_rest(known=True):
                     break
         return node.xattrs or {}
 
@@ -418,11 +332,11 @@ class LowerView:
         try:
             xattrs = self._there.xattrs(path)
             with self._lock:
-                if not self._overtaken(epoch) and node.xattrs is None:
+                if not self.questions.overtaken(epoch) and node.xattrs is None:
                     node.xattrs = xattrs
         except OSError:
             with self._lock:
-                if not self._overtaken(epoch):
+                if not self.questions.overtaken(epoch):
                     raise
         finally:
             with self._lock:
@@ -430,7 +344,7 @@ class LowerView:
 
     async def load_target(self, node: Node) -> bytes:
         if not node.target:
-            node.target = await self.at_place(node, lambda path: self.call("readlink", self._there.readlink, path))
+            node.target = await self.questions.at_place(node, lambda path: self.questions.call("readlink", self._there.readlink, path))
         return node.target
 
     # -- bytes of files that are not in RAM
@@ -443,7 +357,7 @@ class LowerView:
         """A descriptor of the node's file on the backing directory."""
         while True:
             with contextlib.suppress(_ReplacedError):
-                return await self.at_place(node, lambda path: self._open_lower(node, path), again=False)
+                return await self.questions.at_place(node, lambda path: self._open_lower(node, path), again=False)
             if not node.body.is_cold or self.held(node):
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             node.checked_at = 0.0
@@ -452,7 +366,7 @@ class LowerView:
     async def _open_lower(self, node: Node, path: LowerPath) -> int:
         future = self._calls.submit("open", self._open_and_look, path)
         try:
-            fd, ino = await self.answer("open", future)
+            fd, ino = await self.questions.answer("open", future)
         except BaseException:
             future.add_done_callback(self._not_wanted)
             raise
@@ -484,7 +398,7 @@ class LowerView:
         tier_id, progress = self._tier.create(), Progress()
         try:
             call = self._calls.submit("copy up", self.whole.bring, path, tier_id, size, progress)
-            st = await self.answer("copy up", call, progress)
+            st = await self.questions.answer("copy up", call, progress)
         except BaseException:
             progress.give_up()
             self._tier.discard(tier_id)
@@ -516,16 +430,16 @@ class LowerView:
         if path is None:
             return False
         try:
-            entries = await self._renew("listdir", self._there.listdir, path, known=known, late=take)
+            entries = await self.questions.renew("listdir", self._there.listdir, path, known=known, late=take)
         except OSError:  # not there at the moment is no answer: the C library takes ENOENT for the end of the listing
-            if not self._overtaken(epoch):
+            if not self.questions.overtaken(epoch):
                 raise
-            return await self._at_rest(known=False)
+            return await self.questions.at_rest(known=False)
         directory.listing_s = time.monotonic() - asked_at
         if entries is None:
             return False
-        if self._overtaken(epoch):
-            return await self._at_rest(known=known)
+        if self.questions.overtaken(epoch):
+            return await self.questions.at_rest(known=known)
         take(entries)
         return True
 
@@ -551,11 +465,11 @@ class LowerView:
             path = self._tree.path(parent.ino)
             assert path is not None
             late = partial(self._fill, parent, names, parent.dir.notes, asked_at)
-            answers = await self._renew("lstat many", self._recognition.look_at_all, path, names, known=known, late=late)
+            answers = await self.questions.renew("lstat many", self._recognition.look_at_all, path, names, known=known, late=late)
             if answers is None:
                 return False
-            if self._overtaken(epoch):
-                if not await self._at_rest(known=known):
+            if self.questions.overtaken(epoch):
+                if not await self.questions.at_rest(known=known):
                     return False
                 continue
             self._fill(parent, names, parent.dir.notes, asked_at, answers)
@@ -594,4 +508,4 @@ class LowerView:
 
     def statistics(self) -> LowerViewStatistics:
         """What `status`, the metrics and the tests see."""
-        return LowerViewStatistics(self._stale_answers, self._overtaken_answers, self.whole.mismatches)
+        return LowerViewStatistics(self.questions.stale, self.questions.overtaken_answers, self.whole.mismatches)

@@ -96,7 +96,7 @@ class Names:
         path = self._view.path(parent) if name == HIDDEN else None
         if not path:
             return
-        if await self._view.call("staging area?", self._view.lower.is_staging_area, path):
+        if await self._view.questions.call("staging area?", self._view.lower.is_staging_area, path):
             raise fail(errno.EPERM)
 
     def _check_reach(self, directory: Node, new_directory: Node) -> None:

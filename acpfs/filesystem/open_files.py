@@ -161,7 +161,7 @@ class OpenFiles:
         if self._unanswered:
             self._forget_unanswered(caller.unique)
         await self._view.renew(node)
-        node.handles += 1  # from here on its content may not be evicted
+        node.handles += 1  # from here on its content may not be evicted; counted before the waits below, which let others in
         before = BeforeOpen(began_at, node.size, self._loads.place(node))
         if flags & os.O_ACCMODE != os.O_RDONLY:
             node.writer_pid = caller.pid
@@ -344,6 +344,7 @@ class OpenFiles:
         closed_before = time.monotonic() - age_s
         for handle in self._handles.values():
             if handle.tentative is not None and handle.closed_at <= closed_before:
+                # looked at before it is settled: what the kernel wrote since that close is no part of its version (interleaving 10)
                 wrote = handle.writes_unseen and (self._contents.kernel.look(handle.node) or handle.node.modified)
                 self.settle_tentative(handle, written=wrote)
 

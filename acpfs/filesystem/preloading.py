@@ -133,7 +133,7 @@ class Preloading:
                 return await self._reads.content(node, node.body, 0, node.size)
             fd = await self._view.open_lower(node)
             try:
-                return await self._view.call("read", os.pread, fd, node.size, 0)
+                return await self._view.questions.call("read", os.pread, fd, node.size, 0)
             finally:
                 self._view.close_later(fd)
         finally:

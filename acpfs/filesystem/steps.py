@@ -106,6 +106,8 @@ class Steps:
         changes = self._state.changes
         while True:
             with self.lock:
+                # The transaction ends before the lock is free, also where the call fails: who gets the lock next, or takes over after a
+                # kill -9 in between, sees a whole step or none of it.
                 try:
                     request = call.send(value) if error is None else call.throw(error)
                 except BaseException as outcome:

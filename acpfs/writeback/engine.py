@@ -332,6 +332,8 @@ class Engine:
 
     async def _commit(self, group: list[Op]) -> None:
         result = await outcome(self._calls.commits.submit("commit", self._committer.run, group))
+        # Carried out, flushed, and only then out of the log: an operation that is not there any more counts as persisted for everybody
+        # (fsync, other members' pointers, the guard). A worker that dies before carries the group out again, and finds it done.
         if result.done:
             await self._flusher.flush(result)
         with self.section():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import select
 import signal
 import socket
 import ssl
@@ -118,6 +120,27 @@ def test_the_coordinator_of_one_node_starts_a_standby_that_commands_when_it_dies
         until(lambda: job.status(1)["active"])
         job.kill(0)
         assert job.left(1)["status"] == ExitStatus.SAVED
+
+
+@clause("T153")
+def test_a_standby_that_comes_when_the_job_has_ended_ends_too(tmp_path: Path) -> None:
+    """Its log is open in the mount."""
+    with GaspJob(tmp_path, 2, {"all": (0, 1)}, words=["--coordinators", "2"]) as job:
+        job.wait("Protected", 0, 1)
+        until(lambda: child_of(job.coordinators[0].pid))
+        standby = os.pidfd_open(child_of(job.coordinators[0].pid))
+        job.kill(0)  # it is being started
+        assert job.left(1)["status"] == ExitStatus.SAVED
+        assert job.coordinators[0].wait(60) == 0
+        waiting = select.poll()
+        waiting.register(standby, select.POLLIN)
+        assert waiting.poll(60_000)
+        os.close(standby)
+
+
+def child_of(pid: int) -> int:
+    """The first one; 0: there is none."""
+    return int((Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split() or ["0"])[0])
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -428,13 +429,22 @@ class TestParking:
 
 
 class TestOutside:
-    def test_removed_parents_are_made_again(self, world: World, run: Run) -> None:
+    @pytest.mark.clause("S208")
+    @pytest.mark.parametrize("what", ["store", "mkdir", "symlink", "mkfifo", "link", "rename"])
+    def test_removed_parents_are_made_again(self, world: World, run: Run, what: str) -> None:
         world.mkdir("a")
         world.mkdir("a/b")
+        world.store("x", b"0")
         run(world.drain)
         world.lower.rmdir((b"a", b"b"))
         world.lower.rmdir((b"a",))
-        world.store("a/b/f", b"1")
+        arguments: dict[str, tuple[Any, ...]] = {
+            "store": ("a/b/f", b"1"),
+            "symlink": (b"x", "a/b/f"),
+            "link": ("x", "a/b/f"),
+            "rename": ("x", "a/b/f"),
+        }
+        getattr(world, what)(*arguments.get(what, ("a/b/f",)))
         run(world.drain)
         assert world.lower.visible() == world.application_view()
         assert world.engine.statistics().counters.repairs == 1

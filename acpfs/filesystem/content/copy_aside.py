@@ -48,6 +48,7 @@ class CopyAside:
             if body.busy is not None:
                 await wait(body.busy)
                 continue
+            # asked anew after each wait: a close meanwhile may have frozen more, a commit less
             frozen = self._versions.frozen_bytes(body.tier)
             if frozen <= start:
                 return body
@@ -71,6 +72,8 @@ class CopyAside:
             finally:
                 self._tier.release(size)
             self._tier.settle(target)
+            # Only when the copy is whole. A stream that has begun reads on in the old file, which changes from now on: so it compares
+            # after each read whether the version has moved (interleaving 1).
             self._versions.move(body.tier, target)
             self.copied_bytes += size
         finally:

@@ -178,6 +178,8 @@ class OutgrownFiles:
         self._contents.kernel.look(node)
         assert isinstance(body.rest, Staging)
         is_new = not _is_gone(body, piece)
+        # The row before the hole: after a crash in between the piece is in both places, and read from the staging file. The other way round
+        # the row would say that zeros are the file's bytes.
         body.move_out(body.rest, piece * PIECE, (piece + 1) * PIECE)
         self._table.changed(node)
         try:

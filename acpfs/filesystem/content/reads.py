@@ -58,7 +58,8 @@ class Reads:
                     continue  # its version was persisted, and the copy in the spill directory went with it
                 if not (body.sealed and isinstance(error, FileNotFoundError)):
                     raise
-                # the staging file was renamed into place, and no descriptor had been open
+                # The staging file was renamed into place, and no descriptor had been open. It is the file of the backing directory when its
+                # commit is flushed, so this waits for that, and no longer than the backing directory may take (S255).
                 await self._overflow.patient(self._persisting(node))
         if body.head_bytes:
             return await self._with_head(handle, body, offset, size)

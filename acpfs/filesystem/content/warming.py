@@ -164,7 +164,7 @@ class Warming:
         progress = Progress(self._read_together)
         try:
             verified = self._ahead.submit("verify", self._view.whole.verify, path, progress)
-            st = await self._view.answer("verify", verified, progress)
+            st = await self._view.questions.answer("verify", verified, progress)
         except DamagedFileError:
             self._damaged[node.ino] = identity
         else:
@@ -179,7 +179,7 @@ class Warming:
         Raises:
             OSError: EIO: nothing of it comes any more.
         """
-        return await self._view.answer("bring to RAM", coming.settled, coming.fill.progress)
+        return await self._view.questions.answer("bring to RAM", coming.settled, coming.fill.progress)
 
     def check(self, node: Node) -> None:
         """Refuse a file that was found damaged, as long as it is the same.
@@ -224,7 +224,7 @@ class Warming:
             if fill.ended or (size < min(PEEK_BYTES, fill.size) and fill.is_missing(offset, size)):
                 return None
             for piece in fill.ask(offset, size):
-                await self._view.answer("read", piece)
+                await self._view.questions.answer("read", piece)
             if fill.asked_bytes >= evidence_bytes(fill.size):
                 fill.lead()
         return await unlocked(fill.read, offset, size) if fill.has(offset, size) else None

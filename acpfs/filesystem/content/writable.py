@@ -74,7 +74,7 @@ class Writable:
                 await self._bring_beside(node, wanted)
                 continue
             try:
-                tier_id, st = await self._view.at_place(node, self._view.read_up, wanted, again=False)
+                tier_id, st = await self._view.questions.at_place(node, self._view.read_up, wanted, again=False)
             finally:
                 self._tier.release(wanted)
             if not self._adopt(node, st, wanted, partial(self._contents.adopt, node, tier_id)):
@@ -82,7 +82,7 @@ class Writable:
 
     async def _bring_beside(self, node: Node, size: int) -> None:
         """Copy the content to a staging file: RAM has no room for it."""
-        body, st = await self._view.at_place(node, self._copy_beside, size, again=False)
+        body, st = await self._view.questions.at_place(node, self._copy_beside, size, again=False)
         if not self._adopt(node, st, size, partial(self._contents.adopt_overflow, node, body)):
             self._overflow.let_go(body, remove=True)
 

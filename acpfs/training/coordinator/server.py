@@ -74,6 +74,8 @@ STACKS_MAX = 16
 """Ranks whose stacks are asked for; more of them hang for one reason."""
 UNUSED_S = 600.0
 """A coordinator to which nobody ever comes ends."""
+ORPHANED_S = 60.0
+"""So does a standby whose job ended while it was started; it has a file open in the mount."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ class Coordinator:
             _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
             if announce is not None:
                 await announce.send(self.address)
+        if self._successors is not None:
+            self._successors.dismiss()  # one that was just being started would wait for ranks that have left
         self._processes.close()
 
     async def _job_credentials(self) -> Credentials:
@@ -468,7 +472,9 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else UNUSED_S
+            is_known = self._settings.first or self._settings.replaces or self._others  # where ranks are replaced they read where it is
+            unused_s = UNUSED_S if is_known else ORPHANED_S
+            patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else unused_s
             if not self._members and now - max(self._last_member, self._began) > patience:
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()

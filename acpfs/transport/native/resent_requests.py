@@ -68,12 +68,13 @@ class ResentRequests:
         """The call's value; it is made if it was not."""
         unique = plain(request.unique)
         try:
-            if unique != request.unique and unique in self._done:
+            if unique != request.unique and unique in self._done:  # the kernel marks what it sends again in the number itself
                 return await self._again(request, call, self._done.pop(unique))
             moved = await self._exchanged(request)
             value = await call
         finally:
             call.close()
+        # in the call's last step, and so before the answer leaves
         self._note(unique, value.ino if isinstance(value, Attributes) else moved)
         return value
 
@@ -81,6 +82,7 @@ class ResentRequests:
         with self._lock:
             slot = self._ring[self._next]
             self._next = (self._next + 1) % NOTES_MAX
+        # In this order: a worker that dies between two of these leaves a void note, never one call's number with another call's node.
         self._slots.set(slot, _UNIQUE, 0)
         self._slots.set(slot, _INO, ino)
         self._slots.set(slot, _UNIQUE, unique)

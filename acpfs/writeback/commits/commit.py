@@ -395,7 +395,7 @@ class Committer:
             before, version.staging_name, version.staging_ino = version.staging_name, name, number
             self._parts.listener.restaged(version, before)
             self._log.save_version(version)
-            self._state.must_commit()
+            self._state.must_commit()  # before the earlier staging file goes: a next worker would look for that one
 
     def _check_linked(self, version: Version, staging: LowerPath) -> None:
         """That nobody has written into the staging file since; acpfs never does, a native writer might."""

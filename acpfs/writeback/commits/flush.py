@@ -63,7 +63,7 @@ class Flusher:
                 looking = self._pool.submit("recheck", self._recheck, group)
                 error = await self._error(looking)
                 remade = error is None and looking.result()
-            tasks = all_tasks if remade else failed
+            tasks = all_tasks if remade else failed  # what was made again is flushed again, wherever it is
 
     def _note(self, group: GroupOutcome, error: OSError) -> None:
         with self._parts.lock:

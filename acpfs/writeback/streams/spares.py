@@ -21,9 +21,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import xxhash
-
 from acpfs.backing.lower import LowerPath, LowerStat
+from acpfs.checksum import Checksum
 from acpfs.types import Ino, VersionId
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.parts import DrainParts
@@ -89,7 +88,7 @@ class Growth:
         sizes = [self.kept_bytes, size] if self._shown is None else [self.kept_bytes, self._shown.size, size]
         return min(one for one in sizes if one > position)
 
-    def passed(self, position: int, hasher: xxhash.xxh3_128) -> None:
+    def passed(self, position: int, hasher: Checksum) -> None:
         """The checksum of the bytes up to here is known.
 
         Raises:

@@ -1,8 +1,13 @@
-"""Ranks forked from this process, which has torch imported: one starts in some milliseconds. Real gloo, real SIGKILL, always reaped."""
+"""Ranks forked from this process, which has torch imported: one starts in some milliseconds. Real gloo, real SIGKILL, always reaped.
+
+A rank leads a process group, and what it leaves there is killed when it has ended: Megatron-Core's managers outlive a rank that was killed.
+Coordinators have sessions of their own. Ranks end with this process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -18,6 +23,7 @@ import torch.distributed as dist
 
 Main = Callable[[int], None]
 END_TIMEOUT_S = 240.0
+PR_SET_PDEATHSIG = 1
 
 
 def join_group(rank: int, world: int, store: Path) -> Any:
@@ -46,18 +52,23 @@ class Ranks:
         for rank in range(self.world):
             self.kill(rank)
         for rank in self.pids.keys() - self._statuses.keys():
-            _, self._statuses[rank] = os.waitpid(self.pids[rank], 0)
+            self._statuses[rank] = self._reaped(rank)
         if kind is not None:
             print(self.said())
 
     def _fork(self, rank: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
+        own = os.getpid()
         pid = os.fork()
         if pid:
             return pid
         status = 70
         try:
+            os.setpgid(0, 0)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != own:
+                os._exit(status)
             signal.setitimer(signal.ITIMER_REAL, 0)  # the test's own time limit
             for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -73,6 +84,14 @@ class Ranks:
             sys.excepthook(type(error), error, error.__traceback__)  # as at the end of a script: protection may have something to do
         finally:
             os._exit(status)
+
+    def _reaped(self, rank: int) -> int:
+        """Waits for its end; its status. The group is killed before its number is free."""
+        pid = self.pids[rank]
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody else is in it
+            os.killpg(pid, signal.SIGKILL)
+        return os.waitpid(pid, 0)[1]
 
     def log(self, rank: int) -> Path:
         return self.directory / f"rank-{rank}.log"
@@ -97,7 +116,7 @@ class Ranks:
                 assert waiting.poll(timeout_s * 1000), f"rank {rank} goes on\n{self.said()}"
             finally:
                 os.close(ended)
-            _, self._statuses[rank] = os.waitpid(self.pids[rank], 0)
+            self._statuses[rank] = self._reaped(rank)
         return os.waitstatus_to_exitcode(self._statuses[rank])
 
     def statuses(self, timeout_s: float = END_TIMEOUT_S) -> list[int]:

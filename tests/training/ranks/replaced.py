@@ -188,10 +188,12 @@ class Replaced(Ranks):
     def _look_after(self, rank: int) -> None:
         if rank in self._statuses:
             return
-        pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
-        if pid and os.waitstatus_to_exitcode(status) in (0, 76):
+        if os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return
+        status = self._reaped(rank)
+        if os.waitstatus_to_exitcode(status) in (0, 76):
             self._statuses[rank] = status
-        elif pid:
+        else:
             self.processes[rank] += 1
             self.pids[rank] = self._fork(rank)
 
