@@ -208,6 +208,8 @@ class TopScreen(App[None]):
 
     def _look_at_all(self) -> None:
         """One thread for each daemon: one that hangs holds up no other, and is not asked again meanwhile."""
+        if self._is_closing():
+            return
         for mount in self._mounts:
             shown, since = mount is self._shown, self._out.get(mount.mountpoint)
             if since is not None:
@@ -233,7 +235,7 @@ class TopScreen(App[None]):
             self._out.pop(mount.mountpoint, None)
 
     def _is_closing(self) -> bool:
-        """An answer may come when the screen is being taken down, and has nowhere to go."""
+        """An answer, or the next look, may come when the screen is being taken down, and has nowhere to go."""
         return not self.query("#told")
 
     def _no_answer(self, mount: Mount, error: Exception) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 FIRST_FD = 3
 STATE = "acpfs-state"
+ALIVE = "WATCHDOG=1"
+PATIENCE_S = 1.0
+"""A manager that does not read has a queue of ten to some hundred words. Workers die meanwhile, too, and must be followed by others."""
 _PREFIX = "acpfs-"
 
 
@@ -36,11 +39,12 @@ class Service:
         return bool(self._address)
 
     def notify(self, text: str, fds: Sequence[int] = ()) -> None:
-        """Tell it something; one that is gone does not matter."""
+        """Tell it something; one that is gone, or does not read, does not matter. A sign of life does not wait at all."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender, contextlib.suppress(OSError):
+            sender.settimeout(0.0 if text == ALIVE else PATIENCE_S)
             sender.connect(address)
             socket.send_fds(sender, [text.encode()], list(fds))
 

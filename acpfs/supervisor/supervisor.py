@@ -35,7 +35,7 @@ from acpfs.supervisor.kept_descriptors import KeptDescriptors
 from acpfs.supervisor.local_sockets import close
 from acpfs.supervisor.mount_answer import MountAnswer, settings_from_input
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
-from acpfs.supervisor.service import Service, inherited
+from acpfs.supervisor.service import ALIVE, Service, inherited
 
 EARLY_DEATHS_VARIABLE = "ACPFS_EARLY_DEATHS_MAX"
 BUG_WAIT_S = 0.2
@@ -518,7 +518,7 @@ class Supervisor:
         healthy = child is None or self._look_at(child, now)
         if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
             self._fed_at = now
-            self._service.notify("WATCHDOG=1")
+            self._service.notify(ALIVE)
 
     def _look_at(self, child: Child, now: float) -> bool:
         """Whether the worker is well; one that is not is asked for its stacks, and then killed."""

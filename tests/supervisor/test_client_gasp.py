@@ -81,10 +81,15 @@ def test_on_a_bypassed_mount_nothing_is_left_on_the_storage(mount: AcpfsMount) -
     mount.ask("set", key="bandwidth", value="0")
     (mount.path / "latest").write_text("x", encoding="ascii")
     mount.flush()
+    mount.ask("set", key="bandwidth", value="1")
+    (mount.path / "rest").write_bytes(os.urandom(1 << 16))  # a bypassed daemon that has nothing left to drain ends
     mount.ask("bypass", reason="test")
     with pytest.raises(NotMountedError, match="is native now"):
         client.set_needs(mount.path / "latest", ["node0"])
     assert "user.acpfs.needs" not in os.listxattr(mount.backing / "latest")
+    supervisor = mount.supervisor
+    mount.ask("set", key="bandwidth", value="0")
+    mount.wait_ended(supervisor)
 
 
 def test_it_takes_neither_torch_nor_the_file_system(tmp_path: Path) -> None:

@@ -407,7 +407,7 @@ def test_foreground_tells_the_service_manager(backing: Path, tmp_path: Path) -> 
             wait_until_said(manager, "WATCHDOG=1")
             daemon.terminate()
             wait_until_said(manager, "STOPPING=1")
-            assert daemon.wait(60) == 0
+            assert daemon.wait(240) == 0
         finally:
             daemon.kill()
             daemon.wait()

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 
 from acpfs.supervisor import channel
-from acpfs.supervisor.service import Service, inherited
+from acpfs.supervisor.service import ALIVE, Service, inherited
 from acpfs.worker import notify
 from acpfs.worker.link import BEAT_INTERVAL_S, Link
 from acpfs.worker.notify import Busy, ServiceManager
@@ -51,6 +51,15 @@ def test_what_the_worker_has_to_say(link: tuple[Link, socket.socket]) -> None:
 def test_the_service_manager_is_told(manager_socket: socket.socket) -> None:
     Service().notify("READY=1\nSTATUS=x")
     assert said(manager_socket) == {"READY": "1", "STATUS": "x"}
+
+
+@pytest.mark.clause("S338")
+def test_a_service_manager_that_reads_nothing_holds_nobody_up(manager_socket: socket.socket) -> None:
+    service = Service()
+    for _ in range(2000):  # more than any queue of datagrams has room for
+        service.notify(ALIVE)
+    service.notify("STOPPING=1")
+    assert said(manager_socket) == {"WATCHDOG": "1"}
 
 
 def test_signs_of_life_only_while_there_is_life(link: tuple[Link, socket.socket]) -> None:
