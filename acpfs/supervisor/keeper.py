@@ -24,6 +24,7 @@ import time
 import traceback
 from pathlib import Path
 
+from acpfs.descriptors import readable
 from acpfs.errors import ExitCode
 from acpfs.supervisor import channel
 from acpfs.supervisor.held_session import HeldSession, Phase
@@ -39,6 +40,8 @@ CUT_OFF_LOOK_S = 0.05
 """The same while a connection has ended, and its processes not yet."""
 OTHERS_MAX = 64
 """Connections that have no mount: they ask something and go. With more, the oldest is ended: descriptors are for mounts."""
+UNHEARD_MAX = 1000
+"""More messages than a connection has room for."""
 END_WAIT_S = 30.0
 """For uncovering the backing directory, which may not answer; then the mount ends without."""
 BUG_WAIT_S = 0.2
@@ -118,7 +121,7 @@ class Keeper:
 
     def _hear(self, fd: int) -> None:
         end = self._peers.get(fd)
-        if end is None:
+        if end is None or not readable(end, 0):  # ended, or heard already, since it was looked for who speaks
             return
         fds: list[int] = []
         """What nobody keeps of the message; whoever keeps one takes it out, so that none is left open whatever goes wrong."""
@@ -134,6 +137,13 @@ class Keeper:
         finally:
             for unused in fds:
                 os.close(unused)
+
+    def _hear_out(self, held: HeldSession) -> None:
+        """What its supervisor said before it ended counts: that a worker starts, or who that is."""
+        for _ in range(UNHEARD_MAX):
+            if held.owner is None or not readable(held.owner, 0):
+                return
+            self._hear(held.owner.fileno())
 
     def _forget(self, end: socket.socket) -> None:
         """Its end; it may have been the last that could serve."""
@@ -171,6 +181,8 @@ class Keeper:
 
     def _take(self, end: socket.socket, message: channel.Message, asker: list[int]) -> None:
         """`asker`: pidfd of the supervisor that asks."""
+        if message["take"] in self._held:
+            self._hear_out(self._held[message["take"]])
         held, now = self._held.get(message["take"]), time.monotonic()
         if held is None or message["take"] in self._ending:
             channel.send(end, {"none": True}, wait=False)
@@ -194,6 +206,9 @@ class Keeper:
                 self._look_at_end(held, now)
                 continue
             if held.phase is not Phase.ALONE:
+                self._hear_out(held)
+                if self._held.get(held.mountpoint) is not held:
+                    continue  # it was forgotten
                 held.look(now)
                 self._tell_if_alone(held)
             if held.is_given_up(now):

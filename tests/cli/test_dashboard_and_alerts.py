@@ -40,6 +40,33 @@ def rules() -> list[dict[str, Any]]:
     return found
 
 
+def lost(ours: Any, theirs: Any, path: str = "") -> list[str]:
+    """What Grafana's own classes do not know, or have otherwise."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return [one for key in ours for one in ([f"{path}/{key}"] if key not in theirs else lost(ours[key], theirs[key], f"{path}/{key}"))]
+    if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [one for number, (a, b) in enumerate(zip(ours, theirs, strict=True)) for one in lost(a, b, f"{path}[{number}]")]
+    return [] if ours == theirs else [path]
+
+
+@pytest.mark.clause("S321")
+def test_grafana_knows_each_field_of_the_dashboard() -> None:
+    """By the classes that Grafana generates from its schemas; Grafana itself can be had here from no package registry."""
+    pytest.importorskip("grafana_foundation_sdk", reason="grafana-foundation-sdk is not installed (it needs Python 3.11)")
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import Dashboard
+    from grafana_foundation_sdk.models.prometheus import Dataquery
+
+    def known(model: Any, ours: dict[str, Any]) -> list[str]:
+        return lost(ours, json.loads(JSONEncoder().encode(model.from_json(ours))))
+
+    drawn = json.loads(printed("dashboard"))
+    assert known(Dashboard, drawn) == []
+    targets = [target for panel in drawn["panels"] for target in panel.get("targets", [])]
+    assert [known(Dataquery, target) for target in targets] == [[]] * len(targets)
+    assert known(Dashboard, drawn | {"tittle": "x"}) == ["/tittle"]  # it does notice
+
+
 @pytest.mark.clause("S321")
 def test_no_panel_names_a_metric_that_does_not_exist() -> None:
     drawn = json.loads(printed("dashboard"))

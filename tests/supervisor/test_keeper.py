@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from acpfs.cli.ctl import command as ctl
+from acpfs.descriptors import readable
 from acpfs.errors import ExitCode
 from tests.rig.keeper import KeeperProcess, Launcher, until
 from tests.rig.mounts import AcpfsMount, is_mounted, kinds_at
@@ -51,6 +55,55 @@ def mount(tmp_path: Path, transport: str, keeper: KeeperProcess) -> Iterator[Acp
         yield made
         if is_mounted(made.path):
             made.umount()  # while there is a keeper
+
+
+LOCKER = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+for lock in (lambda kind: fcntl.flock(file, kind), lambda kind: fcntl.lockf(file, kind, 10, 20)):
+    try:
+        lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        print("free", flush=True)
+    except BlockingIOError:
+        print("locked", flush=True)
+if sys.argv[2] == "wait":
+    fcntl.lockf(file, fcntl.LOCK_EX, 10, 20)
+    print("got it", flush=True)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("got it", flush=True)
+"""
+
+
+class Locks:
+    """A flock and a range lock of this process, and another process that waits for both from before the first kill."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, open(path, "w+b", buffering=0)  # noqa: SIM115 - closed by `end`
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 10, 20)
+        self._waits = subprocess.Popen([sys.executable, "-c", LOCKER, path, "wait"], stdout=subprocess.PIPE, bufsize=0)
+        self._says("locked", "locked")
+
+    def hold(self) -> None:
+        words = [sys.executable, "-c", LOCKER, str(self._path), "look"]
+        assert subprocess.run(words, capture_output=True, timeout=60, check=True).stdout.split() == [b"locked", b"locked"]
+        assert self._waits.stdout is not None
+        assert not readable(self._waits.stdout.fileno(), 0)
+
+    def end(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 10, 20)
+        self._says("got it")
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._says("got it")
+        with self._waits:
+            assert self._waits.wait(60) == 0
+        self._file.close()
+
+    def _says(self, *lines: str) -> None:
+        assert self._waits.stdout is not None
+        for line in lines:
+            assert readable(self._waits.stdout.fileno(), 60)
+            assert self._waits.stdout.readline().decode().strip() == line
 
 
 class Writer:
@@ -100,13 +153,13 @@ def test_all_processes_are_killed_again_and_again(mount: AcpfsMount, keeper: Kee
 
 
 def go_on_after_kills(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher, turns: int) -> None:
-    """A writer that never stops, a half-written file, one without a name, a mapping: all go on, with the right bytes."""
+    """A writer that never stops, a half-written file, one without a name, a mapping, locks: all go on, with the right bytes."""
     (mount.path / "mapped").write_bytes(bytes(1 << 20))
     with open(mount.path / "gone", "w+b", buffering=0) as gone, open(mount.path / "mapped", "r+b") as mapped:
         gone.write(b"nameless")
         os.unlink(mount.path / "gone")
         memory = mmap.mmap(mapped.fileno(), 1 << 20)
-        writer = Writer(mount.path / "log")
+        locks, writer = Locks(mount.path / "locked"), Writer(mount.path / "log")
         for turn in range(turns):
             with open(mount.path / f"half-{turn}", "wb", buffering=0) as half:
                 half.write(b"one ")
@@ -117,12 +170,14 @@ def go_on_after_kills(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launch
                 assert os.fstat(half.fileno()).st_ino == inode
             assert memory[turn * 4096 : turn * 4096 + 4] == b"here"
             until(lambda: writer.written > before)  # noqa: B023 - asked before the next turn
+            locks.hold()
             status = mount.status()
             assert status["worker"]["keeper"]
             assert "keeper held" in status["worker"]["last_end"]
             assert (mount.path / f"half-{turn}").read_bytes() == b"one two"
             print(f"without a daemon {status['worker']['pause_s']:.3f} s")
         written = writer.end()
+        locks.end()
         assert os.pread(gone.fileno(), 100, 0) == b"nameless"
         memory.flush()
         memory.close()

@@ -11,13 +11,17 @@ PATH=$ACPFS_PATH:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 
 say() { logger -t acpfs-prolog -- "job ${SLURM_JOB_ID:-?}: $*" 2>/dev/null || true; }
-answers() { timeout 10 acpfs-ctl "$ACPFS_MOUNTPOINT" status --json >/dev/null 2>&1; }
-is_backing_itself() { mountpoint -q "$ACPFS_MOUNTPOINT" && [ "$ACPFS_MOUNTPOINT" -ef "$ACPFS_BACKING" ]; }
+answers() { # not where only a keeper answers
+    said=$(timeout 10 acpfs-ctl "$ACPFS_MOUNTPOINT" status --json 2>/dev/null) || return 1
+    case $said in *'"state": "held"'*) return 1 ;; esac
+}
+# What looks at a mount that only a keeper holds waits for the daemon that this script starts: hence the limits.
+is_backing_itself() { timeout 10 sh -c 'mountpoint -q "$0" && [ "$0" -ef "$1" ]' "$ACPFS_MOUNTPOINT" "$ACPFS_BACKING"; }
 
 exec 9>"$ACPFS_LOCK"
 flock -w "$ACPFS_MOUNT_WAIT_S" 9 || say "another prolog holds $ACPFS_LOCK" # two jobs may begin on a node at once
 answers && exit 0
-mkdir -p "$ACPFS_MOUNTPOINT"
+timeout 10 mkdir -p "$ACPFS_MOUNTPOINT"
 if is_backing_itself; then
     # an earlier prolog's way out; jobs that are still on it keep it
     umount "$ACPFS_MOUNTPOINT" 2>/dev/null || exit 0
