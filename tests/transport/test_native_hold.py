@@ -275,6 +275,20 @@ def lock_taker(mount: AcpfsMount) -> int:
     return lock_takers(mount)[0]
 
 
+def wait_lock_taker(mount: AcpfsMount) -> int:
+    """It is there soon after the mount, also where nobody writes, and waits for messages once it is a real-time task."""
+    until = time.monotonic() + WATCHDOG_S
+    while not (found := lock_takers(mount)) or os.sched_getscheduler(found[0]) != os.SCHED_FIFO:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return found[0]
+
+
+@pytest.mark.clause("S60")
+def test_who_holds_writers_is_there_before_the_first_one(mount: AcpfsMount) -> None:
+    assert wait_lock_taker(mount) in mount.living()
+
+
 @pytest.mark.clause("S228")
 @pytest.mark.parametrize("worker_dies", [False, True])
 def test_what_the_tmpfs_refused_is_not_published(mount: AcpfsMount, worker_dies: bool) -> None:
@@ -307,6 +321,7 @@ def test_what_the_tmpfs_refused_is_not_published(mount: AcpfsMount, worker_dies:
 
 @pytest.mark.clause("S228")
 def test_one_write_that_is_larger_than_ram_and_slack_waits_and_is_no_failure(mount: AcpfsMount) -> None:
+    wait_lock_taker(mount)
     data = os.urandom(MIB) * ((BUDGET + SLACK) // MIB + 100)
     with open(mount.path / "large", "wb", buffering=0) as file:
         piece = memoryview(data)

@@ -16,7 +16,7 @@ import pytest
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import AcpfsMount, wait_gone
 from tests.rig.processes import Child
-from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, paced, write
+from tests.transport.test_native_hold import BLOCK, BUDGET, MIB, SLACK, WATCHDOG_S, Peak, checksum, paced, wait_lock_taker, write
 
 pytestmark = [
     pytest.mark.mount,
@@ -72,6 +72,7 @@ def test_four_writers_at_once_with_three_times_the_budget(mount: AcpfsMount, tmp
 def test_one_write_far_beyond_the_limit_takes_no_more_ram_and_its_rest_waits(mount: AcpfsMount, tmp_path: Path) -> None:
     """It cannot be held, and ends short where its beginning does not move to the backing directory as fast as it writes."""
     data = memoryview(BLOCK * 132)
+    wait_lock_taker(mount)  # while it starts, 50 ms on an idle machine, nobody can hold a writer
     peak = Peak(mount)
     peak.start()
     with open(mount.path / "giant", "wb", buffering=0) as file:

@@ -20,6 +20,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,6 +39,8 @@ GRACE_S = 0.05
 into the slack of the tmpfs, and a machine in heavy use does not often stop a thread for longer."""
 TELL_AGAIN_S = 0.05
 """After a message for which a process had no room."""
+BEGIN_S = 1.0
+"""So long after the mount, or with the first writer: until then it would keep others from a processor."""
 WATCHED_MAX = 4096
 """Files in one message."""
 
@@ -139,6 +142,8 @@ class Holding:
         self._mountpoint = os.fspath(fs.settings.mountpoint)
         self._wanted: deque[Ino] = deque()
         self._note = -1
+        self._begin_at = math.inf
+        """Monotonic time, seconds: when the first process is to be there although nobody writes."""
         self._stopping = False
         self._processes: list[HoldProcess | None] = [None, None]
         """The one that takes locks, and, once there was something to hold, another that is ready to, if the first is killed."""
@@ -166,6 +171,7 @@ class Holding:
         with self._fs.lock:
             self._fs.offer_holder(self, net())
             self._fs.tick()
+        self._begin_at = time.monotonic() + BEGIN_S
         self._thread.start()
 
     def stop(self) -> None:
@@ -186,7 +192,7 @@ class Holding:
     def _run(self) -> None:
         wait_s: float = math.inf
         while not self._stopping:
-            self._wait(wait_s)
+            self._wait(min(wait_s, max(0.0, self._begin_at - time.monotonic())))
             try:
                 wait_s = self._look()
             except Exception:
@@ -218,8 +224,11 @@ class Holding:
             self._lose(number)
         if self._processes[0] is None and self._processes[1] is not None:
             self._become_first()
-        if self._processes[0] is None and watched:
-            self._begin(0)  # with the first writer: it takes 50 ms, in which a writer fills 300 MiB
+        is_due = time.monotonic() >= self._begin_at
+        if is_due:
+            self._begin_at = math.inf  # tried once; what ends later is needed with a writer
+        if self._processes[0] is None and (watched or is_due):
+            self._begin(0)  # before the first writer: it takes 50 ms, in which one fills 300 MiB, and more on a crowded machine
         within_s = None if math.isinf(wait_s) else wait_s + GRACE_S
         for number, process in enumerate(self._processes):
             if process is not None and not self._tell_watched(process, watched, within_s if number == 0 else None):
