@@ -143,9 +143,20 @@ class Bench:
 
         return hurt
 
-    def coordinator(self, job: Job, rounds: int) -> list[float]:
-        """From the death of the active coordinator until another one commands."""
-        found, ends_at = [], self.clock.part()
+    def coordinator(self, job: Job, rounds: int) -> tuple[list[float], str]:
+        """From the death of the active coordinator until another one commands; and why the job ended badly, if it did."""
+        found: list[float] = []
+        try:
+            self._coordinators_die(job, rounds, found)
+        except RuntimeError as error:
+            if not found:
+                raise
+            print(error, file=sys.stderr)
+            return found, str(error).strip().splitlines()[-1]
+        return found, ""
+
+    def _coordinators_die(self, job: Job, rounds: int, found: list[float]) -> None:
+        ends_at = self.clock.part()
         with job:
             job.until(lambda: job.stepped(2))
             for number in range(rounds):
@@ -158,7 +169,6 @@ class Bench:
                 os.kill(active["pid"], signal.SIGKILL)
                 job.until(partial(other_commands, job, active["pid"]))
                 found.append(time.monotonic() - at)
-        return found
 
 
 def other_commands(job: Job, dead: int) -> bool:
@@ -185,7 +195,7 @@ def forget(directory: Path) -> None:
             places.forget_pages(path)
 
 
-def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[str, Found], list[float], str]:
+def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[str, Found], tuple[list[float], str], str]:
     """Everything."""
     found: dict[str, Found] = {}
     with storage(bench.scratch, bench.mib, rate) as (backing, why_not):
@@ -227,8 +237,9 @@ def told(samples: list[float]) -> tuple[str, str, str]:
     return f"{median(samples):.3g} s", f"{min(samples):.3g} s", f"{lower_quartile(samples):.3g} s"
 
 
-def report_all(report: Report, found: dict[str, Found], commands: list[float], why_not: str, mib: float, rate: float) -> None:
+def report_all(report: Report, found: dict[str, Found], succeeded: tuple[list[float], str], why_not: str, mib: float, rate: float) -> None:
     """Rows and bars."""
+    commands, ended = succeeded
     for key, one in found.items():
         title = TITLES[key].format(mib=mib, rate=rate / MB)
         report.row(title, *told(one.total), len(one.total))
@@ -248,6 +259,9 @@ def report_all(report: Report, found: dict[str, Found], commands: list[float], w
     report.bar(f"repair: ≤ {REPAIRED_S:g} s", f"{repaired:.3g} s", met=repaired <= REPAIRED_S)
     report.bar(
         f"coordinator killed → standby commands: ≤ {COMMANDS_S:g} s", f"{median(commands):.3g} s", met=median(commands) <= COMMANDS_S
+    )
+    report.bar(
+        f"a job of which {len(commands)} coordinators die, one after the other, ends as its script does", ended or "it did", met=not ended
     )
     report_ratios(report, found, why_not, large)
 
@@ -298,9 +312,9 @@ def main() -> int:
     with places.scratch() as scratch:
         before, begun = os.getloadavg()[1], time.monotonic()
         bench = Bench(scratch, given.torch, given.mib, random.Random(given.seed), Clock(begun + 60 * given.minutes))
-        found, commands, why_not = measure(bench, given.rounds, given.restarts, given.rate)
+        found, succeeded, why_not = measure(bench, given.rounds, given.restarts, given.rate)
         took = time.monotonic() - begun
-    report_all(report, found, commands, why_not, given.mib, given.rate)
+    report_all(report, found, succeeded, why_not, given.mib, given.rate)
     report.notes.append(f"{took:.0f} s; load average before {before:.1f}, after {os.getloadavg()[1]:.1f}, of {os.cpu_count()} processors")
     return report.finish(keep=not given.no_keep)
 
