@@ -277,11 +277,8 @@ def lock_taker(mount: AcpfsMount) -> int:
 
 def wait_lock_taker(mount: AcpfsMount) -> int:
     """It is there soon after the mount, also where nobody writes, and waits for messages once it is a real-time task."""
-    until = time.monotonic() + WATCHDOG_S
-    while not (found := lock_takers(mount)) or os.sched_getscheduler(found[0]) != os.SCHED_FIFO:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    return found[0]
+    wait_until(lambda: any(os.sched_getscheduler(pid) == os.SCHED_FIFO for pid in lock_takers(mount)))
+    return lock_taker(mount)
 
 
 @pytest.mark.clause("S60")
