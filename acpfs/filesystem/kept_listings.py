@@ -19,7 +19,7 @@ from acpfs.types import Ino
 BYTES_MAX = 2 << 20
 """Of all: an eighth of the reserve of state storage."""
 DIRECTORY_BYTES_MAX = 256 << 10
-"""Of one: some 5,000 names."""
+"""Of one: 7,000 names of 24 bytes."""
 NAME_BYTES = 13
 """Of each name in a listing, besides itself: its inode, its type, and what parts it from the next one."""
 ROW_BYTES = 40
@@ -102,13 +102,13 @@ class KeptListings:
         if len(names) * NAME_BYTES > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
         listing = {name: found for name in names if (found := entry(name)) is not None}
-        entries = _pack(listing)
-        if len(entries) > DIRECTORY_BYTES_MAX:
+        if len(listing) * NAME_BYTES + sum(map(len, listing)) > DIRECTORY_BYTES_MAX:
             return self.drop(directory)
         kept = self._kept.get(directory)
         different = listing.keys() ^ kept.names if kept is not None else set()
         if kept is None or len(different) * CHANGED_PART > len(listing):
             self.drop(directory)
+            entries = _pack(listing)
             self._state.change("INSERT INTO listing VALUES (?, ?)", (directory, entries))
             self._have(directory, _Kept(entries))
         else:

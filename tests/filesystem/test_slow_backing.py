@@ -15,7 +15,9 @@ import trio
 
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, lstat_each
+from acpfs.filesystem import kept_listings
 from acpfs.filesystem.kept_listings import KeptListings
+from acpfs.filesystem.known_names import Directory
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, run, world
@@ -267,6 +269,35 @@ def test_what_is_kept_of_listings_follows_each_change(tmp_path: Path, seed: int)
             kept = again
     kept.drop(directory)
     assert KeptListings(state).load() == {}
+
+
+@pytest.mark.clause("S240")
+def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def counted(name: str) -> None:
+        real = getattr(kept_listings, name)
+        monkeypatch.setattr(kept_listings, name, lambda what: (calls.append(name), real(what))[1])
+
+    counted("_pack")
+    counted("_unpack")
+    state, there = StateDatabase(tmp_path / "state.db"), {b"%d" % n: LowerEntry(b"%d" % n, n, 0) for n in range(100)}
+    kept = KeptListings(state)
+    kept.keep(Ino(7), there.keys(), there.get)
+    assert calls == ["_pack"]
+    left = KeptListings(state).load()
+    directory = Directory()
+    directory.was_listed(left[Ino(7)])
+    assert calls == ["_pack"]
+    assert directory.knows(b"100")
+    assert directory.listing.keys() == there.keys()
+    assert directory.listing is directory.listing
+    assert calls == ["_pack", "_unpack"]
+    del there[b"7"]
+    kept.keep(Ino(7), there.keys(), there.get)
+    kept.keep(Ino(7), there.keys(), there.get)
+    assert calls == ["_pack", "_unpack", "_unpack"]
+    assert KeptListings(state).load()[Ino(7)].read().keys() == there.keys()
 
 
 @pytest.mark.clause("S28", "S206")
