@@ -152,7 +152,7 @@ def test_hung_in_the_middle(transport: str, make_mount: MakeMount, fault_fs: Fau
 @clause("S101")
 def test_who_asks_for_what_does_not_come_gets_an_error_in_the_end(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
     (fault_fs.source / "f").write_bytes(b"f" * (32 * MIB))
-    mount = make_mount(fault_fs.path, transport, backing_timeout=5, **QUICK)
+    mount = make_mount(fault_fs.path, transport, backing_timeout=10, **QUICK)
     with open(mount.path / "f", "rb", buffering=0) as file:
         assert os.pread(file.fileno(), MIB, 0) == b"f" * MIB
         fault_fs.freeze(ops=["read"])

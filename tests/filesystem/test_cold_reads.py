@@ -86,7 +86,7 @@ def test_who_read_the_file_before_it_was_replaced_reads_what_replaced_it(tmp_pat
 @pytest.mark.clause("S101")
 def test_an_open_that_nobody_waits_for_any_more_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
-        async with world(tmp_path, warm_reads=WarmReads.OFF, backing_timeout_s=0.05) as w:
+        async with world(tmp_path, warm_reads=WarmReads.OFF, backing_timeout_s=3.0) as w:
             ino = await cold(w, bytes(2 * MIB))
             open_read, close, goes_on, closed = w.lower.open_read, os.close, threading.Event(), threading.Event()
             left: list[int] = []
@@ -185,7 +185,7 @@ def test_a_fill_that_no_thread_takes_ends_at_once_and_leaves_nothing_behind(tmp_
     data = os.urandom(4 * MIB)
 
     async def scenario() -> None:
-        async with world(tmp_path, backing_timeout_s=1.0) as w:
+        async with world(tmp_path, backing_timeout_s=60.0) as w:
             ino = await cold(w, data)
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
             assert await w.do(w.fs.read(opened.handle, 0, 4096)) == data[:4096]
@@ -347,7 +347,7 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path:
     data = os.urandom(16 * MIB)
 
     async def scenario() -> None:
-        async with world(tmp_path, backing_timeout_s=5.0) as w:
+        async with world(tmp_path, backing_timeout_s=120.0) as w:
             ino = await cold(w, data)
             hang = Hang(w, monkeypatch, 3 * MIB)
             opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))

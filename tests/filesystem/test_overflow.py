@@ -248,7 +248,7 @@ def test_an_open_whose_copy_does_not_come_on_gets_an_error_and_leaves_no_copy(tm
         assert await trio.to_thread.run_sync(removed.wait, 120)
         assert w.lower.list_staging() == []
 
-    run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=0.2)
+    run(tmp_path, scenario, budget_bytes=BUDGET, backing_timeout_s=3.0)
 
 
 # -- what a killed worker's call still did
@@ -430,7 +430,7 @@ def test_a_first_read_has_patience_with_a_storage_that_hangs_in_the_commit(tmp_p
     async def main() -> None:
         async with world(tmp_path, budget_bytes=BUDGET) as w:
             await write_blocks(w, b"big", 6)
-        async with world(tmp_path, budget_bytes=BUDGET, backing_timeout_s=0.1) as w:
+        async with world(tmp_path, budget_bytes=BUDGET, backing_timeout_s=3.0) as w:
             flush = w.lower.sync_directory
 
             def hang(directory: LowerPath) -> None:
