@@ -8,6 +8,8 @@ round warms up:
 * beside streams: the first half is staged, then committed while the second half streams; the rate is of the first half;
 * whole drain: all files wait in RAM, then both begin.
 
+In the first two, streams may go ahead of commits as far as they like: as users have it they stop after some thousand small files.
+
 Files are written and closed before the clock begins, so that no request is measured. tmpfs, because there nothing waits for a device: the
 interpreter and the lock are all that is left.
 """
@@ -36,6 +38,7 @@ from acpfs.worker.link import alone
 from acpfs.writeback.engine import Engine
 from acpfs.writeback.log.ops import Op
 from acpfs.writeback.order.order import Order
+from acpfs.writeback.streams.staged import Staged
 from acpfs.writeback.streams.stream_queue import StreamQueue
 from bench import places
 from bench.record import MIB, Report, lower_quartile, median
@@ -54,7 +57,7 @@ class Switches:
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
-        self.off = {"streams": False, "commits": False}
+        self.off = {"streams": False, "commits": False, "bound": False}
         self.wanted, self.done = 0, 0
         self.reached = threading.Event()
         self.stopped_at = 0.0
@@ -62,6 +65,7 @@ class Switches:
     def install(self) -> None:
         """Before the file system is made."""
         init, group, following, persisted = Engine.__init__, Order.group, StreamQueue.next, Changes.persisted
+        is_enough = Staged.is_enough
 
         def made(engine: Engine, *arguments: Any, **options: Any) -> None:
             init(engine, *arguments, **options)
@@ -73,6 +77,9 @@ class Switches:
         def chosen(queue: StreamQueue, *arguments: Any, **options: Any) -> Any:
             return None if self.off["streams"] else following(queue, *arguments, **options)
 
+        def bounded(staged: Staged, streaming: int) -> bool:
+            return not self.off["bound"] and is_enough(staged, streaming)
+
         def told(changes: Changes, op: Op, stat: LowerStat | None) -> None:
             persisted(changes, op, stat)
             self.done += 1
@@ -80,8 +87,14 @@ class Switches:
                 self.stopped_at = time.perf_counter()
                 self.reached.set()
 
-        classes: tuple[Any, ...] = (Engine, Order, StreamQueue, Changes)
-        for one, name, function in zip(classes, ("__init__", "group", "next", "persisted"), (made, grouped, chosen, told), strict=True):
+        replaced: list[tuple[Any, str, Any]] = [
+            (Engine, "__init__", made),
+            (Order, "group", grouped),
+            (StreamQueue, "next", chosen),
+            (Staged, "is_enough", bounded),
+            (Changes, "persisted", told),
+        ]
+        for one, name, function in replaced:
             setattr(one, name, function)
 
     def serve(self) -> None:
@@ -106,7 +119,7 @@ class Switches:
         self.reached.clear()
         self.done, self.wanted = 0, int(count)
         cpu, threads, begun = time.process_time(), thread_cpu_s(), time.perf_counter()
-        for which in self.off:
+        for which in ("streams", "commits"):
             self.switch(which, "on")
         if not self.reached.wait(SETTLE_TIMEOUT_S):
             raise TimeoutError("not drained")
@@ -200,6 +213,7 @@ class Served:
     def round(self, way: str, files: int) -> dict[str, Any]:
         self.ask("switch", "commits", "off")
         self.ask("switch", "streams", "off" if way == "whole drain" else "on")
+        self.ask("switch", "bound", "on" if way == "whole drain" else "off")
         self.write(files // 2)
         if way == "beside streams":
             self.settle(files // 2)
