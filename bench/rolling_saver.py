@@ -1,9 +1,10 @@
-"""A training process for `bench.rolling`: saves with torch again and again, and a thread looks how long a small write takes.
+"""A training process for `bench.rolling`: saves with torch when it is told to, and a thread looks how long a small write takes.
 
     python -m bench.rolling_saver DIRECTORY MIB
 
-Prints a line of JSON per save, {"save": n, "s": seconds}; a line on standard input ends it after the save under way, with the longest
-write and the checksum of each file as it ought to be. In a process (and a container) of its own, with torch's interpreter.
+A line `save` on standard input begins a save; a line of JSON says that it has ended, {"save": n, "s": seconds, "longest_s": seconds}. Any
+other line ends the process, with the checksum of each file as it ought to be. In a process (and a container) of its own, with torch's
+interpreter.
 """
 
 from __future__ import annotations
@@ -30,11 +31,6 @@ def sum_of(path: Path) -> str:
     return total.hexdigest()
 
 
-def _wait_for_line(told: threading.Event) -> None:
-    sys.stdin.readline()
-    told.set()
-
-
 class Ticker:
     """Writes a little all the time: what a job sees of a pause."""
 
@@ -58,14 +54,12 @@ class Ticker:
 
 
 def main(directory: Path, mib: int) -> None:
-    """Until a line comes."""
+    """Until another line comes."""
     import torch  # bench.rolling imports this module without it
 
-    told = threading.Event()
-    threading.Thread(target=_wait_for_line, args=(told,), daemon=True).start()
     weights = torch.arange(mib << 18, dtype=torch.float32)
     ticker, number = Ticker(directory / "ticks"), 0
-    while not told.is_set() or number < FILES:
+    while sys.stdin.readline().strip() == "save":
         weights[:1024] = number
         begun = time.monotonic()
         torch.save({"step": number, "weights": weights}, directory / f"step-{number % FILES}.pt")

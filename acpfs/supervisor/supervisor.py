@@ -165,9 +165,12 @@ class Supervisor:
             if number in _SIGNALS:
                 self._stopping = self._stopping or number != signal.SIGHUP
                 if self._child is not None and self._child.pid:  # before it serves it must not unmount: whoever had the mount goes on
-                    self._child.kill(signal.SIGKILL if self._stopping and self._is_borrowed else number)
-                elif self._stopping:
-                    self._finish(0)
+                    if self._stopping and self._is_borrowed:
+                        self._child.kill(signal.SIGKILL)
+                    elif self._child.serving_at or not self._workers:
+                        self._child.kill(number)
+                elif self._stopping and not self._door.given:
+                    self._finish(0)  # given away, the mount is not this one's to end: `_outlived` or `_go_on` says whose it is
 
     # -- templates
 
@@ -251,7 +254,7 @@ class Supervisor:
         child.main_end = stuck_processes.main_thread_end(pid)
         if child.main_end >= 0:
             self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
-        if self._stopping:
+        if self._stopping and not self._workers:  # of a mount that is there: when it serves
             child.kill(signal.SIGTERM)
 
     def _main_thread_gone(self, child: Child) -> None:
@@ -306,6 +309,8 @@ class Supervisor:
         self._look_for_keeper()
         self._let_predecessor_go()
         self._answer.last({"result": {}})
+        if self._stopping and self._child is not None:
+            self._child.kill(signal.SIGTERM)
 
     def _worker_gone(self, child: Child) -> None:
         """Its process has ended: what now?"""
@@ -399,7 +404,7 @@ class Supervisor:
         self._door.close()
         if self._template is not None:
             self._forget_template(self._template)
-        self._rests = not self._detached and not self._service.present
+        self._rests = not self._detached and not self._service.present and not self._stopping
         self._finish(0)
 
     def _look_once(self, patience_s: float) -> bool:

@@ -23,7 +23,7 @@ ROUNDS = int(os.environ.get("ACPFS_TAKE_OVERS", "5"))
 @pytest.mark.skipif(not os.path.exists(TORCH), reason="needs torch: ACPFS_TORCH_PYTHON, or .venv/frameworks")
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 def test_every_take_over_in_the_middle_of_a_save_loses_nothing() -> None:
-    report = Report("rolling", "", ["round", "nobody served (s)"])
+    report = Report("rolling", "", ["round", "nobody served (s)", "longest write (s)"])
     assert rolling.run(report, TORCH, MIB, ROUNDS) == ROUNDS
     assert len(report.rows) == ROUNDS
     assert next(bar for bar in report.bars if "bytes" in bar.promise).met

@@ -22,15 +22,24 @@ from acpfs.types import NO_TIER, ROOT, VersionId
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.lower_tree import LowerTree
 
-VERSION_1 = Path(__file__).with_name("state_v1.sql")
-"""Written by the code of version 1, one file for each place where bytes can be; `op` and `version` beside them."""
+OLDER = {number: Path(__file__).with_name(f"state_v{number}.sql") for number in range(1, STATE_VERSION)}
+"""Each written by the code of that version, one file for each place where bytes can be; `op` and `version` beside them.
+
+That of version 2 is the other one, brought up by the code before `listing` was one value, which then kept a listing of the root.
+"""
 TIER_FILES = 5
 
 
+@pytest.fixture(params=OLDER, ids=lambda number: f"version {number}")
+def version(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
 @pytest.fixture
-def tier_directory(tmp_path: Path) -> Path:
+def tier_directory(tmp_path: Path, version: int) -> Path:
     with contextlib.closing(sqlite3.connect(tmp_path / "state.sqlite")) as db:
-        db.executescript(VERSION_1.read_text())
+        db.executescript(OLDER[version].read_text())
     (tmp_path / "data").mkdir()
     for number in range(1, TIER_FILES + 1):
         (tmp_path / "data" / str(number)).write_bytes(b"bytes")
@@ -46,7 +55,7 @@ def layers(state: StateDatabase, directory: Path) -> tuple[NodeTable, OperationL
 
 
 def check(table: NodeTable, log: OperationLog) -> None:
-    """What was written into `VERSION_1`."""
+    """What was written into each of `OLDER`."""
     nodes: dict[bytes, Node] = {name: table[child.ino] for name, child in table[ROOT].dir.children.items()}
     bodies = {name: node.body for name, node in nodes.items()}
     in_ram, spilled, outgrown, overflowed = (bodies[name] for name in (b"in-ram", b"spilled", b"outgrown", b"overflowed"))
@@ -73,7 +82,7 @@ def version_of(path: Path) -> int:
         return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
-def test_a_state_of_version_1_says_what_it_said(tier_directory: Path) -> None:
+def test_the_state_of_an_older_version_says_what_it_said(tier_directory: Path) -> None:
     path = tier_directory / "state.sqlite"
     for _ in range(2):  # first as it was left, then as it was brought up
         state = StateDatabase(path, check=True)
@@ -83,11 +92,12 @@ def test_a_state_of_version_1_says_what_it_said(tier_directory: Path) -> None:
         assert version_of(path) == STATE_VERSION
 
 
-def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code(tier_directory: Path) -> None:
+def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code(tier_directory: Path, version: int) -> None:
     path = tier_directory / "state.sqlite"
     state = StateDatabase(path)
     with contextlib.closing(sqlite3.connect(":memory:")) as before:
-        before.executescript(VERSION_1.read_text())
+        before.executescript(OLDER[version].read_text())
+        tables = [str(name) for (name,) in before.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         table, log = layers(state, tier_directory)
         done: list[None] = []
         state.after_commit(lambda: done.append(None))
@@ -97,8 +107,8 @@ def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code
         state._db.close()  # killed: what is not committed is not there
         del log
         with contextlib.closing(sqlite3.connect(path)) as after:
-            assert after.execute("PRAGMA user_version").fetchone() == (1,)
-            for name in ("node", "version", "remainder", "op", "child"):
+            assert after.execute("PRAGMA user_version").fetchone() == (version,)
+            for name in tables:
                 assert after.execute(f"SELECT * FROM {name}").fetchall() == before.execute(f"SELECT * FROM {name}").fetchall()
     state = StateDatabase(path)  # and so may the newer one, a second time
     check(*layers(state, tier_directory))
@@ -106,7 +116,7 @@ def test_a_worker_that_does_not_come_to_serve_leaves_the_state_to_the_older_code
     state.close()
 
 
-def test_salvage_reads_a_tier_of_version_1(tier_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_salvage_reads_a_tier_of_an_older_version(tier_directory: Path, version: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     saved = tier_salvage.salvage(tier_directory, tmp_path_factory.mktemp("target"))
     targets = {one.number: one.target for one in saved}
     assert targets == {
@@ -115,17 +125,17 @@ def test_salvage_reads_a_tier_of_version_1(tier_directory: Path, tmp_path_factor
         3: "files/interrupted.being-written",
         5: "files/clean",
     }
-    assert version_of(tier_directory / "state.sqlite") == 1
+    assert version_of(tier_directory / "state.sqlite") == version
 
 
-def test_a_journal_of_version_1_becomes_a_state(tier_directory: Path, tmp_path: Path) -> None:
+def test_a_journal_of_an_older_version_becomes_a_state(tier_directory: Path, tmp_path: Path) -> None:
     """The mirror's journal is the state once more; one that a reboot ended is of the code of then."""
     journal, target = tmp_path / "journal.sqlite", tmp_path / "after" / "state.sqlite"
     target.parent.mkdir()
     shutil.copy(tier_directory / "state.sqlite", journal)
     with contextlib.closing(sqlite3.connect(journal)) as db:
         for ddl in ("mark (ino INTEGER)", "mirror_seed (token TEXT)", "place (ino INTEGER, parent INTEGER, name BLOB)"):
-            db.execute(f"CREATE TABLE {ddl}")
+            db.execute(f"CREATE TABLE IF NOT EXISTS {ddl}")
         db.execute("CREATE TABLE spilled (vid INTEGER PRIMARY KEY, name TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL)")
         db.execute("INSERT INTO spilled VALUES (1, 'copy', 3145728, '')")
         db.commit()

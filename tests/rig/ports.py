@@ -7,18 +7,25 @@ import random
 import socket
 from pathlib import Path
 
-BEGIN = 15_000
+BEGIN, END = 15_000, 65_536
 """Below lie the well-known ones."""
+TRIES = 100
+
+
+def candidates(kernel_first: int, kernel_last: int) -> range:
+    """Ports that the kernel gives to nobody: below its own, else above them; where it has nearly all, any."""
+    below, above = range(BEGIN, min(kernel_first, END)), range(max(kernel_last + 1, BEGIN), END)
+    return next((some for some in (below, above) if len(some) >= TRIES), range(BEGIN, END))
 
 
 def free_port() -> int:
-    """A TCP port at which nobody listens, and which the kernel gives to nobody: it takes its own from above, for each connection.
+    """A TCP port at which nobody listens, and which the kernel gives to nobody: it takes its own from its range, for each connection.
 
     One that it gave out and that was closed again would be anybody's until it is used.
     """
-    end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
-    for port in random.SystemRandom().sample(range(BEGIN, end), 100):
+    first, last = (int(word) for word in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split())
+    for port in random.SystemRandom().sample(candidates(first, last), TRIES):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise RuntimeError("100 ports are in use")
+    raise RuntimeError(f"{TRIES} ports are in use")

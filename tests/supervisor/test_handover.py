@@ -259,6 +259,62 @@ def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount) -> N
             process.wait(60)
 
 
+SERVED = "handover.tell_serving(self._kept.pop(PREDECESSOR))"
+ENDS_THE_OLD_ONE = """import select
+            old = os.pidfd_open(int(os.environ["ACPFS_TEST_OLD"]))
+            os.kill(int(os.environ["ACPFS_TEST_OLD"]), 15)
+            ends = select.poll()
+            ends.register(old, select.POLLIN)
+            ends.poll(2000)"""
+
+
+@pytest.mark.clause("S302", "S380")
+@pytest.mark.transports("native")
+def test_an_old_one_that_is_ended_before_it_knows_that_the_new_one_serves_takes_nothing_along(mount: AcpfsMount, tmp_path: Path) -> None:
+    """A probe may see the new one serve, and have the old one ended, before the old one is told."""
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    old = foreground(mount)
+    until(lambda: mount.supervisor == old.pid)
+    spoilt(tmp_path / "ends", "supervisor/supervisor.py", SERVED, f"{ENDS_THE_OLD_ONE}\n            pass")
+    new = foreground(mount, installation=tmp_path / "ends", environment={"ACPFS_TEST_OLD": str(old.pid)})
+    try:
+        with open(mount.path / "f", "wb", buffering=0) as file:
+            file.write(b"one ")
+            assert old.wait(WATCHDOG_S) == 0
+            until(lambda: mount.supervisor == new.pid)
+            file.write(b"two")
+        take_over(mount)  # the new one can be asked
+        assert new.poll() is None
+        mount.flush()
+        assert (mount.backing / "f").read_bytes() == b"one two"
+    finally:
+        for process in (old, new):
+            process.kill()
+            process.wait(60)
+
+
+@pytest.mark.long
+@pytest.mark.clause("S301", "S380")
+@pytest.mark.transports("native")
+def test_an_old_one_that_is_ended_while_the_new_one_fails_drains_and_unmounts(mount: AcpfsMount, tmp_path: Path) -> None:
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    old = foreground(mount)
+    until(lambda: mount.supervisor == old.pid)
+    module, line, fails = BROKEN["cannot take the state"]
+    spoilt(tmp_path / "fails", module, line, 'os.kill(int(os.environ["ACPFS_TEST_OLD"]), 15); ' + fails)
+    (mount.path / "f").write_bytes(b"one")
+    new = foreground(mount, installation=tmp_path / "fails", environment={"ACPFS_TEST_OLD": str(old.pid)})
+    try:
+        assert new.wait(WATCHDOG_S) == 1
+        assert old.wait(WATCHDOG_S) == 0
+        assert (mount.backing / "f").read_bytes() == b"one"
+        assert mount.leaks() == []
+    finally:
+        for process in (old, new):
+            process.kill()
+            process.wait(60)
+
+
 def rests(mount: AcpfsMount) -> int:
     """How often a supervisor has begun to wait for its end."""
     return mount.log.read_text().count("this one only waits to be ended")
@@ -317,10 +373,13 @@ def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(tmp_pa
         assert (mount.backing / "f").read_bytes() == b"one two"
 
 
-def foreground(mount: AcpfsMount, *more: str) -> subprocess.Popen[bytes]:
+def foreground(
+    mount: AcpfsMount, *more: str, installation: Path = REPOSITORY, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
     words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M", *more]
-    environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
+    variables = {"ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(installation)}
+    environment = {**os.environ, **variables, **(environment or {})}
     with open(mount.log, "ab") as log:
         return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=log, stdin=subprocess.DEVNULL)
 
