@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from acpfs.errors import MachineError, RefusedError
-from acpfs.training.wire import LinkClosedError, SocketLink
+from acpfs.training.wire import LinkClosedError, SocketLink, dialling
 
 NAME = "tls"
 """Below the job's directory."""
@@ -158,9 +158,16 @@ def connect(address: str, credentials: Credentials | None, timeout_s: float = HA
     """
     host, _, port = address.rpartition(":")
     try:
-        plain = socket.create_connection((host.strip("[]"), int(port)), timeout_s)
+        with dialling(host.strip("[]"), int(port), timeout_s) as plain:
+            return _link(address, plain, credentials)
+    except LinkClosedError:
+        raise
     except (OSError, ValueError) as error:
         raise LinkClosedError(f"{address}: {error}") from error
+
+
+def _link(address: str, plain: socket.socket, credentials: Credentials | None) -> SocketLink:
+    """Owns the connection; TLS over it, with credentials."""
     connected = plain
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -169,8 +176,6 @@ def connect(address: str, credentials: Credentials | None, timeout_s: float = HA
             if not credentials.vouch_for(secured.getpeercert(binary_form=True)):
                 raise LinkClosedError(f"{address}: another certificate than the job's")
         return SocketLink(connected)
-    except BaseException as error:
+    except BaseException:
         connected.close()
-        if isinstance(error, OSError) and not isinstance(error, LinkClosedError):
-            raise LinkClosedError(f"{address}: {error}") from error
         raise

@@ -126,8 +126,7 @@ class Member:
         self.cut_off_since: float | None = None
         """Since when no coordinator is connected."""
         self.long_operation = False
-        self.parked = False
-        """Where ranks are replaced: outside of the loop."""
+        self._parked = False
         self.clues: Callable[[], Mapping[str, int]] = dict
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
         self.on_stuck: Callable[[], None] = lambda: None
@@ -171,6 +170,16 @@ class Member:
     # -- the main thread's side
 
     @property
+    def parked(self) -> bool:
+        """Where ranks are replaced: outside of the loop, or before its first update. All coordinators are told at once."""
+        return self._parked
+
+    @parked.setter
+    def parked(self, parked: bool) -> None:
+        self._parked, self._beat_at = parked, 0.0
+        self._wake()
+
+    @property
     def stopped(self) -> bool:
         """Whether a STOP has come, ever."""
         return self._order is not None
@@ -210,7 +219,7 @@ class Member:
             if (answer := self._answers.pop(request, None)) is not None:
                 return answer
             if self._order is not order or self.cut_off_since is not None or not self.commanded:  # the store ends with its coordinator
-                raise GenerationOverError("the group of savers is void")
+                raise GenerationOverError("this generation's store has ended, or its coordinator has")
             self._answered.wait(1.0)
 
     def _wake(self) -> None:
@@ -254,6 +263,7 @@ class Member:
                 continue
             log.info("another coordinator stands by", coordinator=number)
             self._links[number], self._heard[number] = link, time.monotonic()
+            self.cut_off_since = None
             self._send(link, self._hello)
 
     def _look_at_active(self) -> None:
@@ -390,7 +400,7 @@ class Member:
     def _send_outbox(self) -> None:
         while self._outbox:
             (generation, message), active = self._outbox[0], self._ballot.active
-            if active not in self._links and not (isinstance(message, Goodbye | StoreAsk) or self._ended or not self._links):
+            if active not in self._links and not (isinstance(message, Goodbye | StoreAsk) or self._ended):
                 return  # whoever takes over is told
             self._outbox.popleft()
             if isinstance(message, Goodbye):
@@ -419,7 +429,7 @@ class Member:
             return
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self.parked))
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self._parked))
 
     def _clues(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""

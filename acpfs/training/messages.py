@@ -44,7 +44,7 @@ class TroubleKind(Enum):
     """What a main thread met."""
 
     COLLECTIVE = "collective"
-    """A collective failed: somebody else is gone, or only the network to them. Not a lost rank by itself."""
+    """A collective or the store failed: somebody else is gone, or only the network to them. Not a lost rank by itself."""
     MEMORY = "memory"
     """Device memory is lost; `damaged` names the shards, or none: all of this rank's."""
     ERROR = "error"
@@ -125,7 +125,7 @@ class Beat:
     long_operation: bool = False
     """Evaluation, a first step that compiles: the watchdog looks away."""
     parked: bool = False
-    """Where ranks are replaced: outside of the loop, waiting for RESUME."""
+    """Where ranks are replaced: outside of the loop, or before its first update; what it makes then needs the coordinator's store."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ class Voyage:
         self._damaged = False
         self._value: Any = None
         self._error: BaseException | None = None
-        """What the loop raised last, for the case that nobody commands any more."""
+        """What the loop raised last, for the case that nobody commands any more; and of which kind it was."""
+        self._kind = TroubleKind.ERROR
 
     def run(self) -> Any:
         """What the function gives, when it has ended in all ranks.
@@ -154,7 +155,9 @@ class Voyage:
             except CutOffError as cut_off:
                 self._interrupter.disarm()
                 log.error("nobody says how it goes on", error=str(cut_off))
-                raise self._error or RefusedError(str(cut_off)) from None
+                if self._error is None or self._kind is TroubleKind.COLLECTIVE:
+                    raise RefusedError(str(cut_off)) from self._error
+                raise self._error from None
 
     def _next(self) -> Order:
         commanded_at = time.monotonic()
@@ -197,11 +200,11 @@ class Voyage:
         def updated() -> None:
             if not said:
                 said.append(True)
+                self._member.parked = False  # the store has done its work
                 self._member.tell(Running())
                 tell_launcher()
 
         self._run.on_update = updated
-        self._member.parked = False
         try:
             self._value = self._train(self._run)
         except SystemExit as error:
@@ -210,8 +213,10 @@ class Voyage:
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # noqa: BLE001  # whatever it is, another process or another try may do
+            self._member.parked = True
             self._failed(error)
             return
+        self._member.parked = False
         self._member.tell(Finished())
 
     def _failed(self, error: BaseException) -> None:
@@ -225,7 +230,7 @@ class Voyage:
         if isinstance(error, Interrupted):
             return
         self._error = error
-        kind = TroubleKind.MEMORY if self._damaged else trouble_kind(error)
+        self._kind = kind = TroubleKind.MEMORY if self._damaged else trouble_kind(error)
         if self._member.order(self._handled, 0.0) is None:
             if kind is TroubleKind.ERROR:
                 traceback.print_exception(error)

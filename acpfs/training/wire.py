@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import trio
@@ -140,6 +140,16 @@ class TrioLink:
         await trio.aclose_forcefully(self._stream)
 
 
+Identity = tuple[int, int]
+"""Of a socket: device and inode, whatever number its descriptor has."""
+
+
+def identity_of(descriptor: int) -> Identity:
+    """Of an open one."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
 class SocketLink:
     """A link for threads. In a forked child it is closed: a data loader's workers must not keep a dead rank's connection open."""
 
@@ -154,7 +164,14 @@ class SocketLink:
         self._sending = threading.Lock()
         """Held for one frame."""
         self._closed = False
-        _links.add(self)
+        self.identity = identity_of(connected.fileno())
+        with _noting:
+            _links.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """By this side."""
+        return self._closed
 
     def fileno(self) -> int:
         """For poll; look at `buffered` first."""
@@ -259,7 +276,52 @@ def _wait(descriptor: int, events: int, deadline: float | None) -> None:
     poll.poll(1000 if left is None else min(1000, left * 1000))
 
 
+@contextlib.contextmanager
+def dialling(host: str, port: int, timeout_s: float) -> Iterator[socket.socket]:
+    """A connection that is to become a link, which is acpfs's own from its first moment on (`own_sockets`). The block owns it.
+
+    Raises:
+        OSError: nobody is there.
+    """
+    known: list[Identity] = []
+    try:
+        yield _connected(host, port, timeout_s, known)
+    finally:
+        with _noting:
+            _on_their_way.difference_update(known)
+
+
+def _connected(host: str, port: int, timeout_s: float, known: list[Identity]) -> socket.socket:
+    """As `socket.create_connection`, which shows nobody a socket before it is connected."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            known.append(identity_of(made.fileno()))
+            with _noting:
+                _on_their_way.add(known[-1])
+            made.settimeout(timeout_s)
+            made.connect(address)
+        except OSError as error:
+            made.close()
+            failed = error
+        except BaseException:
+            made.close()
+            raise
+        else:
+            return made
+    raise failed or OSError(f"{host} has no address")
+
+
+def own_sockets() -> set[Identity]:
+    """Connections of acpfs itself in this process. Whoever ends a program's connections leaves these alone."""
+    with _noting:
+        return {link.identity for link in _links if not link.closed} | _on_their_way
+
+
+_noting = threading.Lock()
 _links: weakref.WeakSet[SocketLink] = weakref.WeakSet()
+_on_their_way: set[Identity] = set()
 
 
 def _close_all_in_child() -> None:
@@ -267,4 +329,5 @@ def _close_all_in_child() -> None:
         link.close_in_child()
 
 
+os.register_at_fork(before=_noting.acquire, after_in_parent=_noting.release, after_in_child=_noting.release)
 os.register_at_fork(after_in_child=_close_all_in_child)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from acpfs.training.coordinator.crew import Crew
-from acpfs.training.coordinator.limits import Limits
+from acpfs.training.coordinator.limits import FAULTS_MAX, Limits
 from acpfs.training.coordinator.phases import Command, Finish, Record, Send
 from acpfs.training.coordinator.states import CREW_TRANSITIONS, Berth, CrewState
 from acpfs.training.messages import (
@@ -71,6 +71,8 @@ class Ship:
 
     world: int
     faults: int = 0
+    kind: TroubleKind = TroubleKind.ERROR
+    """Of the failures among them."""
     crew: Crew = field(default_factory=lambda: Crew("job", Limits()))
     processes: dict[int, Process] = field(default_factory=dict)
     connected: dict[int, Process] = field(default_factory=dict)
@@ -166,7 +168,7 @@ class Ship:
             self.faults -= 1
             if what == "fail":
                 process.state = "failed"
-                process.say(Trouble(TroubleKind.ERROR, "boom"))
+                process.say(Trouble(self.kind, "boom"))
             else:
                 process.dead, process.state = True, "dead"
                 process.down.clear()
@@ -362,22 +364,89 @@ def test_a_rank_that_is_seen_to_work_may_take_its_time_to_park() -> None:
     assert list(ship.crew.lost) == [0]
 
 
+def fail_at(ship: Ship, update: int, kind: TroubleKind = TroubleKind.ERROR) -> None:
+    """All have done the update before, and rank 0 fails in it."""
+    for process in ship.processes.values():
+        process.done = update - 1
+    ship.faults, ship.kind = 1, kind
+    ship.let("fail", 0)
+    settle(ship)
+
+
 @clause("T151")
 def test_failures_at_different_updates_end_no_job_also_where_copies_were_lost_and_it_went_back() -> None:
     ship = Ship(2).begin()
     run(ship)
-    for done in (100, 0, 1, 2, 3, 4):  # both copies died behind update 100: all began at the beginning
-        for process in ship.processes.values():
-            process.done = done
-        ship.faults = 1
-        ship.let("fail", 0)
-        settle(ship)
+    for update in (101, 1, 2, 3, 4, 5):  # both copies died behind update 100: all began at the beginning
+        fail_at(ship, update)
         assert not ship.at(CrewState.ENDING), ship.crew.status
     for _ in range(2):
-        ship.faults = 1
-        ship.let("fail", 0)
-        settle(ship)
+        fail_at(ship, 5)
     assert ship.crew.status == "update 5 failed 3 times: rank 0: boom"
+
+
+@clause("T154")
+def test_a_program_that_fails_at_two_updates_in_turn_and_never_gets_further_ends() -> None:
+    """At one behind its snapshot, and then at one before."""
+    ship = Ship(2).begin()
+    run(ship)
+    for update in (101, 61, 101, 61):
+        fail_at(ship, update)
+        assert not ship.at(CrewState.ENDING), ship.crew.status
+    fail_at(ship, 101)
+    assert ship.crew.status == "update 101 failed 3 times: rank 0: boom"
+
+
+@clause("T154")
+def test_an_update_that_was_never_done_before_begins_the_count_anew() -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    for update in range(10, 40):
+        for _ in range(2):
+            fail_at(ship, update)
+            assert not ship.at(CrewState.ENDING), ship.crew.status
+
+
+@clause("T154")
+@pytest.mark.parametrize("kind", [TroubleKind.COLLECTIVE, TroubleKind.MEMORY])
+def test_what_comes_of_a_loss_elsewhere_is_nothing_against_the_program_but_has_a_bound(kind: TroubleKind) -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    for _ in range(FAULTS_MAX - 1):
+        fail_at(ship, 7, kind)
+        assert not ship.at(CrewState.ENDING), ship.crew.status
+    fail_at(ship, 7, kind)
+    assert ship.crew.status == f"{FAULTS_MAX} faults, and update 7 was never done: rank 0: boom"
+
+
+@clause("T154")
+def test_deaths_without_a_further_update_end_a_job_at_last() -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    for count in range(FAULTS_MAX):
+        assert not ship.at(CrewState.ENDING), count
+        ship.faults = 1
+        ship.let("kill", 0)
+        ship.let("bury", 0)
+        ship.start(0)
+        settle(ship)
+    assert ship.crew.status == f"{FAULTS_MAX} faults, and update 2 was never done: killed"
+
+
+@clause("T154")
+def test_an_error_counts_also_where_its_consequence_in_another_rank_was_heard_first() -> None:
+    ship = Ship(2).begin()
+    run(ship)
+    for _ in range(3):
+        assert not ship.at(CrewState.ENDING)
+        ship.faults, ship.kind = 2, TroubleKind.COLLECTIVE
+        ship.let("fail", 1)
+        ship.kind = TroubleKind.ERROR
+        ship.let("fail", 0)  # its groups ended with it, which rank 1 says before
+        ship.let("up", 1)
+        assert ship.at(CrewState.PARKING)
+        settle(ship)
+    assert ship.crew.status == "update 2 failed 3 times: rank 1: boom"
 
 
 @clause("T77")

@@ -8,7 +8,6 @@ import pytest
 
 from acpfs.training.coordinator.launchers import (
     AWAY_S,
-    FRUITLESS_MAX,
     LAST_CALL_S,
     NODE_LOST,
     NODES_S,
@@ -18,6 +17,7 @@ from acpfs.training.coordinator.launchers import (
     Post,
     State,
 )
+from acpfs.training.coordinator.limits import FAULTS_MAX
 from acpfs.training.messages import Launcher, Over, Replace, Start, StopRanks, ToLauncher
 
 SAVED = 75 << 8
@@ -357,7 +357,7 @@ def test_a_rank_that_dies_again_and_again_in_a_short_time_is_a_fault() -> None:
 @clause("T150")
 def test_deaths_of_processes_that_did_updates_end_no_job_however_many_there_are() -> None:
     launchers = one(replaces=True)
-    for number in range(3 * FRUITLESS_MAX):
+    for number in range(3 * FAULTS_MAX):
         assert told(launchers.exited("0", 1, 9, number / 10, updated=True)) == {"0": [Replace(1, number + 1)]}
     for _ in range(2):  # an update between two deaths begins the count anew
         for _ in range(QUICK_MAX - 1):
@@ -371,6 +371,6 @@ def test_deaths_of_processes_that_did_updates_end_no_job_however_many_there_are(
 @clause("T150")
 def test_a_program_that_takes_long_to_fail_ends_the_job_as_well() -> None:
     launchers = one(replaces=True)
-    for number in range(FRUITLESS_MAX):
+    for number in range(FAULTS_MAX):
         assert isinstance(told(launchers.exited("0", 1, 1 << 8, 90.0 * number))["0"][0], Replace)
-    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 90.0 * FRUITLESS_MAX))["0"][0], StopRanks)
+    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 90.0 * FAULTS_MAX))["0"][0], StopRanks)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from acpfs.errors import RefusedError
+from acpfs.training.calling import Calling
 from acpfs.training.credentials import NAME, Credentials, connect
 from acpfs.training.interrupt import Interrupted
 from acpfs.training.marks import Mark
@@ -27,6 +28,7 @@ from acpfs.training.messages import (
     Publish,
     Published,
     Refused,
+    Running,
     Save,
     Saved,
     SavedFile,
@@ -43,6 +45,7 @@ from acpfs.training.messages import (
     TroubleKind,
     Vote,
     Voted,
+    Welcome,
 )
 from acpfs.training.park import CutOffError, Park
 from acpfs.training.policy import Policy
@@ -402,6 +405,56 @@ def test_the_store_answers_and_is_void_with_its_generation(rig: Rig) -> None:
         rig.member.ask(StoreVerb.GET, ("never",), "", "", 60.0)
     rig.interrupter.disarm()
     script.end()
+
+
+@pytest.mark.clause("T120", "T155")
+def test_a_rank_that_nobody_commanded_for_a_while_hears_and_asks_the_next_coordinator(make_rig: MakeRig) -> None:
+    """The last coordinator dies while the successor of the one before is being called."""
+    rig, second = make_rig(policy=Policy(beat_s=3600.0)), ScriptedCoordinator(1)
+    called, answers = threading.Event(), threading.Event()
+
+    def call(_: str) -> Any:
+        called.set()
+        assert answers.wait(120)
+        return second.member_end
+
+    rig.member._calling = Calling(call)
+    rig.start()
+    rig.coordinator.say(Welcome(0, True, {1: "somewhere"}))
+    assert called.wait(120)
+    rig.coordinator.link.close()
+    until(lambda: rig.member.cut_off_since is not None)
+    rig.member.tell(Running())
+    answers.set()
+    second.hears(Hello)
+    second.say(Vote(2, 1), term=0)
+    assert second.hears(Voted).granted
+    second.term = 2
+
+    def part() -> None:
+        second.say(Active(2, 1))
+        second.hears(Running)
+        asked = second.hears(StoreAsk)
+        second.say(StoreAnswer(asked.request, "5"))
+
+    script = Script(part)
+    until(lambda: rig.member.commanded)
+    assert rig.member.ask(StoreVerb.ADD, ("k",), "5", "", 120.0).value == "5"
+    script.end()
+    second.link.close()
+
+
+@pytest.mark.clause("T155")
+def test_all_coordinators_are_told_at_once_that_a_rank_is_in_its_loop(make_rig: MakeRig) -> None:
+    rig = make_rig(coordinators=2, policy=Policy(beat_s=3600.0))
+    rig.start()
+    for coordinator in rig.coordinators:
+        assert not coordinator.hears(Beat).parked
+    for parked in (True, False):
+        rig.member.parked = parked
+        for coordinator in rig.coordinators:
+            while coordinator.hears(Beat).parked is not parked:
+                pass
 
 
 @pytest.mark.clause("T50")

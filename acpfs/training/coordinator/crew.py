@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from acpfs.training.coordinator.giving_up import CAUSES, Cause, GivingUp
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.phases import Command, Finish, Record, Send, Tell
@@ -61,11 +62,7 @@ class Crew:
         self._began: tuple[float, str] | None = None
         self._lost_since: dict[int, str] = {}
         """Who was lost since all ran."""
-        self._by_error = False
-        """Whether a living rank began this generation."""
-        self._fruitless = 0
-        self._failed_at = -1
-        """Updates that were done when a living rank last failed."""
+        self._giving_up = GivingUp(limits)
         self._done: dict[int, int] = {}
         self._outcome: Leave | Done | None = None
         self._commands: list[Command] = []
@@ -84,6 +81,7 @@ class Crew:
         self._hearing.heard(rank, now)
         if isinstance(message, Beat):
             self.marks[rank], self._at_beat[rank] = message, generation
+            self._giving_up.reached(message.done)
         if isinstance(message, Hello):
             self._hello(rank, message, now)
         elif self._roster[rank] is Berth.EMPTY:
@@ -95,7 +93,9 @@ class Crew:
             self.generation = max(generation, self.generation)
         elif generation > self.generation:
             self.generation = generation  # the coordinator before this one had stopped the job
-            self._fault(f"rank {rank} was stopped already", now)
+            self._fault(Cause.CONSEQUENCE, f"rank {rank} was stopped already", now)
+        elif generation + 1 == self.generation and isinstance(message, Trouble) and self.state is CrewState.PARKING:
+            self._giving_up.note(CAUSES[message.kind])  # on its way when STOP was; what others said first may be its consequence
         elif generation == self.generation and (handler := self._handlers.get(type(message))) is not None:
             handler(rank, message, now)
         return self._ended(now)
@@ -125,6 +125,7 @@ class Crew:
             self._roster.put(self._roster.aboard, Berth.RUNNING)
             self._go(CrewState.RUNNING)
         else:
+            self._giving_up.note(Cause.CONSEQUENCE)
             self._stop("another coordinator has taken over", now)
         return self._ended(now)
 
@@ -216,7 +217,7 @@ class Crew:
                 self._send([rank], Protected())
             if before in _AT_WORK and self.state is not CrewState.STANDBY:
                 self._lost_since[rank] = "another process took its place"
-                self._fault(f"another process is rank {rank}", now)
+                self._fault(Cause.LOSS, f"another process is rank {rank}", now)
             self._go_on(now)
 
     def _goodbye(self, rank: int, now: float) -> None:
@@ -237,7 +238,7 @@ class Crew:
             self._tell("ranks are lost", ranks=tuple(new), why=why)
             self._send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
-            self._fault(why, now)
+            self._fault(Cause.LOSS, why, now)
         self._go_on(now)
 
     # -- a fault
@@ -245,11 +246,11 @@ class Crew:
     def _trouble(self, rank: int, trouble: Trouble, now: float) -> None:
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
             self._tell("a rank is in trouble", rank=rank, kind=trouble.kind.value, text=trouble.text)
-            self._by_error = True
-            self._fault(f"rank {rank}: {trouble.text}", now)
+            self._fault(CAUSES[trouble.kind], f"rank {rank}: {trouble.text}", now)
 
-    def _fault(self, why: str, now: float) -> None:
+    def _fault(self, cause: Cause, why: str, now: float) -> None:
         if self.state not in (CrewState.STANDBY, CrewState.ENDING):
+            self._giving_up.note(cause)
             self._stop(why, now)
 
     def _stop(self, why: str, now: float) -> None:
@@ -277,8 +278,7 @@ class Crew:
             self._deadline = now + self._limits.beat_s if busy else math.inf  # it parks when it is through; its copy may be the only one
             self._lose(sorted(set(called) - set(busy)), f"not parked after {self._limits.stuck_s:g} s", now)
         elif self.state is CrewState.REBUILDING:
-            self._by_error = True
-            self._fault(f"not rebuilt after {self._limits.rebuild_s:g} s", now)
+            self._fault(Cause.LATE, f"not rebuilt after {self._limits.rebuild_s:g} s", now)
         elif self.state is CrewState.GATHERING:
             missing = [rank for rank in range(self.world) if self._roster[rank] is Berth.EMPTY]
             self._leave(f"no process has come for ranks {missing[:8]} in {self._limits.replace_s:g} s", now)
@@ -297,18 +297,10 @@ class Crew:
             self._send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
 
     def _is_hopeless(self, now: float) -> bool:
-        """Whether a living rank has failed again and again at the same update; deaths are not counted.
-
-        At the same one: a job that had to go back to a snapshot, or to the beginning, may fail for another reason on its way.
-        """
-        done = max(self._done.values(), default=self._failed_at)
-        if self._by_error:
-            self._fruitless = self._fruitless + 1 if done == self._failed_at else 1
-            self._failed_at = done
-        self._by_error = False
-        if self._fruitless < self._limits.fruitless_max:
+        """Whether the job is given up with this fault; asked once, when all that live are parked."""
+        if not (why := self._giving_up.verdict(max(self._done.values(), default=None))):
             return False
-        self._leave(f"update {self._failed_at + 1} failed {self._fruitless} times: {self._began[1] if self._began else ''}", now)
+        self._leave(f"{why}: {self._began[1] if self._began else ''}", now)
         return True
 
     def _running(self, rank: int, _: Running, now: float) -> None:

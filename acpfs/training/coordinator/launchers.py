@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from acpfs.training.coordinator.limits import FAULTS_MAX
 from acpfs.training.messages import ExitStatus, Launcher, Over, Replace, Start, StopRanks, ToLauncher
 
 LAST_CALL_S = 30.0
@@ -32,8 +33,6 @@ VACANT_S = 600.0
 """So long the place of a lost node waits for a launcher that takes it."""
 QUICK_MAX, QUICK_S = 5, 60.0
 """A rank whose processes die so often in so short a time, none of which has done an update, has a fault in its program."""
-FRUITLESS_MAX = 100
-"""So it has, however long it takes: a program that imports for minutes, and fails then."""
 NODE_LOST = 69
 """Status of a job that lost a node: EX_UNAVAILABLE of sysexits.h."""
 
@@ -374,7 +373,7 @@ class Launchers:
         """Whether another process would die as well. However often one dies that did updates, the next one has the next updates to do."""
         before = [] if updated else self._fruitless_at.get(rank, [])
         self._fruitless_at[rank] = [*before, now] if not updated else []
-        return len(before) >= FRUITLESS_MAX or (len(before) >= QUICK_MAX and now < before[-QUICK_MAX] + QUICK_S)
+        return len(before) >= FAULTS_MAX or (len(before) >= QUICK_MAX and now < before[-QUICK_MAX] + QUICK_S)
 
     def _fault(self, status: int, why: str, now: float) -> None:
         self._statuses.append(status)

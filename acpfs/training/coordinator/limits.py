@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+FAULTS_MAX = 100
+"""Without a further update, however long they take: of a job, and of one rank's processes (`launchers`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -36,7 +39,9 @@ class Limits:
     building_s: float = 30.0
     """And so long one may be silent meanwhile: who imports, or makes a device's context, holds its interpreter for seconds."""
     fruitless_max: int = 3
-    """A living rank that fails at one update so often will fail again."""
+    """A program that fails at one update so often, and gets no further, will fail again."""
+    faults_max: int = FAULTS_MAX
+    """So many faults of whatever cause without an update that was never done before."""
     rank_failures_max: int = 2
     """A rank that could not write so often is in no further cover."""
     failures_max: int = 6

@@ -13,6 +13,7 @@ from acpfs.errors import ConfigError
 from acpfs.training import messages
 from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
+from acpfs.training.member import GenerationOverError
 from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
@@ -150,8 +151,22 @@ class TorchRank:
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:
-    """Whether an exception is this rank's own, or that of a collective with somebody who is gone."""
-    if isinstance(error, dist.DistError):
-        return TroubleKind.COLLECTIVE
-    words = ("gloo", "Connection", "connection", "Timed out", "process group")
-    return TroubleKind.COLLECTIVE if isinstance(error, RuntimeError) and any(word in str(error) for word in words) else TroubleKind.ERROR
+    """Whether an exception is this rank's own, or that of a collective or a store with somebody who is gone.
+
+    What was raised while one of these was handled is of the same kind: a loop that wraps it, or that fails to tidy up after it.
+    """
+    return TroubleKind.COLLECTIVE if any(_is_of_others(one) for one in _chain(error)) else TroubleKind.ERROR
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found
+
+
+def _is_of_others(error: BaseException) -> bool:
+    words = ("gloo", "Connection", "connection", "Timed out", "process group", GenerationOverError.__name__)  # in C++ only its text is left
+    said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    return said or isinstance(error, dist.DistError | GenerationOverError)

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-Identity = tuple[int, int]
+from acpfs.training.wire import Identity, identity_of, own_sockets
+
 Endpoint = tuple[str, int]
 Connection = tuple[Endpoint, Endpoint]
 """This end, the other end."""
@@ -38,8 +39,7 @@ def _duplicate(descriptor: int, identity: Identity) -> Iterator[socket.socket | 
     except OSError:
         yield None
         return
-    found = os.fstat(copy)
-    if (found.st_dev, found.st_ino) != identity:
+    if identity_of(copy) != identity:
         os.close(copy)
         yield None
         return
@@ -79,7 +79,7 @@ class GroupSockets:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Whatever is opened inside belongs to a group."""
+        """Whatever is opened inside belongs to a group, but for acpfs's own: a coordinator may be called meanwhile, by another thread."""
         with self._noting:
             self._before = {identity for _, identity in _descriptors()}
         try:
@@ -91,7 +91,7 @@ class GroupSockets:
 
     def _opened(self) -> set[Identity]:
         before = self._before
-        return set() if before is None else {identity for identity in connections() if identity not in before}
+        return set() if before is None else connections().keys() - before - own_sockets()
 
     def note_shared(self, mine: dict[Identity, Connection], theirs: Iterable[Connection]) -> None:
         """Groups that were made before: connections whose other end is another rank's."""
@@ -102,7 +102,7 @@ class GroupSockets:
     def shut_down(self) -> int:
         """End them all; how many there were. Who waits for one of them gets an error at once."""
         with self._noting:
-            wanted, count = self._noted | self._opened(), 0
+            wanted, count = (self._noted | self._opened()) - own_sockets(), 0
         for descriptor, identity in list(_descriptors()):
             if identity not in wanted:
                 continue

@@ -29,7 +29,7 @@ class LinkStore(dist.Store):  # type: ignore[misc]  # torch is Any where types a
     def _said(self, verb: StoreVerb, keys: Sequence[str], value: str = "", expected: str = "", timeout_s: float | None = None) -> str:
         answer = self._ask(verb, tuple(keys), value, expected, self._timeout_s if timeout_s is None else timeout_s)
         if answer.late:
-            raise RuntimeError(f"nobody has set {', '.join(keys)} in time")
+            raise dist.DistStoreError(f"nobody has set {', '.join(keys)} in time")
         return answer.value
 
     def set(self, key: str, value: Any) -> None:

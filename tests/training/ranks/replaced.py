@@ -55,6 +55,8 @@ class Plan:
     snapshot_at: int = 0
     steps: int = STEPS
     device: str = "auto"
+    enter: Callable[[Any], object] = id
+    """Called first in each generation, with what a script holds."""
 
 
 def die(_: Job | None) -> None:
@@ -81,8 +83,7 @@ def lose_memory(job: Job | None) -> None:
 
 def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
     """As a script is."""
-    dist.init_process_group("gloo")
-    rank, number, made = dist.get_rank(), 0, list[Job]()
+    rank, number, made = run.rank, 0, list[Job]()
 
     def at(point: str) -> None:
         act = plan.faults.get((rank, process, point, number))
@@ -91,6 +92,9 @@ def train(run: Any, plan: Plan, directory: Path, process: int) -> int:
             act(made[0] if made else None)
 
     run.at = at
+    plan.enter(run)
+    at(f"entering {run.generation}")
+    dist.init_process_group("gloo")
     at("built")
     job = KINDS[plan.kind]()
     made.append(job)

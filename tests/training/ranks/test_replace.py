@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from acpfs.training.messages import StoreAnswer, StoreVerb
 from tests.rig.ports import free_port
+from tests.training.gasp_job import asked
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
 from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
 
@@ -105,6 +109,54 @@ def test_the_coordinator_dies_and_a_rank_with_it(tmp_path: Path, yardsticks: Pat
     counts = run_job(Plan("hsdp", {(0, 0, "backward", 5): die}), tmp_path, yardsticks, turn)
     assert killed
     assert stayed(counts, tmp_path)[0] == 2
+
+
+@clause("T155")
+def test_coordinators_die_while_a_group_is_built_and_that_is_no_failure_of_the_program(tmp_path: Path, yardsticks: Path) -> None:
+    """Three times, which ends a job whose program fails: rank 1 is held before its group, the others wait in theirs for its address."""
+    times, held = range(3), 1
+    others = [rank for rank in range(WORLD) if rank != held]
+
+    def hold(generation: int) -> None:
+        (tmp_path / f"held-{generation}").touch()
+        while not (tmp_path / f"killed-{generation}").exists():
+            select.select([], [], [], 0.02)
+
+    def enter(run: Any) -> None:
+        ask = run.store._ask
+
+        def noted(verb: StoreVerb, *words: Any) -> StoreAnswer:
+            if verb in (StoreVerb.GET, StoreVerb.WAIT):
+                (tmp_path / f"asks-{run.rank}-{run.generation}").touch()
+            answer: StoreAnswer = ask(verb, *words)
+            return answer
+
+        run.store._ask = noted
+
+    def turn(_: Replaced) -> None:
+        generation = len(list(tmp_path.glob("killed-*")))
+        waits = [tmp_path / f"asks-{rank}-{generation}" for rank in others]
+        if generation not in times or not all(path.exists() for path in (tmp_path / f"held-{generation}", *waits)):
+            return
+        told = [json.loads(path.read_text()) for path in (tmp_path / "run" / ".acpfs-job" / "job").glob("coordinator-?")]
+        states = {one["pid"]: state for one in told if (state := answer_of(one["status"]))}
+        active = [pid for pid, state in states.items() if state["active"]]
+        if len(states) == 2 and len(active) == 1 and all(state["connected"] == WORLD for state in states.values()):
+            os.kill(active[0], signal.SIGKILL)
+            (tmp_path / f"killed-{generation}").touch()
+
+    plan = Plan("hsdp", {(held, 0, f"entering {one}", 0): partial(lambda one, _: hold(one), one) for one in times}, enter=enter)
+    counts = run_job(plan, tmp_path, yardsticks, turn)
+    assert len(list(tmp_path.glob("killed-*"))) == len(times)
+    assert stayed(counts, tmp_path) == dict.fromkeys(range(WORLD), 1)
+
+
+def answer_of(name: str) -> dict[str, Any]:
+    """What a coordinator says of itself; empty where it has died."""
+    try:
+        return asked(name)
+    except (OSError, ValueError):
+        return {}
 
 
 @clause("T34", "T79")

@@ -12,8 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from acpfs.training.credentials import connect
+from acpfs.training.messages import Goodbye, Header, Sent
 from acpfs.training.torch.groups import Groups
 from acpfs.training.torch.sockets import GroupSockets
+from acpfs.training.wire import SocketLink, dialling
 from tests.training.ranks.forked import Ranks, join_group
 
 
@@ -75,4 +78,27 @@ def test_a_number_that_is_another_sockets_now_is_left_alone() -> None:
     later.sendall(b"x")
     assert other.recv(1) == b"x"
     for each in (later, other, listening):
+        each.close()
+
+
+@pytest.mark.clause("T155")
+def test_a_coordinator_that_is_called_while_a_group_is_built_is_none_of_its_connections() -> None:
+    listening = socket.create_server(("127.0.0.1", 0))
+    host, port = listening.getsockname()
+    sockets = GroupSockets()
+    with sockets.noting():
+        with dialling(host, port, 60.0) as plain:  # its handshake is still to come
+            assert sockets.shut_down() == 0
+            first = SocketLink(plain)
+        assert sockets.shut_down() == 0
+        group = socket.create_connection((host, port))
+    second = connect(f"{host}:{port}", None)
+    assert sockets.shut_down() == 1  # that of the group
+    for link in (first, second):
+        link.send(Sent(Header("job", 0, 1, "rank 0"), Goodbye()))
+    accepted = [listening.accept()[0] for _ in range(3)]
+    assert [bool(each.recv(4096)) for each in accepted] == [True, False, True]
+    for link in (first, second):
+        link.close()
+    for each in (*accepted, group, listening):
         each.close()
