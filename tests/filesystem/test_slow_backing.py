@@ -277,7 +277,12 @@ def test_a_listing_is_packed_and_taken_apart_only_where_it_must_be(tmp_path: Pat
 
     def counted(name: str) -> None:
         real = getattr(kept_listings, name)
-        monkeypatch.setattr(kept_listings, name, lambda what: (calls.append(name), real(what))[1])
+
+        def call(what: Any) -> Any:
+            calls.append(name)
+            return real(what)
+
+        monkeypatch.setattr(kept_listings, name, call)
 
     counted("_pack")
     counted("_unpack")
