@@ -84,7 +84,9 @@ def series_of(watching: Prometheus, panel: Panel, since: float, until: float) ->
     for expression, legend in panel.queries:
         query = expression.replace("@", 'mount=~".*",node=~".*"').replace("$__rate_interval", "5s")
         for line in watching.get("/api/v1/query_range", query=query, start=str(since), end=str(until), step="1")["result"]:
-            name = re.sub(r"\{\{(\w+)\}\}", lambda found, line=line: line["metric"].get(found[1], ""), legend)
+            name = legend
+            for label, value in line["metric"].items():
+                name = name.replace(f"{{{{{label}}}}}", value)
             points = [(float(at) - since, float(value)) for at, value in line["values"] if value not in ("NaN", "+Inf")]
             found[name.replace(line["metric"].get("mount", "?"), "").strip() or panel.title] = points
     return found
@@ -100,7 +102,8 @@ def draw_dashboard(watching: Prometheus, since: float, until: float, file: Path)
 
     figure = plt.figure(figsize=(15, 2.1 * len(ROWS)), layout="constrained")
     figure.suptitle("panels of `acpfs deploy dashboard`: their queries, from a real Prometheus; drawn by matplotlib, not by Grafana")
-    for part, (heading, panels) in zip(figure.subfigures(len(ROWS), 1), ROWS, strict=True):
+    parts: Any = figure.subfigures(len(ROWS), 1)
+    for part, (heading, panels) in zip(parts, ROWS, strict=True):
         part.suptitle(heading, x=0.01, ha="left", weight="bold")
         for axis, panel in zip(part.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             draw_panel(axis, panel, series_of(watching, panel, since, until))

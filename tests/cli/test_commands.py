@@ -13,7 +13,7 @@ from acpfs.cli import show
 from acpfs.cli.ctl import COMMANDS as VERBS
 from acpfs.cli.main import COMMANDS
 from acpfs.cli.verbs import status as status_verb
-from acpfs.cli.verbs.status import HEALTH_TEXT, print_queue, unsafe_lines
+from acpfs.cli.verbs.status import print_queue, unsafe_lines
 from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
 
@@ -180,7 +180,9 @@ EVERYTHING: list[dict[str, object]] = [
     {"waiting": [WAITS]},
     {"waiting": [WAITS] * 11},
     {"waiting_calls": [{"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}]},
-    *({"backing_health": {"state": state, "last_error": None}} for state in HEALTH_TEXT if state != "ok"),
+    {"backing_health": {"state": "slow", "last_error": None}},
+    {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
+    {"backing_health": {"state": "stuck", "last_error": None}},
 ]
 HELD = "HELD by a keeper for 3 s, without a daemon: calls in /mnt/acp wait"
 
