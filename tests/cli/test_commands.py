@@ -1,5 +1,6 @@
 """Commands without a mount: help, exit codes, one line per error, and quick."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from acpfs.cli import show
 from acpfs.cli.ctl import COMMANDS as VERBS
 from acpfs.cli.main import COMMANDS
+from acpfs.cli.verbs import status as status_verb
 from acpfs.cli.verbs.status import print_queue, unsafe_lines
 from acpfs.config import FIELDS, option_name
 from acpfs.errors import ExitCode
@@ -157,6 +159,50 @@ def status(**changes: object) -> dict[str, object]:
 def test_status_says_first_what_is_not_safe(changes: dict[str, object], said: str) -> None:
     (line,) = unsafe_lines(status(**changes))
     assert said in line
+
+
+WAITS: dict[str, object] = {
+    "path": "f", "pid": 7, "command": "python", "since": 0.0, "wanted_bytes": 1, "purpose": "write", "reason": "RAM is full",
+}  # fmt: skip
+POINTER: dict[str, object] = {"path": "latest", "withheld": True, "waits_for": {"n2": "missing"}}
+EVERYTHING: list[dict[str, object]] = [
+    {},
+    {"bypassed_since": 1.0, "bypass_reason": "asked for"},
+    {"conflicts_total": 1, "conflicts": [{"path": "f", "kept_as": "g", "operation": "store"}]},
+    {"parked": 1},
+    {"cluster": {"waiting": [POINTER]}},
+    {"cluster": {"waiting": [POINTER | {"withheld": False}]}},
+    {"cluster": {"waiting": [], "awaited": ["f"]}},
+    {"interrupted": 1},
+    {"state": "draining"},
+    {"queue_length": 1},
+    {"ram": {"waiting_writers": 2}},
+    {"waiting": [WAITS]},
+    {"waiting": [WAITS] * 11},
+    {"waiting_calls": [{"path": "f", "pid": 7, "command": "ls", "call": "readdir", "waited_s": 75.0}]},
+    {"backing_health": {"state": "slow", "last_error": None}},
+    {"backing_health": {"state": "refusing", "last_error": "store: ENOSPC"}},
+    {"backing_health": {"state": "stuck", "last_error": None}},
+]
+HELD = "HELD by a keeper for 3 s, without a daemon: calls in /mnt/acp wait"
+
+
+def test_each_line_of_the_status_has_a_row_in_operations_and_each_row_a_line() -> None:
+    """What a person at three in the morning looks for; two kinds of line say a problem in their own words, and what to do."""
+    page = (Path(__file__).parents[2] / "docs/OPERATIONS.md").read_text()
+    table = page.partition("| `status` says | it means | do |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    lines = [line for changes in EVERYTHING for line in unsafe_lines(status(**changes))] + [HELD]
+    assert [line for line in lines if not any(row in line for row in rows)] == []
+    assert [row for row in rows if not any(row in line for line in lines)] == []
+
+
+def test_a_new_line_of_the_status_is_to_be_in_everything() -> None:
+    """A new sentence of `unsafe_lines` needs an entry in EVERYTHING: each place there that says something is reached."""
+    source = inspect.getsource(status_verb.unsafe_lines) + inspect.getsource(status_verb._withheld)
+    says = len(re.findall(r"lines\.append\(|lines \+= ", source))
+    assert says == 17, "a line came or went: EVERYTHING, and the table in OPERATIONS"
+    assert "HELD by a keeper for" in inspect.getsource(status_verb._tell_held)
 
 
 @pytest.mark.clause("S292")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -13,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from acpfs.cli import show
-from acpfs.cli.top_screen import Mount, TopScreen, checkpoint_rows, members_worst_first, mount_row, summary, wrong
+from acpfs.cli.top_screen import CHECKPOINTS, QUEUE, Mount, TopScreen, checkpoint_rows, members_worst_first, mount_row, summary, wrong
 from tests.control.double import DoubleSubject
 
 PATIENCE_S = 60.0
@@ -80,6 +83,27 @@ def test_the_summary_says_what_is_wrong_and_who_waits() -> None:
     found |= {"queue_length": 0, "parked": 0, "cluster": None}
     assert "nothing: all is persisted" in summary(found, None)
     assert "WRONG" not in summary(found, None)
+
+
+def words_of(bindings: Any) -> list[str]:
+    return [f"{binding.key} {binding.description}" for binding in bindings if binding.show]
+
+
+def test_documents_show_the_screen_as_it_is() -> None:
+    """The text in OPERATIONS and the picture have its headings, keys and lines; `tools/pictures.py` makes the picture anew."""
+    docs = Path(__file__).parents[2] / "docs"
+    page = (docs / "OPERATIONS.md").read_text()
+    captured = " ".join(page.partition("### A screen")[2].partition("\n###")[0].split())
+    drawn = html.unescape(re.sub(r"<[^>]*>", " ", (docs / "pictures/top.svg").read_text().partition("</style>")[2]))
+    picture = " ".join(drawn.split())
+    labels = [
+        line.split()[0] for line in summary(status() | {"cluster": {"live": 1, "nodes": 2, "waiting": [], "missing": []}}, 1.0).splitlines()
+    ]
+    for shown in (captured, picture):
+        for headings in (QUEUE, CHECKPOINTS):
+            assert " ".join(headings) in shown
+        for word in [*words_of(TopScreen.BINDINGS), *labels[1:-1]]:
+            assert word in shown, word
 
 
 def test_keys_ask_before_they_do() -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,9 +78,10 @@ def base_image() -> Path:
 
 
 @contextmanager
-def image(scratch: Path) -> Iterator[Path]:
-    """The root file system of an image of this checkout, built as OPERATIONS says; the base comes from Debian, not from a registry."""
-    stored = ["--storage-driver", "vfs", "--root", str(scratch / "storage"), "--runroot", str(scratch / "runroot")]
+def image(scratch: Path, checkout: Path = REPOSITORY) -> Iterator[Path]:
+    """The root file system of an image of a checkout, built as OPERATIONS says; the base comes from Debian, not from a registry."""
+    runroot = tempfile.mkdtemp(prefix="acpfs-", dir="/tmp")  # podman takes 50 characters at most
+    stored = ["--storage-driver", "vfs", "--root", str(scratch / "storage"), "--runroot", runroot]
     (scratch / "Containerfile").write_text(deploy("containerfile"))
     with subprocess.Popen(["tar", "-C", base_image(), "-cf", "-", "."], stdout=subprocess.PIPE) as packed:
         run("podman", *stored, "import", "-", "acpfs-base:bookworm", stdin=packed.stdout)
@@ -88,10 +90,11 @@ def image(scratch: Path) -> Iterator[Path]:
         if os.path.exists(path):
             built += ["--volume", f"{path}:{path}:ro"]
     try:
-        run(*built, "-f", scratch / "Containerfile", "-t", "acpfs:test", ".", cwd=REPOSITORY)
+        run(*built, "-f", scratch / "Containerfile", "-t", "acpfs:test", ".", cwd=checkout)
         yield Path(run("podman", *stored, "image", "mount", "acpfs:test").strip())
     finally:
         subprocess.run(["podman", *stored, "image", "umount", "--all", "--force"], check=False, capture_output=True, timeout=300)
+        shutil.rmtree(runroot, ignore_errors=True)
 
 
 class Node:
@@ -115,9 +118,11 @@ class Node:
         path.mkdir(exist_ok=True)
         return path
 
-    def start(self, pod: dict[str, Any], documents: list[dict[str, Any]], uid: str, *, container: int = 0, init: bool = False) -> Container:
-        """A container of a pod template."""
-        one = Container(self, pod, pod["initContainers" if init else "containers"][container], documents, uid)
+    def start(
+        self, pod: dict[str, Any], documents: list[dict[str, Any]], uid: str, *, init: bool = False, root: Path | None = None
+    ) -> Container:
+        """The first container of a pod template. `root`: of another image."""
+        one = Container(self, pod, pod["initContainers" if init else "containers"][0], documents, uid, root or self.root)
         self.pods.append(one)
         return one
 
@@ -145,10 +150,12 @@ class Container:
 
     _number = 0
 
-    def __init__(self, node: Node, pod: dict[str, Any], spec: dict[str, Any], documents: list[dict[str, Any]], uid: str) -> None:
+    def __init__(
+        self, node: Node, pod: dict[str, Any], spec: dict[str, Any], documents: list[dict[str, Any]], uid: str, image_root: Path
+    ) -> None:
         Container._number += 1
         self.name = f"acpfs-test-{os.getpid()}-{Container._number}"
-        self.node, self.pod, self.spec = node, pod, spec
+        self.node, self.pod, self.spec, self._image_root = node, pod, spec, image_root
         self._documents, self._uid = documents, uid
         self._bundle = node.scratch / self.name
         self._bundle.mkdir()
@@ -262,7 +269,7 @@ class Container:
         """The image, with a layer of its own over it."""
         for name in ("rootfs", "upper", "work"):
             (self._bundle / name).mkdir()
-        layers = f"lowerdir={self.node.root},upperdir={self._bundle}/upper,workdir={self._bundle}/work"
+        layers = f"lowerdir={self._image_root},upperdir={self._bundle}/upper,workdir={self._bundle}/work"
         run("mount", "-t", "overlay", "overlay", "-o", layers, self._bundle / "rootfs")
 
     def _environment(self) -> dict[str, str]:
@@ -283,6 +290,10 @@ class Container:
         volume = next(one for one in self.pod["volumes"] if one["name"] == name)
         if "hostPath" in volume:
             return self.node.directory(volume["hostPath"]["path"])
+        if "emptyDir" in volume:
+            own = self._bundle / name
+            own.mkdir(exist_ok=True)
+            return own
         if "persistentVolumeClaim" in volume:
             return self.node.claim(volume["persistentVolumeClaim"]["claimName"])
         settings = next(
@@ -308,8 +319,10 @@ class Container:
         return found
 
     def _config(self) -> dict[str, Any]:
-        privileged = self.spec.get("securityContext", {}).get("privileged", False)
-        capabilities = _capabilities(privileged)
+        context = self.spec.get("securityContext", {})
+        privileged = context.get("privileged", False)
+        capabilities = _capabilities(privileged) + [f"CAP_{name}" for name in context.get("capabilities", {}).get("add", ())]
+        has_fuse = privileged or any(name.endswith("/fuse") for name in self.spec.get("resources", {}).get("limits", {}))
         spaces = ["mount", "ipc", "uts"] + ([] if self.pod.get("hostPID") else ["pid"])
         spread = {one.get("mountPropagation") for one in self.spec.get("volumeMounts", [])}
         process = {
@@ -321,7 +334,7 @@ class Container:
         }
         linux = {
             "namespaces": [{"type": name} for name in spaces],
-            "devices": [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}] if privileged else [],
+            "devices": [{"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229, "fileMode": 0o666}] if has_fuse else [],
             "rootfsPropagation": "rshared" if "Bidirectional" in spread else "rslave",
         }
         return {

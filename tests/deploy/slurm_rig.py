@@ -8,6 +8,7 @@ import secrets
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +31,7 @@ MpiDefault=none
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={top}/state
-SlurmdSpoolDir={top}/spool
+SlurmdSpoolDir={spool}
 SlurmctldPidFile={top}/slurmctld.pid
 SlurmdPidFile={top}/slurmd.pid
 SlurmctldLogFile={top}/slurmctld.log
@@ -92,13 +93,18 @@ class Slurm:
 def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
     """Start all three; end them by their process ids, also when the test failed."""
     top.chmod(0o755)
-    for name in ("state", "spool"):
-        (top / name).mkdir()
+    (top / "state").mkdir()
+    spool = tempfile.mkdtemp(prefix="slurmd-", dir="/tmp")  # sockets lie there, whose paths may be long with pytest's directories
     key = top / "munge.key"
     key.write_bytes(secrets.token_bytes(1024))
     key.chmod(0o400)
     text = CONFIGURATION.format(
-        host=socket.gethostname().split(".")[0], top=top, parameters=parameters, controller_port=free_port(), node_port=free_port()
+        host=socket.gethostname().split(".")[0],
+        top=top,
+        spool=spool,
+        parameters=parameters,
+        controller_port=free_port(),
+        node_port=free_port(),
     )
     (top / "slurm.conf").write_text(text)
     slurm = Slurm(top)
@@ -127,6 +133,7 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        shutil.rmtree(spool, ignore_errors=True)
 
 
 def _said(slurm: Slurm) -> str:

@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 
+from acpfs.ram.state import STATE_VERSION
 from acpfs.supervisor import keeper_client
 from tests.deploy import node_rig
 from tests.deploy.node_rig import Container, Node, manifests, pod_of, wait_for
+from tests.rig import history
 from tests.rig.mounts import kinds_at
 
 pytestmark = [
@@ -67,6 +69,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield made
 
 
+@pytest.fixture(scope="module", params=["before this state version", "one commit before"])
+def older_root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An image of older code, by its own Containerfile's words, which are today's."""
+    commit = history.before_state_version(STATE_VERSION) if "state" in request.param else history.commit_before()
+    source = history.checkout(commit, tmp_path_factory.mktemp("source"), "acpfs", "pyproject.toml", "README.md", "LICENSE")
+    with node_rig.image(tmp_path_factory.mktemp("older"), source) as made:
+        yield made
+
+
 @pytest.fixture
 def node(tmp_path: Path, root: Path) -> Iterator[Node]:
     with node_rig.node(tmp_path, root) as made:
@@ -82,8 +93,8 @@ class Cluster:
         self.mountpoint = node.host / MOUNTPOINT.lstrip("/")
         self.backing = node.claim("checkpoints")
 
-    def daemon(self, uid: str) -> Container:
-        return self.node.start(pod_of(self.documents, "DaemonSet", "acpfs"), self.documents, uid)
+    def daemon(self, uid: str, root: Path | None = None) -> Container:
+        return self.node.start(pod_of(self.documents, "DaemonSet", "acpfs"), self.documents, uid, root=root)
 
     def keeper(self) -> Container:
         made = self.node.start(pod_of(self.documents, "DaemonSet", "acpfs-keeper"), self.documents, "keeper")
@@ -208,6 +219,27 @@ def test_a_roll_out_from_container_to_container(node: Node) -> None:
     check_stored(cluster, told)
 
 
+@pytest.mark.clause("S300", "S378")
+def test_a_roll_out_from_an_older_version(node: Node, older_root: Path) -> None:
+    """An image of older code is the old pod; a job saves meanwhile."""
+    cluster = Cluster(node)
+    cluster.keeper()
+    old = cluster.daemon("uid-old", older_root)
+    old.wait_ready()
+    job = cluster.job()
+    new = cluster.daemon("uid-new")
+    new.wait_ready()
+    assert old.terminate() == 0, old.said()
+    job.wait_step()
+    new.kill()  # what the new one told the keeper is enough
+    new = cluster.daemon("uid-new")
+    new.wait_ready()
+    job.wait_step()
+    told = job.end()
+    assert new.terminate() == 0, new.said()
+    check_stored(cluster, told)
+
+
 @pytest.mark.clause("S371", "S378")
 def test_a_daemon_container_is_killed_where_there_is_no_keeper(node: Node) -> None:
     cluster = Cluster(node)
@@ -240,6 +272,35 @@ def test_a_daemon_container_that_is_ended_drains_first(node: Node) -> None:
     assert (cluster.backing / "last.pt").read_bytes() == data
     assert not cluster.is_mounted()
 
+
+@pytest.mark.clause("S381")
+def test_a_job_that_mounts_in_its_own_container_drains_before_it_ends(node: Node) -> None:
+    """`--inside`: no daemon on the node, no propagation, CAP_SYS_ADMIN and /dev/fuse only."""
+    documents = manifests(*OPTIONS, "--ram", "256M", "--inside", "--bandwidth", "32M")
+    job = node.start(pod_of(documents, "Job", "acpfs-example"), documents, "job")
+    assert job.wait() == 0, job.said()
+    assert (node.claim("checkpoints") / "step-1.pt").stat().st_size == 64 * MIB
+
+
+@pytest.mark.clause("S381")
+def test_a_job_that_mounts_in_its_own_container_is_told_to_end(node: Node) -> None:
+    """SIGTERM reaches the training; what it saved on its way out is stored before the container ends, with the training's exit code."""
+    documents = manifests(*OPTIONS, "--ram", "256M", "--inside", "--bandwidth", "32M")
+    pod = json.loads(json.dumps(pod_of(documents, "Job", "acpfs-example")))
+    (train,) = pod["containers"]
+    train["command"] = [*train["command"][:4], "sh", "-c", LAST_SAVE, MOUNTPOINT]
+    job = node.start(pod, documents, "job")
+    wait_for("it trains", lambda: job.ended() is not None or "training" in job.said())
+    assert job.ended() is None, job.said()
+    assert job.terminate() == 7, job.said()
+    assert (node.claim("checkpoints") / "last.pt").stat().st_size == 64 * MIB
+
+
+LAST_SAVE = """
+trap 'dd if=/dev/zero of="$0/last.pt" bs=1M count=64 2>/dev/null; exit 7' TERM
+echo training
+while :; do sleep 0.1; done
+"""
 
 SAVER = """
 import os, sys, time

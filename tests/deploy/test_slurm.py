@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.cli import show
 from tests.deploy.slurm_rig import Slurm, cluster, wait_for
 
 BIN = Path(sys.executable).parent
@@ -70,6 +71,81 @@ def test_a_path_that_a_shell_would_change_is_refused(tmp_path: Path, path: str) 
     command = [str(BIN / "acpfs"), "deploy", "slurm", path, "/mnt/acp", "--to", str(tmp_path / "slurm")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, (tmp_path / "slurm").exists()) == (2, False)
+
+
+DOUBLE = """#!/bin/sh
+echo "$(basename "$0") $*" >> "{told}"
+{does}
+"""
+
+
+class Prolog:
+    """The script with doubles of what it calls; those of the system are in its PATH behind them."""
+
+    def __init__(self, top: Path, *options: str) -> None:
+        self.top, self.told = top, top / "told"
+        (top / "bin").mkdir()
+        deploy(top / "scripts", top / "backing", top / "mount", *options)
+        conf = top / "scripts/acpfs.conf"
+        lines = [line for line in conf.read_text().splitlines() if not line.startswith(("ACPFS_PATH=", "ACPFS_LOCK="))]
+        conf.write_text("\n".join([*lines, f"ACPFS_PATH='{top}/bin'", f"ACPFS_LOCK='{top}/lock'"]) + "\n")
+        for name, does in {"logger": "", "mkdir": "exit 1", "mountpoint": "exit 1", "mount": "", "umount": ""}.items():
+            self.double(name, does)
+
+    def double(self, name: str, does: str) -> None:
+        path = self.top / "bin" / name
+        path.write_text(DOUBLE.format(told=self.told, does=does))
+        path.chmod(0o755)
+
+    def says(self, status: dict[str, str], *, after_mount: dict[str, str] | None = None) -> None:
+        """What `acpfs-ctl status --json` prints, in the command's own form; before and after `acpfs mount`."""
+        for name, one in (("before", status), ("after", after_mount or status)):
+            (self.top / name).write_text(json.dumps(one, indent=2))
+        self.double("acpfs-ctl", f"cat '{self.top}'/$([ -e '{self.top}/mounted' ] && echo after || echo before)")
+
+    def run(self) -> tuple[int, list[str]]:
+        """Its exit code, and who was called how."""
+        done = subprocess.run(["sh", str(self.top / "scripts/prolog.sh")], capture_output=True, text=True, timeout=300, check=False)
+        return done.returncode, self.told.read_text().splitlines()
+
+
+def test_the_prolog_knows_what_the_status_of_a_held_mount_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    show.print_json({"state": "held", "mount": "/mnt/acp"})
+    assert '"state": "held"' in capsys.readouterr().out
+
+
+def test_a_prolog_mounts_what_only_a_keeper_holds_though_the_mount_point_answers_nobody(tmp_path: Path) -> None:
+    prolog = Prolog(tmp_path, "--options", "--ram 1G")
+    prolog.says({"state": "held"})
+    prolog.double("acpfs", "")
+    code, called = prolog.run()
+    assert code == 0
+    assert f"acpfs mount --ram 1G {tmp_path}/backing {tmp_path}/mount" in called
+    assert not any(one.startswith(("mount ", "umount ")) for one in called), called
+
+
+def test_a_prolog_leaves_a_mount_that_serves_alone(tmp_path: Path) -> None:
+    prolog = Prolog(tmp_path)
+    prolog.says({"state": "serving"})
+    prolog.double("acpfs", "exit 1")
+    assert prolog.run() == (0, [f"acpfs-ctl {tmp_path}/mount status --json"])
+
+
+@pytest.mark.parametrize(("required", "code"), [(False, 0), (True, 1)])
+def test_a_held_mount_that_nobody_can_serve_is_not_taken_for_one_that_serves(tmp_path: Path, required: bool, code: int) -> None:
+    prolog = Prolog(tmp_path, *(["--required"] if required else []))
+    prolog.says({"state": "held"})
+    prolog.double("acpfs", "echo no >&2; exit 6")
+    found, called = prolog.run()
+    assert found == code
+    assert (f"mount --bind {tmp_path}/backing {tmp_path}/mount" in called) == (not required)
+
+
+def test_another_prolog_may_have_mounted_meanwhile(tmp_path: Path) -> None:
+    prolog = Prolog(tmp_path, "--required")
+    prolog.says({"state": "held"}, after_mount={"state": "serving"})
+    prolog.double("acpfs", f"touch '{tmp_path}/mounted'; exit 5")
+    assert prolog.run()[0] == 0
 
 
 class Site:

@@ -6,6 +6,7 @@ nothing of that is seen outside, and all of it ends with the namespace's last pr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -95,6 +96,8 @@ def base() -> Iterator[Path]:
         os.chown(path / name, USER, USER)
     yield path
     shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # not there, or somebody's RAM tier is in it
+        Path(f"/dev/shm/acpfs-{USER}").rmdir()
 
 
 def closed_above(path: Path) -> Path | None:

@@ -116,10 +116,10 @@ class EvictionOrder:
         for checkpoints in by_save_dir.values():
             rank = 0
             for checkpoint in sorted(checkpoints, key=lambda c: (c.order, self._catalogue.closed_at(c)), reverse=True):
-                settled = self._catalogue.is_settled(checkpoint)
-                if rank < self.keep:
-                    ranked.append((-rank, next(reversed(self._checkpoints[checkpoint].values())), checkpoint))
-                rank += settled
+                if rank >= self.keep:
+                    break  # `status` asks, and there may be thousands
+                ranked.append((-rank, next(reversed(self._checkpoints[checkpoint].values())), checkpoint))
+                rank += self._catalogue.is_settled(checkpoint)
         return [checkpoint for _rank, _used, checkpoint in sorted(ranked, key=lambda entry: entry[:2])]
 
     def claims(self) -> dict[Ino, Claim]:
