@@ -142,7 +142,7 @@ class FileSystemParts:
         self.preloading = Preloading(self.table, self.lower_view, self.reads, self.warming, shapes, self.open_files.closed, self.paths)
         self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
         self.known_files, self.eviction = KnownFiles(self.table, log, tier), Eviction(self.table, log, tier, self.contents.retention)
-        self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.contents, self.open_files)
+        self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.open_files)
         self.interrupted = InterruptedFiles(state, self.table, self.reports, self.changes, self.finish_outgrown)
         self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve(settings.allow_other)
 

@@ -23,7 +23,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.config import Settings
 from acpfs.errors import RefusedError
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
@@ -433,7 +433,7 @@ class Cluster:
                     why=why,
                     seq=one.op.seq,
                     needs=self._gate.needs(one.op),
-                    name=(one.op.new_name or one.op.name).decode("utf-8", "backslashreplace"),
+                    name=shown(one.op.new_name or one.op.name),
                 )
 
     # -- readers
