@@ -44,6 +44,11 @@ class Logger:
             self._logger.log(level, event, exc_info=exc_info, extra={FIELDS: fields})
 
 
+def shown(path: bytes | tuple[bytes, ...]) -> str:
+    """A path, or its names, as log and messages show it; bytes that are no text by their numbers."""
+    return (path if isinstance(path, bytes) else b"/".join(path)).decode("utf-8", "backslashreplace")
+
+
 def get_logger(name: str) -> Logger:
     """The logger of a module."""
     return Logger(name)

@@ -23,6 +23,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from acpfs.backing.lower import ASIDE_PREFIX, LowerPath
 from acpfs.backing.syscalls import Opener
+from acpfs.logger import shown
 
 OWN = b".acpfs"
 """The name at the top, and in each area, that is acpfs' own."""
@@ -234,7 +235,7 @@ class Areas:
         finally:
             os.close(readable_fd)
         if names and "volume" not in names:
-            raise OSError(errno.EXDEV, f"another file system, and {_shown(own)} there was not made by acpfs: it cannot stage files there")
+            raise OSError(errno.EXDEV, f"another file system, and {shown(own)} there was not made by acpfs: it cannot stage files there")
         with suppress(FileExistsError):
             os.close(os.open(MARK, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd))
 
@@ -287,7 +288,7 @@ def make_private(opener: Opener, own: LowerPath, kind: bytes, node: bytes) -> No
     try:
         found = os.fstat(fd)
         if found.st_uid != os.geteuid() and found.st_uid != _who_we_are(fd):
-            raise OSError(errno.EPERM, f"{_shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there")
+            raise OSError(errno.EPERM, f"{shown((*own, kind, node))} belongs to user {found.st_uid}: acpfs keeps no files there")
         if stat.S_IMODE(found.st_mode) & 0o077:
             os.fchmod(fd, 0o700)
     finally:
@@ -331,7 +332,3 @@ def _mount_of(fd: int) -> str:
     finally:
         os.close(info)
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("mnt_id:")), "")
-
-
-def _shown(path: LowerPath) -> str:
-    return b"/".join(path).decode("utf-8", "backslashreplace")

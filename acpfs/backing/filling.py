@@ -63,6 +63,14 @@ def read(fd: int, buffer: memoryview, offset: int) -> int:
         return os.preadv(fd, [buffer], offset)
 
 
+def write_all(fd: int, data: bytes | memoryview, offset: int) -> int:
+    """pwrite until nothing is left; how much that was."""
+    view, done = memoryview(data), 0
+    while done < len(view):
+        done += os.pwrite(fd, view[done:], offset + done)
+    return done
+
+
 def forget_pages(fd: int) -> None:
     """Have the kernel drop its clean cached pages of the file."""
     with contextlib.suppress(OSError):

@@ -2,23 +2,29 @@
 
 Room is asked for by the size that is expected, with a margin, beside what others that write in this lane are still to need;
 and the pages are charged to the writer's memory control group, so that one must be able to pay (`payers`). A file of which no size
-is known, but that is likely to be large, is admitted while RAM is plentiful (`plenty`), and its writer is held if it is not any more.
-Who is not admitted takes the daemon's lane, which can wait for room and overflow. Used under the file system's lock.
+is known, but that is likely to be large, is admitted while RAM is plentiful, and its writer is held if it is not any more. RAM is plentiful
+while a quarter of the budget is left, and of the machine's memory as much, beside all that writers in that lane could take before they are
+held: what was promised, and a *reach* for each whose size is not known. The reach is what one of them may write between the look that finds
+RAM short and the moment when its inode lock is had. Who is not admitted takes the daemon's lane, which can wait for room and overflow.
+Used under the file system's lock.
 """
 
 from __future__ import annotations
 
+import enum
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 
-from acpfs.filesystem.content.contents import Contents
+from acpfs.config import WhenFull
+from acpfs.filesystem.content.retention import Retention
+from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.earlier_saves import EarlierSaves
 from acpfs.filesystem.expectations import UNBOUNDED_BYTES, WORTH_LEARNING_BYTES, Expectations, pattern_of
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.likely_sizes import LikelySizes
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.payers import Payers
-from acpfs.filesystem.plenty import Plenty
+from acpfs.ram.shortage import Shortage
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.types import Ino
 
@@ -28,6 +34,32 @@ MARGIN_BYTES = 16 << 20
 UNSURE_MAX = 1000
 UNKNOWN_MAX = 256
 """Of files that are written at a time: each may take a thread to hold it."""
+REACH_BYTES_MAX, REACH_SHARE = 256 << 20, 16
+"""At 8 GB/s, 30 ms of writing; and a sixteenth of a small budget."""
+LOOK_SHARE = 8
+"""Of a reach: it is looked every 2 ms when little room is left, and a lock may take 30."""
+PLENTY_SHARE = 4
+
+
+class Net(enum.Enum):
+    """What becomes of a writer that nobody expected to write so much, when RAM is full."""
+
+    NONE = "none"
+    """It meets the end of the tmpfs: there is nobody to hold it, or a lock is not sure to be had in turn."""
+    HOLDS = "holds"
+    """It is held in time."""
+
+
+@dataclass(slots=True, eq=False)
+class Promise:
+    """What the writers of a file were told that they may take."""
+
+    size: int | None
+    """None: nobody knows how much they will write."""
+    paid_by_us: bool = False
+    """Whether the daemon may take their pages: nobody else pays for them."""
+    stopped: bool = False
+    """Of unknown size: whether its writers cannot go on, or have been given room of their own."""
 
 
 class Admission:
@@ -36,34 +68,26 @@ class Admission:
     def __init__(
         self,
         table: NodeTable,
-        contents: Contents,
         tier: Tier,
+        room: Room,
+        retention: Retention,
+        shortage: Shortage,
         expectations: Expectations,
         payers: Payers,
         likely: LikelySizes,
-        plenty: Plenty,
         earlier: EarlierSaves,
-        is_urgent: Callable[[Node], bool],
         unknown_bytes: int | None = None,
     ) -> None:
-        """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` and `plenty` decide."""
-        self._table = table
-        self._contents = contents
-        self._tier = tier
-        self._expectations = expectations
-        self._payers = payers
-        self._likely = likely
-        self._plenty = plenty
-        self._earlier = earlier
-        self._is_urgent = is_urgent
+        """`unknown_bytes`: what to expect of a file like which none was seen; None: `likely` says, and whether RAM is plentiful."""
+        self._table, self._tier, self._room, self._retention, self._shortage = table, tier, room, retention, shortage
+        self._expectations, self._payers, self._likely, self._earlier = expectations, payers, likely, earlier
         self._unknown_bytes = unknown_bytes
-        self._promised: dict[Ino, int] = {}
-        self._ours: dict[Ino, bool] = {}
-        """Files with a promise → whether the daemon may take their pages: nobody else pays for them."""
-        self._unknown: dict[Ino, bool] = {}
-        """Files of unknown size → whether their writers may go on, or are stopped."""
+        self._promises: dict[Ino, Promise] = {}
         self._unsure: dict[bytes, None] = {}
         """Patterns of files the last of which took much less than was expected: sparse, or shorter."""
+        self.net = Net.NONE
+
+    # -- asking
 
     def refuse(self, handle: Handle) -> str:
         """Why not, or "": then the room is promised until `settle`."""
@@ -77,19 +101,17 @@ class Admission:
         if expected is None:
             return self._refuse_unknown(handle, path)
         wanted = int(expected * MARGIN) + MARGIN_BYTES
-        urgent = self._is_urgent(node)
+        urgent = self._room.is_urgent(node)
         if wanted > self._tier.most_bytes(urgent=urgent):
             return "larger than RAM"
-        missing = wanted - (self._tier.free_bytes(urgent=urgent) - self.outstanding())
+        missing = wanted - self.unpromised(urgent=urgent)
         if missing > 0:
             self._tier.ladder.make_room(missing)
-        if wanted > self._tier.free_bytes(urgent=urgent) - self.outstanding() or self._tier.waiting(urgent=urgent):
+        if wanted > self.unpromised(urgent=urgent) or self._tier.waiting(urgent=urgent):
             return "RAM is short"
         refusal = self._payers.refuse(node, handle.pid, wanted, self.outstanding_of)
         if not refusal:
-            self._unknown.pop(node.ino, None)
-            self._promised[node.ino] = wanted
-            self._ours[node.ino] = self._payers.pays_as_we_do
+            self._promises[node.ino] = Promise(wanted, self._payers.pays_as_we_do)
         return refusal
 
     def _refuse_unknown(self, handle: Handle, path: bytes) -> str:
@@ -98,43 +120,68 @@ class Admission:
             return "its size is not known from an earlier file"
         for parent, name in handle.node.names[:1]:
             self._earlier.made(self._table[parent], name)
-        if not self._plenty.is_caught():
+        if self.net is Net.NONE or self._room.when_full is WhenFull.ERROR:  # where writes are to fail, nobody would hold them
             return "its size is not known from an earlier file"
-        if len(self._unknown) >= UNKNOWN_MAX or not self._plenty.is_there(self.outstanding()):
+        if sum(promise.size is None for promise in self._promises.values()) >= UNKNOWN_MAX or not self._is_plenty(0):
             return "its size is not known, and RAM is not plentiful"
         # The hold looks at RAM, not at who pays for it: who may take all of it must be able to pay for all.
         refusal = self._payers.refuse(handle.node, handle.pid, self._tier.budget_bytes, self.outstanding_of)
         if not refusal:
-            self._unknown[handle.node.ino] = True
+            self._promises[handle.node.ino] = Promise(None)
         return refusal
 
-    def outstanding(self) -> int:
-        """What was promised to all and not written yet, and what those may still take of whom nothing is known."""
-        nodes = (self._table.get(ino) for ino in self._promised)
-        promised = sum(self.outstanding_of(node) for node in nodes if node is not None and node.kernel_writers)
-        return promised + self._plenty.reach_bytes() * self.unstopped()
+    def _is_plenty(self, more: int) -> bool:
+        """Whether RAM is plentiful, also when somebody takes so much more."""
+        if self._tier.waiting():
+            return False
+        self.watch_memory()
+        missing = more + self._reach_bytes() + self._tier.budget_bytes // PLENTY_SHARE - self.unpromised()
+        return missing <= 0 or self._retention.evictable(missing) >= missing
 
-    def unstopped(self) -> int:
-        """How many files of unknown size have writers that go on."""
-        nodes = (self._table.get(ino) for ino, goes_on in self._unknown.items() if goes_on)
-        return sum(node is not None and node.kernel_writers > 0 for node in nodes)
+    def watch_memory(self) -> None:
+        """Withhold the part of the budget that the machine has not got now."""
+        before = self._tier.withheld_bytes
+        self._tier.withheld_bytes = self._shortage.withheld_bytes(self._tier.free_bytes(urgent=True) + before)
+        if self._tier.withheld_bytes < before:
+            self._tier.room_changed()
+
+    # -- what was promised
+
+    def unpromised(self, *, urgent: bool = False) -> int:
+        """Room beside what was promised and is not written yet, and what those may still take of whom nothing is known."""
+        nodes = ((self._table.get(ino), promise) for ino, promise in self._promises.items())
+        outstanding = sum(self._outstanding(node, promise) for node, promise in nodes if node is not None and node.kernel_writers)
+        return self._tier.free_bytes(urgent=urgent) - outstanding
+
+    def _outstanding(self, node: Node, promise: Promise) -> int:
+        if promise.size is None:
+            return 0 if promise.stopped else self._reach_bytes()
+        # what the file takes already counts also beyond its end (`pages_ahead`)
+        ahead = self._tier.allocated_bytes(node.body.tier) if not node.body.is_cold else 0
+        return max(0, promise.size - max(node.blocks * BLOCK_BYTES, ahead))
 
     def outstanding_of(self, node: Node) -> int:
         """What was promised to the writers of a file and not written yet."""
-        return max(0, self._promised.get(node.ino, 0) - self._has_bytes(node))
+        promise = self._promises.get(node.ino)
+        return 0 if promise is None or promise.size is None else self._outstanding(node, promise)
 
-    def _has_bytes(self, node: Node) -> int:
-        """What the file takes already, also beyond its end (`pages_ahead`)."""
-        ahead = self._tier.allocated_bytes(node.body.tier) if not node.body.is_cold else 0
-        return max(node.blocks * BLOCK_BYTES, ahead)
+    def _reach_bytes(self) -> int:
+        return min(REACH_BYTES_MAX, self._tier.budget_bytes // REACH_SHARE)
+
+    def look_bytes(self) -> int:
+        """What writers of unknown size write before it is looked again; 0: none of them goes on."""
+        nodes = (self._table.get(ino) for ino, promise in self._promises.items() if promise.size is None and not promise.stopped)
+        return self._reach_bytes() // LOOK_SHARE if any(node is not None and node.kernel_writers for node in nodes) else 0
 
     def sure_bytes(self, handle: Handle) -> int:
         """How much of what was promised to a writer may be taken at its open: all that is expected, or nothing."""
-        wanted = self._promised.get(handle.node.ino, 0)
-        if not wanted or not self._ours[handle.node.ino] or pattern_of(self._table.path(handle.node.ino)) in self._unsure:
+        promise = self._promises.get(handle.node.ino)
+        if promise is None or promise.size is None or not promise.paid_by_us:
             return 0
-        expected = int((wanted - MARGIN_BYTES) / MARGIN)
-        return expected if self._plenty.is_there(self.outstanding() + expected) else 0
+        if pattern_of(self._table.path(handle.node.ino)) in self._unsure:
+            return 0
+        expected = int((promise.size - MARGIN_BYTES) / MARGIN)
+        return expected if self._is_plenty(expected) else 0
 
     def unsure(self, node: Node) -> None:
         """Much of what was taken for a file like this was not needed: the next one takes what it writes."""
@@ -142,25 +189,21 @@ class Admission:
         if len(self._unsure) > UNSURE_MAX:
             del self._unsure[next(iter(self._unsure))]
 
+    # -- what became of it
+
     def restored(self, node: Node) -> None:
         """It was admitted by an earlier worker, and what was promised to it is not known any more."""
-        self._unknown[node.ino] = True
+        self._promises[node.ino] = Promise(None)
 
-    def stopped(self, node: Node) -> None:
-        """Its writers cannot go on, or have been given room of their own."""
-        if node.ino in self._unknown:
-            self._unknown[node.ino] = False
-
-    def goes_on(self, node: Node) -> None:
-        """Its writers may write unseen again."""
-        if node.ino in self._unknown:
-            self._unknown[node.ino] = True
+    def stop(self, node: Node, *, stopped: bool) -> None:
+        """Whether its writers cannot write unseen: they are held, or have been given room of their own."""
+        promise = self._promises.get(node.ino)
+        if promise is not None:
+            promise.stopped = stopped
 
     def settle(self, node: Node) -> None:
         """Nobody writes to the file in this lane any more."""
-        self._promised.pop(node.ino, None)
-        self._ours.pop(node.ino, None)
-        self._unknown.pop(node.ino, None)
+        self._promises.pop(node.ino, None)
 
     def never(self, path: bytes) -> None:
         """Files like this one cannot be written in this lane."""
@@ -168,9 +211,8 @@ class Admission:
 
     def learn(self, node: Node) -> None:
         """The file is complete."""
-        if node.size >= WORTH_LEARNING_BYTES:
+        promise = self._promises.get(node.ino)
+        if node.size >= WORTH_LEARNING_BYTES or (promise is not None and promise.size is None):
             path = self._table.path(node.ino)
             self._expectations.learn(path, node.size)
             self._likely.learn(path, node.size)
-        elif node.ino in self._unknown:
-            self._likely.learn(self._table.path(node.ino), node.size)

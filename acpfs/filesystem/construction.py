@@ -59,7 +59,6 @@ from acpfs.filesystem.pages_ahead import NoReadyMemory, PagesAhead, ReadyMemory
 from acpfs.filesystem.paths import Paths
 from acpfs.filesystem.payers import Limits, Payers
 from acpfs.filesystem.pins import Pins
-from acpfs.filesystem.plenty import Plenty
 from acpfs.filesystem.preloading import Preloading
 from acpfs.filesystem.steps import Steps
 from acpfs.filesystem.urgent import UrgentFiles
@@ -125,12 +124,11 @@ class FileSystemParts:
         self.attributes = AttributeCalls(settings, self.table, self.lower_view, self.changes, self.contents, NeededNodes(log.needs))
         self.at_once = AtOnce(settings, self.table, self.lower_view, self.attributes, self.steps)
         self.lanes, self.payers = Lanes(), Payers(state, self.table, self.contents.retention, limits)
-        plenty = Plenty(tier, room, self.contents.retention, Shortage(available))
-        parts = (self.table, self.contents, tier, self.expectations, self.payers, LikelySizes(shapes), plenty, earlier)
-        admission = Admission(*parts, self.urgent.covers, unknown_bytes)
+        sizes = (self.expectations, self.payers, LikelySizes(shapes), earlier, unknown_bytes)
+        admission = Admission(self.table, tier, room, self.contents.retention, Shortage(available), *sizes)
         rest = (self.contents, self.table, log, state, admission, self.lock, self.earlier_calls)
         self.outgrown = OutgrownFiles(lower, calls, tier, *rest)
-        self.hold = Hold(self.contents, admission, tier, room, plenty, self.table.path, self.outgrown.relieve)
+        self.hold = Hold(self.contents, admission, tier, room, self.table.path, self.outgrown.relieve)
         shared = (tier, calls, fills or calls, self.lock, state.commit, self.fills)
         self.warming = Warming(settings, self.table, self.contents, self.lower_view, *shared)
         self.spilling = None if make_spill is None else self._spilling(make_spill(self.lock), versions, room)
@@ -144,7 +142,7 @@ class FileSystemParts:
         self.preloading = Preloading(self.table, self.lower_view, self.reads, self.warming, shapes, self.open_files.closed, self.paths)
         self.mending = Mending(self.table, log, self.contents, self.changes, tier, self.lower_view)
         self.known_files, self.eviction = KnownFiles(self.table, log, tier), Eviction(self.table, log, tier, self.contents.retention)
-        self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.contents, self.open_files)
+        self.invariants, self.reports = Invariants(self.table, log, tier), Reports(self.table, log, self.open_files)
         self.interrupted = InterruptedFiles(state, self.table, self.reports, self.changes, self.finish_outgrown)
         self.space, self.descriptors = BackingSpace(lower, calls, self.lock, self.files.learn_capacity), Reserve(settings.allow_other)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from acpfs.errors import errno_name
-from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.eviction import below
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
@@ -22,10 +21,9 @@ from acpfs.writeback.log.ops import Op, VersionState
 class Reports:
     """Views over nodes and log."""
 
-    def __init__(self, table: NodeTable, log: OperationLog, contents: Contents, open_files: OpenFiles) -> None:
+    def __init__(self, table: NodeTable, log: OperationLog, open_files: OpenFiles) -> None:
         self._table = table
         self._log = log
-        self._contents = contents
         self._open = open_files
 
     def files(self, prefix: bytes) -> list[FileReport]:

@@ -15,7 +15,7 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import FsyncMode
 from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.changes import Changes
-from acpfs.filesystem.content.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.outgrown import OutgrownFiles
 from acpfs.filesystem.content.reads import Reads
 from acpfs.filesystem.content.writable import Writable
@@ -24,9 +24,9 @@ from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.open_files import OpenFiles
+from acpfs.ram.tier import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
 from acpfs.types import HandleId
 
-FALLOC_KEEP_SIZE = 1
 FILE_BYTES_MAX = 16 << 40
 """A file may always be so long, on however small a file system; it is what ext4 has room for in one file."""
 COPY_RANGE_BYTES_MAX = 128 << 20

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerStat, SpaceInfo
 from acpfs.config import FsyncMode, WhenFull
+from acpfs.filesystem.admission import Net
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
 from acpfs.filesystem.content.fill import WarmStatistics
@@ -24,7 +25,6 @@ from acpfs.filesystem.lowerview import LowerViewStatistics
 from acpfs.filesystem.names import fail
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.open_files import LAST_CLOSE_WAIT_S
-from acpfs.filesystem.plenty import Net
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, FileReport, Lane, OpenFile, WaitingWriter
 from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import TierStatistics

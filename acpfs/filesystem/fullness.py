@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, replace
 
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.tier import Tier
 from acpfs.types import Ino
 
@@ -90,7 +90,7 @@ class Fullness:
             return
         body.failed, body.failed_at = errno.ENOSPC, node.size
         self._table.changed(node)
-        path = self._table.path(node.ino).decode("utf-8", "backslashreplace")
+        path = shown(self._table.path(node.ino))
         log.error(
             "it was written while the RAM tier's tmpfs was full, and may lack bytes: close says ENOSPC, nothing is published", path=path
         )

@@ -19,11 +19,10 @@ from threading import Event
 from typing import Protocol
 
 from acpfs.config import WhenFull
-from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.admission import Admission, Net
 from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.content.room import Room
 from acpfs.filesystem.nodes import Node
-from acpfs.filesystem.plenty import Net, Plenty
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.ram.tier import BLOCK_BYTES, Tier
 from acpfs.ram.waiting import Applicant, Purpose
@@ -82,6 +81,17 @@ class Held:
     """How often others got in between: the file may have changed."""
 
 
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A file with writers in the passthrough lane."""
+
+    node: Node
+    counted_bytes: int
+    """Of the file, that its turns in the queue know of."""
+    granted_bytes: int = 0
+    """Reserved for its writers when they were held, and not written yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldReport:
     """A held file as `status` shows it."""
@@ -103,7 +113,6 @@ class Hold:
         admission: Admission,
         tier: Tier,
         room: Room,
-        plenty: Plenty,
         path: Callable[[Ino], bytes],
         relieve: Callable[[Held, Callable[[], None]], bool],
     ) -> None:
@@ -113,14 +122,9 @@ class Hold:
         self._admission = admission
         self._tier = tier
         self._room = room
-        self._plenty = plenty
         self._holder: Holder | None = None
-        self._writers: dict[Ino, Node] = {}
+        self._writers: dict[Ino, Watched] = {}
         self._held: dict[Ino, Held] = {}
-        self._counted: dict[Ino, int] = {}
-        """Bytes of a writer's file that its turns in the queue know of."""
-        self._grants: dict[Ino, tuple[int, int]] = {}
-        """Reserved for a writer that was held: (bytes left, tier file's bytes when last looked at)."""
         self._gap: Ino | None = None
         self._relieve = relieve
         self.holds = 0
@@ -129,12 +133,11 @@ class Hold:
     def offer(self, holder: Holder | None, net: Net = Net.NONE) -> None:
         """Who takes inode locks; None: nobody can. `net`: whether all who trust to be held may."""
         self._holder = holder
-        self._plenty.net = net
+        self._admission.net = net
 
     def add(self, node: Node) -> None:
         """The node has a writer in the passthrough lane."""
-        self._writers[node.ino] = node
-        self._counted.setdefault(node.ino, node.blocks * BLOCK_BYTES)
+        self._writers.setdefault(node.ino, Watched(node, node.blocks * BLOCK_BYTES))
         if self._holder is not None:
             self._holder.look_soon()
 
@@ -158,16 +161,16 @@ class Hold:
         self._forget_closed()
         if not self._writers or self._holder is None:
             return math.inf
-        for node in self._writers.values():
-            self._contents.kernel.look(node)
-            self._count(node)
-        self._plenty.watch_memory()
-        ahead, unpromised = self._ahead(), self._unpromised()
+        for writer in self._writers.values():
+            self._contents.kernel.look(writer.node)
+            self._count(writer)
+        self._admission.watch_memory()
+        ahead, unpromised = self._ahead(), self._admission.unpromised()
         if unpromised < ahead:
             self._tier.ladder.make_room(2 * ahead - unpromised)
-        for node in self._writers.values():
-            if node.ino not in self._held and self._is_short_for(node):
-                self._begin(node)
+        for writer in self._writers.values():
+            if writer.node.ino not in self._held and not writer.granted_bytes and self._is_short_for(writer.node):
+                self._begin(writer.node)
         in_turn = sorted(self._held.values(), key=self._turn)
         for held in in_turn:
             self._tend(held)
@@ -176,31 +179,24 @@ class Hold:
         return self._interval()
 
     def _forget_closed(self) -> None:
-        for ino in [ino for ino, node in self._writers.items() if not node.kernel_writers]:
-            self._count(self._writers.pop(ino))
-            del self._counted[ino]
-            self._tier.release(self._grants.pop(ino, (0, 0))[0])
+        for ino in [ino for ino, writer in self._writers.items() if not writer.node.kernel_writers]:
+            writer = self._writers.pop(ino)
+            self._count(writer)
+            self._tier.release(writer.granted_bytes)
             if ino in self._held:
                 self._end(self._held[ino])
 
-    def _count(self, node: Node) -> None:
+    def _count(self, writer: Watched) -> None:
         """What the kernel has written counts for the writer's turns; what was reserved for it did already."""
-        taken = node.blocks * BLOCK_BYTES
-        grown, self._counted[node.ino] = taken - self._counted[node.ino], taken
-        self._tier.had(self._applicant(node), grown - self._use_grant(node, taken))
-
-    def _use_grant(self, node: Node, taken: int) -> int:
-        """What was reserved for the writer has become bytes of its file; returns how many."""
-        if node.ino not in self._grants:
-            return 0
-        left, before = self._grants[node.ino]
-        used = min(left, max(0, taken - before))
-        self._grants[node.ino] = (left - used, taken)
-        if used == left:
-            del self._grants[node.ino]
-            self._admission.goes_on(node)
-        self._tier.release(used)
-        return used
+        taken = writer.node.blocks * BLOCK_BYTES
+        grown, writer.counted_bytes = taken - writer.counted_bytes, taken
+        used = min(writer.granted_bytes, max(0, grown))
+        if used:
+            writer.granted_bytes -= used
+            if not writer.granted_bytes:
+                self._admission.stop(writer.node, stopped=False)
+            self._tier.release(used)
+        self._tier.had(self._applicant(writer.node), grown - used)
 
     def _margin(self) -> int:
         """Room at which writers are held: what they write until they are comes out of the slack."""
@@ -215,7 +211,7 @@ class Hold:
 
     def _ahead(self) -> int:
         """The same, beside what is promised. A reach counts as promised already: then it is what is written between two looks."""
-        return self._plenty.look_bytes() if self._admission.unstopped() else self._margin()
+        return self._admission.look_bytes() or self._margin()
 
     def _grant(self, node: Node) -> int:
         """Room that a held writer is given before it goes on; more than the margin, so that it is not held at once again.
@@ -226,20 +222,14 @@ class Hold:
         free = self._tier.free_bytes(urgent=True)
         return free if GRANT_BYTES_MIN <= free < most and self._room.is_urgent(node) else most
 
-    def _unpromised(self, *, urgent: bool = False) -> int:
-        """Room that nobody was promised."""
-        return self._tier.free_bytes(urgent=urgent) - self._admission.outstanding()
-
     def _is_short_for(self, node: Node) -> bool:
-        if node.ino in self._grants:
-            return False
         urgent = self._room.is_urgent(node)
         if self._admission.outstanding_of(node):
             return self._tier.free_bytes(urgent=urgent) < self._margin()
-        return self._unpromised(urgent=urgent) < self._ahead() or self._tier.waiting(urgent=urgent) > 0
+        return self._admission.unpromised(urgent=urgent) < self._ahead() or self._tier.waiting(urgent=urgent) > 0
 
     def _interval(self) -> float:
-        distance = self._unpromised() - self._ahead()
+        distance = self._admission.unpromised() - self._ahead()
         interval = min(max(distance / FILL_BYTES_PER_S, INTERVAL_MIN_S), INTERVAL_MAX_S)
         return min(interval, HELD_INTERVAL_S) if self._held else interval
 
@@ -267,7 +257,7 @@ class Hold:
             return None
         held.until, held.taken_at = Future(), time.monotonic()
         held.steady.set()
-        self._admission.stopped(held.node)
+        self._admission.stop(held.node, stopped=True)
         if self._gap == ino:
             self._gap = None
         self._holder.look_soon()
@@ -279,7 +269,7 @@ class Hold:
         if held is not None and held.until is until:  # else it was taken again meanwhile, by another process
             held.until, held.asked_at = None, 0.0  # ask at once: its writers go on until somebody has the lock
             held.steady.clear()
-            self._admission.goes_on(held.node)
+            self._admission.stop(held.node, stopped=False)
             held.gaps += 1
 
     def _tend(self, held: Held) -> None:
@@ -290,7 +280,7 @@ class Hold:
             return
         granted = self._granted(held)
         if granted:
-            self._grants[held.node.ino] = (granted, held.node.blocks * BLOCK_BYTES)
+            self._writers[held.node.ino].granted_bytes = granted
             self._end(held)
             return
         now = time.monotonic()
@@ -316,7 +306,7 @@ class Hold:
 
     def _is_promised_to_others(self, node: Node) -> bool:
         """What others were promised they have to write outside of the reserve, unless they are urgent, too: those share it."""
-        return not self._room.is_urgent(node) and self._unpromised() < self._grant(node) <= self._tier.free_bytes()
+        return not self._room.is_urgent(node) and self._admission.unpromised() < self._grant(node) <= self._tier.free_bytes()
 
     def _wait_or_give_way(self, held: Held) -> None:
         """What may be done for a held writer that has got no room is begun here."""
@@ -341,10 +331,8 @@ class Hold:
     def _end(self, held: Held) -> None:
         del self._held[held.node.ino]
         held.ended = True
-        if held.node.ino in self._grants:
-            self._admission.stopped(held.node)  # what it writes now is reserved
-        else:
-            self._admission.goes_on(held.node)
+        writer = self._writers.get(held.node.ino)
+        self._admission.stop(held.node, stopped=writer is not None and writer.granted_bytes > 0)  # what it writes then is reserved
         if held.room is not None and not held.room.cancel() and held.room.exception() is None:
             self._tier.release(held.asked_bytes)
         self._tier.room_changed()

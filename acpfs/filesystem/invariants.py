@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.nodes import Node, NodeTable
+from acpfs.logger import shown
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
@@ -93,7 +94,7 @@ class Invariants:
             above = self._table.get(parent)
             child = above.directory.children.get(name) if above is not None and above.directory is not None else None
             if child is None or child.ino != node.ino:
-                yield f"it counts a name that no directory has ({_shown(name)})"
+                yield f"it counts a name that no directory has ({shown(name)})"
         if len(set(node.names)) < len(node.names):
             yield "it counts a name twice"
         if node.is_dir and len(node.names) > 1:
@@ -156,7 +157,3 @@ def _bytes_in_ram(node: Node, body: Body) -> int:
     """How long the tier file must be, at least; of a file that changes at this moment, nothing is said."""
     is_still = body.is_whole_in_ram and body.busy is None and not (body.in_flight or node.kernel_writers)
     return node.size if is_still else body.head_bytes
-
-
-def _shown(name: bytes) -> str:
-    return name.decode("utf-8", "backslashreplace")

@@ -96,7 +96,6 @@ class KeptHandles:
     """Writes and reads the records of open files."""
 
     def __init__(self, kept: Kept) -> None:
-        self._kept = kept
         self._slots = kept.handles
 
     def opened(self, handle: Handle) -> None:

@@ -153,9 +153,12 @@ class KernelWrites:
 
     def set_times(self, node: Node) -> None:
         """The file's times were set: the tier file shows them too, so that the change is not taken for a write."""
-        if not node.body.is_cold and node.kernel_writers:
-            fd = self._opened(node.body)
-            os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
+        body = node.body
+        if body.is_cold or not (node.kernel_writers or (body.modified and body.is_whole_in_ram and node.handles)):
+            return
+        fd = self._opened(body)
+        os.utime(fd, ns=(node.atime_ns, node.mtime_ns))
+        if node.kernel_writers:  # else whoever opens the file to write unseen finds the times that were set, and no others
             st = os.fstat(fd)
             self.note(node, (st.st_mtime_ns, st.st_size))
 

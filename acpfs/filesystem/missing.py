@@ -10,7 +10,7 @@ import errno
 
 from acpfs.filesystem.content.body import COLD
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.tier import Tier
 from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log.log import OperationLog
@@ -57,13 +57,13 @@ class Missing:
         self._tier.lose(tier_id)
         if path not in self._paths:
             self._paths[path] = None
-            _log.error("the RAM tier has lost a file that is not persisted", path=path.decode("utf-8", "backslashreplace"))
+            _log.error("the RAM tier has lost a file that is not persisted", path=shown(path))
 
     def warnings(self) -> list[str]:
         """For `status`, while it lasts."""
         if not self._paths:
             return []
-        named = ", ".join(path.decode("utf-8", "backslashreplace") for path in list(self._paths)[:NAMED_MAX])
+        named = ", ".join(map(shown, list(self._paths)[:NAMED_MAX]))
         more = f" and {len(self._paths) - NAMED_MAX} more" if len(self._paths) > NAMED_MAX else ""
         told = f"somebody removed files in the RAM tier: lost before they were persisted are {named}{more}"
         return [f"{told}; write them anew, or give them up with acpfs-ctl discard"]

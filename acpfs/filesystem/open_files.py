@@ -35,7 +35,7 @@ from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.pages_ahead import ReadyMemory
 from acpfs.filesystem.records import Caller, Lane, OpenFile
 from acpfs.filesystem.steps import unlocked
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.kept import Kept
 from acpfs.types import HandleId, Ino, Seq
 from acpfs.writeback.log.log import OperationLog
@@ -308,7 +308,10 @@ class OpenFiles:
             return False
         closing = await unlocked(self._closing, pid)
         if closing is Closing.KILL and not node.interrupted and node.modified:
-            log.warning("its writer was killed: not published, until it is written anew or `acpfs-ctl retry`", path=self._shown(node))
+            log.warning(
+                "its writer was killed: not published, until it is written anew or `acpfs-ctl retry`",
+                path=shown(self._table.path(node.ino)),
+            )
             self._contents.interrupt(node)
             handle.killed = True
             self._kept.changed(handle)
@@ -320,9 +323,6 @@ class OpenFiles:
         """A copy of the descriptor is in other hands than those that were killed, and these close or sync it: it is what they say it is."""
         if handle.killed and not handle.node.body.is_cold:
             handle.node.body.interrupted = False
-
-    def _shown(self, node: Node) -> str:
-        return self._table.path(node.ino).decode("utf-8", "backslashreplace")
 
     def settle_tentative(self, handle: Handle, *, written: bool) -> None:
         """The descriptor's first close was followed by a write, or by its last close."""

@@ -19,14 +19,12 @@ from typing import Protocol
 from acpfs.backing.calls import CallPool
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content.body import UNSEEN, Body
-from acpfs.filesystem.content.contents import FALLOC_PUNCH_HOLE, Contents
+from acpfs.filesystem.content.contents import Contents
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.nodes import Node
-from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
+from acpfs.ram.tier import BLOCK_BYTES, FALLOC_KEEP_SIZE, HUGE_PAGE_BYTES, Tier, fallocate, punch_hole
 from acpfs.types import TierId
 
-KEEP_SIZE = 1
-PUNCH = FALLOC_PUNCH_HOLE | KEEP_SIZE
 BYTES_MIN = 2 * HUGE_PAGE_BYTES
 """Smaller files have few pages anyway."""
 PIECE_BYTES = 64 << 20
@@ -108,7 +106,7 @@ class PagesAhead:
         if self._tier.free_bytes() < size or self._tier.space_left_bytes() < 2 * size:  # a tmpfs that is full for a moment fails others
             return False
         try:
-            fallocate(self._contents.opened(body), KEEP_SIZE, start, size)
+            fallocate(self._contents.opened(body), FALLOC_KEEP_SIZE, start, size)
             self._taken[body.tier].end = start + size
         except OSError:
             return False
@@ -191,7 +189,7 @@ def _punch_end(fd: int, size: int, taken: _Taken, bytes_max: int) -> int:
     start = max(_whole_pages(size), taken.end - bytes_max)
     piece = max(0, taken.end - start)
     if piece:
-        fallocate(fd, PUNCH, start, piece)
+        punch_hole(fd, start, piece)
         taken.end = start
     return piece
 
@@ -207,6 +205,6 @@ def _punch_hole(fd: int, size: int, taken: _Taken, bytes_max: int) -> int:
             end = os.lseek(fd, start, os.SEEK_DATA)
         taken.at = min(end, start + bytes_max)
         taken.holes += taken.at == end
-        fallocate(fd, PUNCH, start, taken.at - start)
+        punch_hole(fd, start, taken.at - start)
         return taken.at - start
     return 0

@@ -350,6 +350,14 @@ class Tier:
         os.close(self._dir_fd)
 
 
+FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE = 1, 2
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Give back the pages of a range, which reads as zeros then; the file is as long as before."""
+    fallocate(fd, FALLOC_PUNCH_HOLE | FALLOC_KEEP_SIZE, offset, length)
+
+
 def fallocate(fd: int, mode: int, offset: int, length: int) -> None:
     """The system call of that name; Python has only posix_fallocate."""
     if _libc.fallocate(fd, ctypes.c_int(mode), ctypes.c_int64(offset), ctypes.c_int64(length)) != 0:

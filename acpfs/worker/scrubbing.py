@@ -15,7 +15,7 @@ from acpfs.backing.calls import CallPool
 from acpfs.drain_records import Verification
 from acpfs.filesystem.scrub import Pace, RamScrub, ScrubFinding, ScrubPlace, Soundness
 from acpfs.filesystem.steps import settled
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.writeback.streams.bandwidth import TokenBucket
 from acpfs.writeback.streams.give_way import GiveWay
 
@@ -81,7 +81,7 @@ class Scrubbing:
         if finding is not None and finding.why and place not in self._damaged:
             log.error(
                 "RAM has other bytes of a file than were stored",
-                path=_shown(finding.path),
+                path=shown(finding.path),
                 why=finding.why,
                 expected=finding.expected,
                 found=finding.found,
@@ -105,7 +105,7 @@ class Scrubbing:
         if not self._damaged:
             return []
         found = list(self._damaged.values())
-        named = "; ".join(f"{_shown(finding.path)}: {finding.why}" for finding in found[:NAMED_MAX])
+        named = "; ".join(f"{shown(finding.path)}: {finding.why}" for finding in found[:NAMED_MAX])
         more = f"; and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
         return [f"RAM has other bytes of {len(found)} files than were stored ({named}{more})"]
 
@@ -118,7 +118,3 @@ class Scrubbing:
 def _verdict(finding: ScrubFinding) -> Verification:
     path, expected, found = os.fsdecode(finding.path), finding.expected or None, finding.found or None
     return Verification(path, finding.soundness.value, finding.size, expected, found, finding.why or None)
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")

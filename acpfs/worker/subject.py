@@ -44,7 +44,7 @@ from acpfs.filesystem.eviction import PINNED_SHARE_MAX
 from acpfs.filesystem.filesystem import FileSystemStatistics
 from acpfs.filesystem.records import FileReport
 from acpfs.filesystem.steps import settled
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram import place as places
 from acpfs.types import Seq
 from acpfs.worker import waiting_reports
@@ -382,8 +382,7 @@ def _digest_and_close(fd: int, size: int) -> str:
 
 
 def _orphan(path: tuple[bytes, ...]) -> str:
-    shown = b"/".join(path).decode("utf-8", "backslashreplace")
-    return f"a mount whose RAM tier was lost kept an old checkpoint as {shown}: move it back on the backing directory, or remove it"
+    return f"a mount whose RAM tier was lost kept an old checkpoint as {shown(path)}: move it back on the backing directory, or remove it"
 
 
 def _held(guarded: GuardedReport) -> QueueEntry:

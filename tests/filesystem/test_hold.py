@@ -205,8 +205,10 @@ def test_held_writers_get_room_in_turn(tmp_path: Path) -> None:
         assert (kernel.is_held(first), kernel.is_held(second)) == (False, True)
         await w.close(first_open)
         await w.drained()
-        tick(w)
-        assert not kernel.is_held(second)
+        with trio.fail_after(120):
+            while kernel.is_held(second):  # a piece of it may be on its way out of RAM, which comes to its end first
+                await trio.sleep(0.01)
+                tick(w)
         await w.close(second_open)
 
     run(tmp_path, scenario)

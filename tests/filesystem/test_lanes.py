@@ -455,6 +455,24 @@ def test_a_mapping_beside_a_passthrough_reader_is_persisted(tmp_path: Path) -> N
     run(tmp_path, scenario)
 
 
+@pytest.mark.clause("S41")
+@pytest.mark.parametrize("flags", [os.O_RDWR, os.O_WRONLY])
+def test_a_time_that_was_set_stays_where_somebody_could_write_and_did_not(tmp_path: Path, flags: int) -> None:
+    """What the kernel shows of a new file's tier file is when that was made: no sign of a write (found by the model, seed 3384658376)."""
+
+    async def scenario(w: World) -> None:
+        await w.write(b"iter_1.pt", b"x" * 2 * MIB)
+        reader, attributes = await w.create(b"iter_2.pt", flags=os.O_RDONLY)
+        assert reader.lane is Lane.PASSTHROUGH
+        await w.do(w.fs.setattr(attributes.ino, AttributeChange(mtime_ns=10**18), None, CALLER))
+        writer = await opened(w, attributes.ino, flags)
+        await w.close(writer)
+        await w.close(reader)
+        assert (await w.do(w.fs.getattr(attributes.ino))).mtime_ns == 10**18
+
+    run(tmp_path, scenario)
+
+
 def test_a_file_that_only_the_backing_directory_has_is_read_by_the_kernel_there(tmp_path: Path) -> None:
     (tmp_path / "backing").mkdir()
     (tmp_path / "backing/old").write_bytes(b"cold")

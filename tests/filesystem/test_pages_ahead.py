@@ -21,7 +21,7 @@ from acpfs.filesystem import pages_ahead
 from acpfs.filesystem.records import AttributeChange, Attributes, Lane, OpenFile
 from acpfs.filesystem.steps import settled
 from acpfs.ram.control_groups import LimitedGroup, own_limits
-from acpfs.ram.tier import fallocate
+from acpfs.ram.tier import punch_hole
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
@@ -319,11 +319,11 @@ def test_pages_stay_while_a_write_without_the_lock_is_under_way(base: Path, monk
         finally:
             over.set()
 
-    def just_before(fd: int, mode: int, offset: int, length: int) -> None:
-        if mode & pages_ahead.PUNCH == pages_ahead.PUNCH and under_way.is_set():
+    def just_before(fd: int, offset: int, length: int) -> None:
+        if under_way.is_set():
             goes_on.set()
             assert over.wait(60)
-        fallocate(fd, mode, offset, length)
+        punch_hole(fd, offset, length)
 
     async def scenario(w: World) -> None:
         await expect(w)
@@ -332,7 +332,7 @@ def test_pages_stay_while_a_write_without_the_lock_is_under_way(base: Path, monk
         other = await w.do(w.fs.open(made.ino, os.O_WRONLY | os.O_SYNC, CALLER))
         assert other.lane is not Lane.PASSTHROUGH
         monkeypatch.setattr(os, "pwrite", held_write)
-        monkeypatch.setattr(pages_ahead, "fallocate", just_before)
+        monkeypatch.setattr(pages_ahead, "punch_hole", just_before)
         async with trio.open_nursery() as nursery:
             for start in (3 * MIB, 6 * MIB):
                 call = w.fs.write(other.handle, start, b"y" * PIECE)

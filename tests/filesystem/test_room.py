@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.backing import filling
 from acpfs.config import WhenFull
 from acpfs.filesystem.content import overflow
 from acpfs.filesystem.records import AttributeChange, Caller, OpenFile
@@ -251,14 +252,14 @@ def test_a_writer_that_is_killed_while_its_file_moves_out_of_ram_leaves_no_copy_
 @pytest.mark.clause("S131")
 def test_bytes_that_a_hung_copy_still_reads_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(w: World) -> None:
-        write_all, begun, goes_on = overflow._write_all, threading.Event(), threading.Event()
+        write_all, begun, goes_on = filling.write_all, threading.Event(), threading.Event()
 
         def slowly(fd: int, data: bytes | memoryview, offset: int) -> int:
             begun.set()
             goes_on.wait(60)
             return write_all(fd, data, offset)
 
-        monkeypatch.setattr(overflow, "_write_all", slowly)
+        monkeypatch.setattr(overflow, "write_all", slowly)
         opened = await writer(w, b"killed", 1)
         await w.do(w.fs.write(opened.handle, 0, block(3) * 2))
         call = Call(w, opened, block(3) * 3, 2 * MIB)

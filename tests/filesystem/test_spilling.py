@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.backing import filling
 from acpfs.filesystem.content.spilling import Spilling
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
@@ -135,7 +136,7 @@ def test_who_is_killed_while_a_file_comes_back_leaves_nobody_writing(tmp_path: P
     """Not even the thread: the descriptor that it wrote to would be another file's by then."""
     written: list[int] = []
     copy: list[int] = []
-    write_all, begun, goes_on, ended = spill_module.write_all, *(threading.Event() for _ in range(3))
+    write_all, begun, goes_on, ended = filling.write_all, *(threading.Event() for _ in range(3))
 
     async def script(made: World) -> None:
         for number in range(8):

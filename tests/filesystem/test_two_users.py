@@ -181,7 +181,7 @@ def test_a_write_that_is_under_way_beside_ram_when_another_descriptor_is_closed_
         ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
         other = await opened(w, ino, os.O_WRONLY)
         await w.do(w.fs.write(other.handle, 0, b"other"))
-        slow = Slow(monkeypatch, overflow, "_write_all")
+        slow = Slow(monkeypatch, overflow, "write_all")
         call = Call(w, file, block(9), 6 * MIB)
         await slow.has_begun()
         await w.close(other)
@@ -207,7 +207,7 @@ def test_a_write_beside_ram_whose_process_is_killed_has_ended_when_the_file_is_p
 
     async def scenario(w: World) -> None:
         file = await overflowed(w)
-        slow = Slow(monkeypatch, overflow, "_write_all")
+        slow = Slow(monkeypatch, overflow, "write_all")
         call = Call(w, file, block(9))
         await slow.has_begun()
         call.kill()

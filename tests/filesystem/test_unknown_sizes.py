@@ -16,7 +16,7 @@ import trio
 
 from acpfs.config import WhenFull
 from acpfs.filesystem import likely_sizes
-from acpfs.filesystem.plenty import Net
+from acpfs.filesystem.admission import Net
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.ram.control_groups import LimitedGroup
 from acpfs.types import ROOT, Ino

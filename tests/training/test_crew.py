@@ -306,6 +306,15 @@ def run(ship: Ship) -> None:
     settle(ship)
 
 
+def parking() -> Ship:
+    """Of two ranks that run one failed, has parked and said so; the other has not yet."""
+    ship = Ship(2, faults=1).begin()
+    run(ship)
+    for happens in ("fail", "up", "down", "up"):
+        ship.let(happens, 1)
+    return ship
+
+
 @clause("T76")
 def test_a_process_that_comes_takes_the_place_of_one_that_lives() -> None:
     ship = Ship(2).begin()
@@ -344,12 +353,7 @@ def test_a_rank_that_fails_at_one_update_again_and_again_ends_the_job_and_deaths
 
 @clause("T152")
 def test_a_rank_that_is_seen_to_work_may_take_its_time_to_park() -> None:
-    ship = Ship(2, faults=1).begin()
-    run(ship)
-    ship.let("fail", 1)
-    ship.let("up", 1)
-    ship.let("down", 1)
-    ship.let("up", 1)
+    ship = parking()
     for _ in range(3 * int(Limits().stuck_s)):
         ship.now += 1
         ship.crew.vouched([0], ship.now)
@@ -469,12 +473,7 @@ def test_a_job_for_which_no_process_comes_ends() -> None:
 
 @clause("T77")
 def test_a_rank_that_does_not_park_or_says_nothing_is_lost_and_sent_away() -> None:
-    ship = Ship(2, faults=1).begin()
-    run(ship)
-    ship.let("fail", 1)
-    ship.let("up", 1)
-    ship.let("down", 1)
-    ship.let("up", 1)
+    ship = parking()
     while ship.at(CrewState.PARKING):
         ship.now += 1
         for rank in (0, 1):

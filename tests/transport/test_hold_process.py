@@ -15,8 +15,8 @@ from typing import cast
 
 import pytest
 
+from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.plenty import Net
 from acpfs.transport.native.hold_process import Locks, serve
 from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino

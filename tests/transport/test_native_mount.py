@@ -182,6 +182,13 @@ def test_a_dying_caller_gets_out_of_a_hanging_call(tmp_path: Path) -> None:
         assert os.listdir(mounted.path) == []
 
 
+STAT_WITH_A_TIMER = """
+import os, signal, sys
+signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+os.stat(sys.argv[1])
+"""
+
+
 def lies_below(base: Path, name: str) -> None:
     """Before the mount: a name that the first listing has is waited for, one that it has not is soon not there (S206)."""
     (base / "backing").mkdir()
@@ -189,14 +196,9 @@ def lies_below(base: Path, name: str) -> None:
 
 
 def test_a_caller_that_only_gets_a_signal_goes_on_waiting(tmp_path: Path) -> None:
-    text = """
-import os, signal, sys
-signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-os.stat(sys.argv[1])
-"""
     lies_below(tmp_path, "hangs")
     with NativeMount(tmp_path, "--hang", "hangs") as mounted:
-        stuck = program(text, mounted.path / "hangs")
+        stuck = program(STAT_WITH_A_TIMER, mounted.path / "hangs")
         wait_for_request(mounted)
         with pytest.raises(subprocess.TimeoutExpired):
             stuck.wait(timeout=1.5)
@@ -207,14 +209,9 @@ os.stat(sys.argv[1])
 @pytest.mark.clause("S132")
 def test_a_caller_with_a_signal_that_it_catches_can_be_ended_by_another(tmp_path: Path) -> None:
     """Timers are such signals. The kernel keeps the second one beside the first, and calls it deadly when the program runs again."""
-    text = """
-import os, signal, sys
-signal.signal(signal.SIGALRM, lambda *_: None); signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
-os.stat(sys.argv[1])
-"""
     lies_below(tmp_path, "hangs")
     with NativeMount(tmp_path, "--hang", "hangs") as mounted:
-        stuck = program(text, mounted.path / "hangs")
+        stuck = program(STAT_WITH_A_TIMER, mounted.path / "hangs")
         wait_for_request(mounted)
         status, deadline = Path(f"/proc/{stuck.pid}/status"), time.monotonic() + 60
         while f"ShdPnd:\t{1 << (signal.SIGALRM - 1):016x}" not in status.read_text():

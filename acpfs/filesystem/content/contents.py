@@ -26,7 +26,7 @@ from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
-from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier, fallocate
+from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, HUGE_PAGE_BYTES, Tier, fallocate
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log.log import OperationLog
@@ -40,7 +40,6 @@ INLINE_WRITE_BYTES_MAX = 16 << 10
 
 LOOK_AGAIN_S = 0.001
 """Whether writes that are under way have ended, before the bytes move elsewhere."""
-FALLOC_PUNCH_HOLE = 2
 ALLOCATE_PIECE_BYTES = 32 << 20
 """About 10 ms of zeroing pages."""
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from acpfs.backing.calls import CallPool, after
+from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
 from acpfs.filesystem.content.body import OUTGROWN_PIECE_BYTES, Body, MovingOut, Staging, overflowed
@@ -28,9 +29,9 @@ from acpfs.filesystem.earlier_calls import EarlierCalls
 from acpfs.filesystem.hold import Held
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import wait
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.state import LateError, StateDatabase
-from acpfs.ram.tier import Tier, fallocate
+from acpfs.ram.tier import Tier, punch_hole
 from acpfs.types import NO_TIER
 from acpfs.writeback.log.log import OperationLog
 from acpfs.writeback.log.stages import Step
@@ -38,8 +39,6 @@ from acpfs.writeback.log.stages import Step
 PIECE = OUTGROWN_PIECE_BYTES
 KEEP_PIECES = 2
 """At either end so much stays in RAM: headers are rewritten at last, and the end is where the writer is."""
-FALLOC_PUNCH = 3
-"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE."""
 RETRY_DELAY_MIN_S, RETRY_DELAY_MAX_S = 0.1, 10.0
 RELEASE_WAIT_S = 5.0
 STEADY_WAIT_S = 5.0
@@ -89,7 +88,7 @@ class OutgrownFiles:
         if self._running or not self._earlier.over.done() or held.until is None or body.is_cold or time.monotonic() < held.not_before:
             return False
         if body.failed and body.is_outgrown:
-            fallocate(self._contents.opened(body), FALLOC_PUNCH, 0, max(1, node.size))  # its bytes are of no use any more
+            punch_hole(self._contents.opened(body), 0, max(1, node.size))  # its bytes are of no use any more
             return False
         if not self._may(node, body):
             return False
@@ -155,7 +154,7 @@ class OutgrownFiles:
             gaps, data = held.gaps, os.pread(source, PIECE, piece * PIECE)
             if _is_gone(body, piece):
                 _check(data, os.pread(target, PIECE, piece * PIECE))
-            _write_all(target, data, piece * PIECE)
+            write_all(target, data, piece * PIECE)
             if not self._steady(held):
                 return False
             with self._lock:
@@ -189,9 +188,9 @@ class OutgrownFiles:
                 body.fetch(body.tier, piece * PIECE, (piece + 1) * PIECE)  # its bytes stay in RAM, and may change there
             raise
         self._tier.look_full()
-        fallocate(fd, FALLOC_PUNCH, piece * PIECE, PIECE)
+        punch_hole(fd, piece * PIECE, PIECE)
         if _has_data(fd, piece):
-            _write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
+            write_all(fd, data, piece * PIECE)  # the kernel could not free it, and may have cleared it
         os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
         st = self._tier.settle_fd(body.tier, fd)
         self._contents.kernel.note(node, (st.st_mtime_ns, st.st_size))
@@ -218,7 +217,7 @@ class OutgrownFiles:
         self._admission.never(path)
         log.error(
             "a file larger than RAM was overwritten where its bytes had left RAM: it fails with EIO and is not stored",
-            path=path.decode("utf-8", "backslashreplace"),
+            path=shown(path),
         )
 
     # -- reading
@@ -347,7 +346,7 @@ class OutgrownFiles:
             target = self._open(body, moving)
             for piece in range(-(-size // PIECE)):
                 if _has_data(source, piece):
-                    _write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
+                    write_all(target, os.pread(source, PIECE, piece * PIECE), piece * PIECE)
             os.ftruncate(target, size)
         finally:
             os.close(source)
@@ -389,10 +388,3 @@ def _check(new: bytes, old: bytes) -> None:
     zeros, somethings = new.translate(_ZERO_TO_ONE), old[: len(new)].translate(_NONZERO_TO_ONE)
     if int.from_bytes(zeros, "little") & int.from_bytes(somethings.ljust(len(zeros), b"\0"), "little"):
         raise TornError(errno.EIO, "overwritten after it had left RAM")
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        done = os.pwrite(fd, view, offset)
-        view, offset = view[done:], offset + done

@@ -18,6 +18,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from acpfs.backing.calls import CallPool
+from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body, overflowed
@@ -118,7 +119,7 @@ class Overflow:
             data = os.pread(source, min(CHUNK_BYTES, size - done), done)
             if not data:
                 break
-            _write_all(target, data, done)
+            write_all(target, data, done)
             done += len(data)
         os.ftruncate(target, size)
 
@@ -233,7 +234,7 @@ class Overflow:
     async def write(self, body: Body, known_size: int, offset: int, data: bytes | memoryview) -> int:
         """Write all bytes. `known_size`: the file's length so far."""
         await self._make_ours(body, known_size)
-        return await self._change(body, "write overflow", _write_all, data, offset)
+        return await self._change(body, "write overflow", write_all, data, offset)
 
     async def truncate(self, body: Body, known_size: int, size: int) -> None:
         """Change the file's length, which was `known_size` so far."""
@@ -266,10 +267,3 @@ class Overflow:
         if body.fd >= 0:
             self._calls.submit("close overflow", os.close, body.fd)
             body.fd = -1
-
-
-def _write_all(fd: int, data: bytes | memoryview, offset: int) -> int:
-    view, done = memoryview(data), 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
-    return done

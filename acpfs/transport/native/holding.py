@@ -26,8 +26,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.plenty import Net
 from acpfs.logger import get_logger
 from acpfs.ram.mounts import clone
 from acpfs.transport.native import hold_process

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.drain_records import ConflictReport
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.types import Ino, Seq
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.log.lower_tree import Place
@@ -265,13 +265,9 @@ class Conflicts:
             self._state.commit()
         why = "changed natively while the mount was away" if self.covers(op) else "changed by others since it was deleted here"
         what = "the mount's is kept beside" if kept_as else "left as it is"
-        told = {"path": _shown(b"/".join(path)), "kind": op.kind.value} | ({"kept_as": _shown(kept_as)} if kept_as else {})
+        told = {"path": shown(b"/".join(path)), "kind": op.kind.value} | ({"kept_as": shown(kept_as)} if kept_as else {})
         _log.warning(f"conflict: {why}; {what}", **told)
 
 
 def _report(path: bytes, kind: str, kept_as: bytes, at: float) -> ConflictReport:
     return ConflictReport(os.fsdecode(path), kind, os.fsdecode(kept_as) or None, at)
-
-
-def _shown(path: bytes) -> str:
-    return path.decode("utf-8", "backslashreplace")

@@ -13,7 +13,7 @@ import os
 import stat
 
 from acpfs.backing.lower import Lower, LowerPath, LowerStat
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.types import Ino
 from acpfs.writeback.commits.conflicts import Conflicts
 from acpfs.writeback.log.ops import Metadata
@@ -67,9 +67,9 @@ class GivenBack:
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=_shown(source))
+            _log.warning("another node wrote this into a checkpoint that was deleted here: its name is taken", path=shown(source))
             return False
-        _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=_shown(target))
+        _log.info("another node wrote this into a checkpoint that was deleted here: it goes to the new one", path=shown(target))
         return True
 
     def _put(self, source: LowerPath, target: LowerPath, st: LowerStat) -> None:
@@ -111,7 +111,3 @@ def make_directories(lower: Lower, path: LowerPath) -> list[LowerPath]:
         lower.apply(path[:depth], Metadata(mode=MODE))
         made.append(path[:depth])
     return made
-
-
-def _shown(path: LowerPath) -> str:
-    return b"/".join(path).decode("utf-8", "backslashreplace")

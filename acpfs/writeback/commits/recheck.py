@@ -19,7 +19,7 @@ from functools import partial
 
 from acpfs.backing.lower import LowerPath, LowerStat
 from acpfs.errors import PERMANENT_ERRNOS, errno_name
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence.whereabouts import Whereabouts
@@ -59,7 +59,7 @@ class Recheck:
         except OSError as error:
             if error.errno not in _REFUSALS:
                 raise
-            name, why = (op.new_name or op.name).decode("utf-8", "backslashreplace"), errno_name(error.errno)
+            name, why = shown(op.new_name or op.name), errno_name(error.errno)
             _log.error("the backing directory lost this, and refuses to have it again", kind=op.kind.value, name=name, error=why)
             return False
 

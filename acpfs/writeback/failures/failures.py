@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import trio
 
 from acpfs.errors import errno_name
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.types import Seq
 from acpfs.writeback.evidence.verify import MisreadError, OnlyCopyError
 from acpfs.writeback.failures.retry import PARKED_DELAY_MIN_S, RetryPolicy
@@ -125,7 +125,7 @@ class Failures:
     def _tell(self, op: Op, error: OSError, *, parked: bool) -> None:
         """In the log file: each first failure and each parking; retries only when they become rare."""
         if parked or op.tries & (op.tries - 1) == 0:
-            path = self._parts.listener.display_path(op).decode("utf-8", "backslashreplace")
+            path = shown(self._parts.listener.display_path(op))
             level = _log.error if parked else _log.warning
             event = "backing directory failed; will be retried"
             if isinstance(error, OnlyCopyError):

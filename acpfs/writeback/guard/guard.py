@@ -23,7 +23,7 @@ import trio
 from acpfs.backing.lower import LowerPath
 from acpfs.checkpoints import Checkpoints
 from acpfs.drain_records import GuardedReport
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.types import NO_INO, ROOT, Ino, Seq
 from acpfs.writeback.arrival import Bell, outcome
 from acpfs.writeback.engine_records import GuardStatistics
@@ -268,7 +268,7 @@ class Guard:
         if op.let_go and op.new_parent < 0:  # moved aside: what it was to do is still to be done
             kind = OpKind(op.payload.partition(b" ")[0].decode())
             self._log.append(kind, op.ino, parent=op.new_parent, name=op.new_name, logged_at=op.logged_at)
-            old, new = map(_shown, paths)
+            old, new = map(shown, paths)
             _log.warning("an old checkpoint was made again before a newer one was persisted; it is kept", path=old, kept=new)
         if any(ino in self._nodes or ino in self._above for ino in (op.ino, op.victim)):
             self._sort_anew()
@@ -396,7 +396,7 @@ class Guard:
                 if not lack:
                     self._release_in_turn(held, "newer")
                     return
-                lacks[_shown(other.checkpoint.name)] = lack
+                lacks[shown(other.checkpoint.name)] = lack
         if lacks:
             held.why = "not whole yet: " + "; ".join(f"{name}: {lack}" for name, lack in lacks.items())
 
@@ -437,7 +437,7 @@ class Guard:
         for held in chosen:
             self.released[why] += 1
             tell = {"space": _log.error, "time": _log.warning, "operator": _log.warning}.get(why, _log.info)
-            tell("held deletions are carried out", checkpoint=_shown(held.checkpoint.path), why=why, operations=len(held.ops))
+            tell("held deletions are carried out", checkpoint=shown(held.checkpoint.path), why=why, operations=len(held.ops))
         self._bring_back([op for held in chosen for op in held.ops.values()])
 
     def _bring_back(self, ops: list[Op]) -> None:
@@ -477,7 +477,3 @@ def _take_off(counter: Counter[Ino], ino: Ino) -> None:
     counter[ino] -= 1
     if counter[ino] <= 0:
         del counter[ino]
-
-
-def _shown(path: bytes | LowerPath) -> str:
-    return (path if isinstance(path, bytes) else b"/".join(path)).decode("utf-8", "backslashreplace")

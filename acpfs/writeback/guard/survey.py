@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from acpfs.backing.lower import Lower, LowerPath
 from acpfs.checkpoints import Checkpoint, Checkpoints, is_state
+from acpfs.logger import shown
 
 LIKE_SHARE = 0.9
 """A checkpoint with fewer than 90 % of another's bytes is not whole yet: states of one run differ by less, a missing shard is more."""
@@ -64,7 +65,7 @@ class Inventory:
         """What it has not got of another one, in words; "": nothing."""
         missing = sorted(of.names - self.names)
         if missing:
-            named = ", ".join(name.decode(errors="backslashreplace") for name in missing[:_NAMES_TOLD_MAX])
+            named = ", ".join(shown(name) for name in missing[:_NAMES_TOLD_MAX])
             named += ", …" if len(missing) > _NAMES_TOLD_MAX else ""
             return f"{(of.names - self.names).total()} of {of.files} files are not there yet ({named})"
         return "" if self.has_bytes_of(of) else f"it has {self.size_bytes} bytes, the one before {of.size_bytes}"

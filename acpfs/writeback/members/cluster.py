@@ -23,13 +23,14 @@ from acpfs.backing.calls import CallPool
 from acpfs.backing.member_records import NodeRecord, NodeState
 from acpfs.config import Settings
 from acpfs.errors import RefusedError
-from acpfs.logger import get_logger
+from acpfs.logger import get_logger, shown
 from acpfs.ram.state import StateDatabase
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.engine_records import ClusterStatistics, PeerReport, WaitingPointer
 from acpfs.writeback.log.log import REMOVING, OperationLog
 from acpfs.writeback.members.far_clocks import FarClocks
 from acpfs.writeback.members.gate import Gate, Gated
+from acpfs.writeback.members.incarnation import Incarnation, in_use
 from acpfs.writeback.members.pace import BETWEEN_WRITES, Pace
 from acpfs.writeback.members.peer_names import NOTHING, PeerNames, Pending
 from acpfs.writeback.members.peers import Peer, Terms, Verdict
@@ -44,11 +45,6 @@ WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
 _log = get_logger(__name__)
 
 T = TypeVar("T")
-
-DDL = """
-CREATE TABLE IF NOT EXISTS incarnation (
-  one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, lost_from REAL, lost_until REAL);
-"""
 
 
 class Records(Protocol):
@@ -96,10 +92,9 @@ class Cluster:
         self._monotonic = monotonic
         self._records, self._who, self._gate, self._log, self._settings = records, who, gate, log, settings
         self._pool, self._section, self._wake, self._coherent = pool, section, wake, coherent
-        self._state_database = state
+        self._own = Incarnation(who.node, state, section, lambda: self._call("read", records.read, who.node))
         self._names, self._pending = names or PeerNames(settings), pending
         self._names.known = self._listed = False
-        self._incarnation, self._lost = _incarnation(state)
         self._beat = secrets.randbits(40)
         self._state = NodeState.LIVE
         self._peers: dict[str, Peer] = {}
@@ -107,7 +102,7 @@ class Cluster:
         self._writes = self._write_done = 0
         self._pace = Pace(settings.heartbeat_s, monotonic)
         self._published_at = 0.0
-        self._error = self._rivalry = ""
+        self._error = ""
         self._bell = gate.bell
         self._far_clocks = FarClocks()
         self.published = self.pointers_passed = self.pointers_withheld = 0
@@ -124,39 +119,14 @@ class Cluster:
         """
         node = self._who.node
         await self._call("clear", self._records.remove_temporary, node)
-        try:
-            earlier = await self._call("read", self._records.read, node)
-        except ValueError:
-            earlier = None
-        if earlier is not None and earlier.incarnation and earlier.incarnation != self._incarnation:
-            self._set_lost(_lost_with(earlier, self._log.clock.now()))
+        earlier = await self._own.other()
+        if earlier is not None:
+            self._own.follows(earlier, self._log.clock.now())
         await self.publish()
         await self._list()
-        rival = await self._rival()
+        rival = await self._own.other()
         if rival is not None:
-            raise RefusedError(_in_use(rival))
-
-    async def _rival(self) -> NodeRecord | None:
-        """Whoever else has written the record of our node id since we did."""
-        try:
-            found = await self._call("read", self._records.read, self._who.node)
-        except ValueError:
-            return None
-        return found if found is not None and found.incarnation not in ("", self._incarnation) else None
-
-    async def _look_for_rival(self) -> None:
-        """Two that joined at the same moment, or one that a hung backing directory had kept silent until another took its id."""
-        rival = await self._rival()
-        before, self._rivalry = self._rivalry, _in_use(rival) if rival is not None else ""
-        if self._rivalry and not before:
-            _log.error("two mounts have the same node id, and remove one another's files: unmount one of them", detail=self._rivalry)
-
-    def _set_lost(self, lost: tuple[float, float] | None) -> None:
-        with self._section():
-            self._lost = lost
-            self._state_database.change("UPDATE incarnation SET lost_from = ?, lost_until = ?", lost or (None, None))
-        if lost is not None:
-            _log.error("what this node had not persisted may be lost: pointers of that time are withheld", node=self._who.node, times=lost)
+            raise RefusedError(in_use(rival))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until cancelled."""
@@ -209,7 +179,7 @@ class Cluster:
 
     async def _publish(self) -> None:
         if self._writes % BEATS_PER_LISTING == BEATS_PER_LISTING - 1:
-            await self._quietly(self._look_for_rival)
+            await self._quietly(self._own.look_for_rival)
         with self._section():
             record, pending = self._observe(), NOTHING if self._listed and not self._peers else self._pending()
             self._pace.writes(self._log.last_seq, behind=record.watermark < record.clock)
@@ -240,7 +210,7 @@ class Cluster:
         heard = sorted(self._peers.values(), key=lambda peer: -peer.heard_at)[:HEARD_MAX]
         return replace(
             self._who,
-            incarnation=self._incarnation,
+            incarnation=self._own.name,
             beat=self._beat,
             state=self._state,
             clock=now,
@@ -249,12 +219,12 @@ class Cluster:
             gated=self._gate.head(),
             drift_s=clock.drift_s,
             heard={peer.node: peer.ahead_s_min for peer in heard if peer.record is not None},
-            lost=self._lost,
+            lost=self._own.lost,
             heartbeat_s=self._pace.heartbeat_s,
             operations=len(self._log),
             dirty_bytes=self._log.dirty_bytes,
             withheld=len(self._gate.withheld()),
-            errors=tuple(filter(None, (self._rivalry, self._error))),
+            errors=tuple(filter(None, (self._own.rivalry, self._error))),
         )
 
     # -- the others
@@ -433,7 +403,7 @@ class Cluster:
                     why=why,
                     seq=one.op.seq,
                     needs=self._gate.needs(one.op),
-                    name=(one.op.new_name or one.op.name).decode("utf-8", "backslashreplace"),
+                    name=shown(one.op.new_name or one.op.name),
                 )
 
     # -- readers
@@ -491,7 +461,7 @@ class Cluster:
             OSError: the backing directory refuses.
         """
         if node == self._who.node:
-            self._set_lost(None)
+            self._own.set_lost(None)
             await self.publish()
             return True
         await self.look()
@@ -543,34 +513,12 @@ class Cluster:
             waited_s_max=self.waited_s_max,
             clock_bound_s=max([terms.clock_bound_s, *(peer.bound_s(terms) for peer in self._peers.values())]),
             drift_s=terms.drift_s,
-            lost=self._lost,
+            lost=self._own.lost,
             awaited=tuple(self._names.awaited),
             name_waits=self._names.waits,
             name_waits_in_vain=self._names.waits_in_vain,
-            error=self._rivalry or self._error,
+            error=self._own.rivalry or self._error,
         )
-
-
-def _in_use(rival: NodeRecord) -> str:
-    return f"node id {rival.node} is in use: {rival.host or 'another machine'} serves {rival.mountpoint or 'a mount'} under it"
-
-
-def _incarnation(state: StateDatabase) -> tuple[str, tuple[float, float] | None]:
-    """Of the RAM tier, and what was lost with the one before."""
-    state.create(DDL)
-    for name, lost_from, lost_until in state.rows("SELECT name, lost_from, lost_until FROM incarnation"):
-        return str(name), None if lost_from is None else (lost_from, lost_until)
-    name = secrets.token_hex(8)
-    state.change("INSERT INTO incarnation VALUES (1, ?, NULL, NULL)", (name,))
-    state.commit()
-    return name, None
-
-
-def _lost_with(earlier: NodeRecord, now: float) -> tuple[float, float] | None:
-    """What another incarnation of this node took with it; one interval for all, since only pointers that still wait are held against it."""
-    if earlier.state is NodeState.LEFT:
-        return earlier.lost
-    return (min(earlier.watermark, earlier.lost[0]) if earlier.lost else earlier.watermark, now)
 
 
 def _read_records(records: Records, names: list[str]) -> dict[str, _Answer]:

@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Protocol, TypeVar
 
 from acpfs.backing.calls import CallPool
-from acpfs.backing.filling import begin_write_out, forget_pages
+from acpfs.backing.filling import begin_write_out, forget_pages, write_all
 from acpfs.backing.health import CallInFlight, current_call
 from acpfs.backing.progress import Progress
 from acpfs.checksum import Checksum
@@ -527,10 +527,3 @@ class Spill:
         """Let idle threads end; what is in flight goes on, nobody waits for it."""
         self.calls.close()
         self.reads.close()
-
-
-def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
-    """pwrite until nothing is left."""
-    view, done = memoryview(data), 0
-    while done < len(view):
-        done += os.pwrite(fd, view[done:], offset + done)
