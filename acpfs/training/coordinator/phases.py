@@ -256,6 +256,8 @@ class Phases:
         if self.state not in (State.REGISTERING, State.LEAVING):
             silent = self._hearing.silent(self._alive, self._limits.silent_s, now)
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
+        if self.state in (State.STOPPING, State.SETTLING, State.SAVING, State.PUBLISHING):
+            self._lose(self._dispensable(now), f"silent for {self._limits.stuck_s:g} s of a gasp, and others have what it has", now)
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
         elif now >= self._deadline:
@@ -545,6 +547,14 @@ class Phases:
     def could_save(self, ranks: Iterable[int]) -> bool:
         """Whether these hold everything."""
         return self.layout is not None and not isinstance(cover(self.layout, ranks), NoCover)
+
+    def _dispensable(self, now: float) -> list[int]:
+        """Whom a gasp waits for no longer, though its node sees it work: it may hang in a storage, and others have what it has."""
+        found: list[int] = []
+        for rank in self._hearing.unheard(self._alive, self._limits.stuck_s, now):
+            if self.could_save(self._alive.keys() - {*found, rank}):
+                found.append(rank)
+        return found
 
     @property
     def _has_majority(self) -> bool:
