@@ -291,6 +291,19 @@ def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_wh
         assert 1 in desk.phases.lost  # nobody vouches
 
 
+@clause("T18")
+def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
+    """The server calls `tick` when `wake_at` has come; of many ranks somebody beats in each moment."""
+    desk = Desk(job()).begin()
+    for _ in range(int(10 * (LIMITS.silent_s + 2))):
+        desk.now += 0.1
+        for rank in (0, 2, 3):
+            desk.do(desk.phases.arrived(rank, 0, desk.members[rank].beat(), desk.now))
+        if desk.now >= desk.phases.wake_at:
+            desk.do(desk.phases.tick(desk.now))
+    assert list(desk.phases.lost) == [1]
+
+
 @clause("T156")
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_saver_that_says_nothing_is_waited_for_only_where_nobody_else_has_what_it_has(copies: int) -> None:
