@@ -3,7 +3,7 @@
 CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a process has. Each process keeps to what
 `SimulatedMember` says, votes, and writes a line for everything it is told. An answer to an order named in `hold` waits until the file
 `release` exists. The rank in `busy` says nothing at all from the order on that is named there, as one whose interpreter is held, until
-that file exists.
+that file exists; where there is `hangs_in`, it writes to that file before.
 """
 
 from __future__ import annotations
@@ -104,11 +104,17 @@ class PlainMember:
                 self.say("Left", status=message.status, text=message.text, gasp=message.gasp)
                 self.ended = True
             if [self.member.rank, kind] == self.config.get("busy"):
-                while not (Path(self.config["log"]) / "release").exists():
-                    Path("/proc/self/stat").read_bytes()
+                self.be_busy()
             self.held += answers
             if kind != self.config.get("hold"):
                 self.answer()
+
+    def be_busy(self) -> None:
+        """Say nothing."""
+        if "hangs_in" in self.config:
+            Path(self.config["hangs_in"]).write_bytes(b"x")
+        while not (Path(self.config["log"]) / "release").exists():
+            Path("/proc/self/stat").read_bytes()
 
     def answer(self) -> None:
         link = self.links.get(self.ballot.active if self.ballot.active is not None else -1)

@@ -22,6 +22,7 @@ from acpfs.training.coordinator.__main__ import witness_for
 from acpfs.training.coordinator.witness import Claimant, claim
 from acpfs.training.credentials import make_credentials
 from acpfs.training.messages import ExitStatus
+from tests.rig.faultfs import FaultFs
 from tests.training.gasp_job import GaspJob, until
 
 clause = pytest.mark.clause
@@ -177,6 +178,26 @@ def test_a_rank_that_says_nothing_and_works_is_not_lost(tmp_path: Path, order: s
             job.kill(3)
         assert [job.left(rank)["status"] for rank in (0, 1, 2)] == [ExitStatus.SAVED] * 3
         assert job.published()[0]["lost"] == [3]
+
+
+@pytest.mark.mount
+@pytest.mark.long
+@clause("T156")
+def test_a_saver_that_hangs_in_a_storage_is_not_waited_for_where_another_has_what_it_has(tmp_path: Path) -> None:
+    """A real file system that never answers, outside of the mount. Its node sees it wait for a storage, and vouches for it."""
+    (tmp_path / "source").mkdir()
+    with FaultFs(tmp_path / "source", tmp_path / "hung") as storage:
+        storage.freeze(["create", "open", "lookup"], glob="*other*")
+        words = {"busy": [0, "Save"], "hangs_in": str(tmp_path / "hung" / "other")}
+        with GaspJob(tmp_path / "job", 3, {"all": (0, 1, 2)}, **words) as job:
+            job.wait("Protected", 0, 1, 2)
+            job.kill(2)
+            storage.wait_frozen()
+            until(lambda: job.status()["counts"].get("silent_and_at_work", 0))
+            assert job.left(1)["status"] == ExitStatus.SAVED
+            assert job.published()[0]["lost"] == [0, 2]
+            assert "others have what it has" in job.faults()[0]["lost"]["0"]
+            storage.thaw()
 
 
 @pytest.mark.long

@@ -291,6 +291,44 @@ def test_one_that_does_not_park_and_works_is_waited_for_where_nobody_else_has_wh
         assert 1 in desk.phases.lost  # nobody vouches
 
 
+@clause("T18")
+def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
+    """The server calls `tick` when `wake_at` has come; of many ranks somebody beats in each moment."""
+    desk = Desk(job()).begin()
+    for _ in range(int(10 * (LIMITS.silent_s + 2))):
+        desk.now += 0.1
+        for rank in (0, 2, 3):
+            desk.do(desk.phases.arrived(rank, 0, desk.members[rank].beat(), desk.now))
+        if desk.now >= desk.phases.wake_at:
+            desk.do(desk.phases.tick(desk.now))
+    assert list(desk.phases.lost) == [1]
+
+
+@clause("T156")
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_saver_that_says_nothing_is_waited_for_only_where_nobody_else_has_what_it_has(copies: int) -> None:
+    """Its node vouches for it all the time: it waits for a storage, which may hang."""
+    holders = {"a": (0, 1), "b": (2, 3)} if copies == 1 else {"all": (0, 1, 2, 3)}
+    desk = Desk(job(holders=holders)).begin()
+    desk.kill(0)
+    desk.later(0.2)
+    while desk.phases.state is not State.SAVING:
+        desk.let(*next(one for one in desk.waiting()))
+    desk.down[1].clear()
+    desk.dead.add(1)
+    desk.drain()
+    for _ in range(int(LIMITS.stuck_s) + 2):
+        assert 1 not in desk.phases.lost
+        desk.phases.vouched([1], desk.now)
+        desk.later(1)
+        if 1 in desk.phases.lost:
+            break
+    assert (1 in desk.phases.lost) is (copies == 2)
+    if copies == 2:
+        desk.end()
+        assert desk.published[0].manifest.lost == (0, 1)
+
+
 def test_who_registered_first_may_wait_long_for_the_others() -> None:
     desk = Desk(job())
     desk.do(desk.phases.take_over(1, desk.now))

@@ -53,6 +53,8 @@ class Crew:
         self.term = 0
         self.marks: dict[int, Beat] = {}
         self.wake_at = math.inf
+        self._look_at = -math.inf
+        """When silence is looked for next: no word of others puts that off."""
         self._at_beat: dict[int, int] = {}
         """Generation of each rank's newest beat."""
         self._roster = Roster()
@@ -144,6 +146,7 @@ class Crew:
         if self.state is CrewState.STANDBY:
             return self._ended(now)
         self._hearing.look(now)
+        self._look_at = now + self._limits.beat_s / 2
         if self.state is not CrewState.ENDING:
             patience = self._limits.building_s if self.state is CrewState.REBUILDING else self._limits.silent_s
             silent = self._hearing.silent(self._roster.aboard, patience, now)
@@ -362,7 +365,7 @@ class Crew:
         """The commands of one event, and when to look again."""
         if self.state is CrewState.ENDING and not self._roster.aboard and not any(isinstance(one, Finish) for one in self._commands):
             self._commands.append(Finish())
-        beats = now + self._limits.beat_s / 2 if self.state is not CrewState.STANDBY and self._roster.aboard else math.inf
+        beats = self._look_at if self.state is not CrewState.STANDBY and self._roster.aboard else math.inf
         self.wake_at = min(self._deadline, beats)
         commands, self._commands = self._commands, []
         return commands

@@ -43,9 +43,13 @@ class Hearing:
         """Those that have said nothing for so long, and for whom nobody has vouched."""
         return [rank for rank in ranks if now - max(self._last(rank, now), self._vouched.get(rank, -math.inf)) > patience_s]
 
+    def unheard(self, ranks: Iterable[int], patience_s: float, now: float) -> list[int]:
+        """Those that have said nothing for so long, whoever vouches for them."""
+        return [rank for rank in ranks if now - self._last(rank, now) > patience_s]
+
     def quiet(self, ranks: Iterable[int], now: float) -> list[int]:
         """Those at whom somebody should look: a beat is missing."""
-        return [rank for rank in ranks if now - self._last(rank, now) > 2 * self._limits.beat_s]
+        return self.unheard(ranks, 2 * self._limits.beat_s, now)
 
     def busy(self, ranks: Iterable[int], now: float) -> list[int]:
         """Those that say nothing, but are seen to work."""

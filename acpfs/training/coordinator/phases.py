@@ -150,6 +150,8 @@ class Phases:
         """Rank → why."""
         self.marks: dict[int, Beat] = {}
         self.wake_at = math.inf
+        self._look_at = -math.inf
+        """When silence is looked for next: no word of others puts that off."""
         self._hellos: dict[int, Hello] = {}
         self._left: set[int] = set()
         self._alive: dict[int, None] = {}
@@ -216,6 +218,7 @@ class Phases:
     def claimed(self, ours: bool | None, now: float) -> list[Command]:
         """The witness's answer; None: there was none."""
         self._hearing.look(now)
+        self._look_at = now + self._limits.beat_s / 2
         if self.state is State.SETTLING and self._round.claim is None:
             self._round.claim = self._has_majority if ours is None else ours
             self._save_if_settled(now)
@@ -256,6 +259,8 @@ class Phases:
         if self.state not in (State.REGISTERING, State.LEAVING):
             silent = self._hearing.silent(self._alive, self._limits.silent_s, now)
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
+        if self.state in (State.STOPPING, State.SETTLING, State.SAVING, State.PUBLISHING):
+            self._lose(self._dispensable(now), f"silent for {self._limits.stuck_s:g} s of a gasp, and others have what it has", now)
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
         elif now >= self._deadline:
@@ -546,6 +551,14 @@ class Phases:
         """Whether these hold everything."""
         return self.layout is not None and not isinstance(cover(self.layout, ranks), NoCover)
 
+    def _dispensable(self, now: float) -> list[int]:
+        """Whom a gasp waits for no longer, though its node sees it work: it may hang in a storage, and others have what it has."""
+        found: list[int] = []
+        for rank in self._hearing.unheard(self._alive, self._limits.stuck_s, now):
+            if self.could_save(self._alive.keys() - {*found, rank}):
+                found.append(rank)
+        return found
+
     @property
     def _has_majority(self) -> bool:
         return 2 * len(self._alive) > self.world
@@ -571,7 +584,7 @@ class Phases:
         """The commands of one event, and when to look again."""
         if self.state is State.LEAVING and not self._alive and not any(isinstance(command, Finish) for command in self._commands):
             self._commands.append(Finish())
-        beats = math.inf if self.state is State.STANDBY or not self._alive else now + self._limits.beat_s / 2
+        beats = math.inf if self.state is State.STANDBY or not self._alive else self._look_at
         self.wake_at = min(self._deadline, beats, math.inf if self._stop_at is None else self._stop_at)
         commands, self._commands = self._commands, []
         return commands
