@@ -293,6 +293,23 @@ def test_a_rank_that_builds_may_be_silent_for_longer_than_one_that_runs() -> Non
     assert silence(2) == []
 
 
+@clause("T18", "T77")
+def test_words_of_others_do_not_put_off_the_look_for_who_is_silent() -> None:
+    ship, limits, looks = Ship(3).begin(), Limits(), 0
+    settle(ship)
+    run(ship)
+    seconds = limits.silent_s + 2
+    for _ in range(int(10 * seconds)):
+        ship.now += 0.1
+        for rank in (0, 2):
+            ship.do(ship.crew.arrived(rank, ship.crew.generation, Beat(1, 1, Phase.COMPUTING), ship.now))
+        if ship.now >= ship.crew.wake_at:
+            looks += 1
+            ship.do(ship.crew.tick(ship.now))
+    assert list(ship.crew.lost) == [1]
+    assert looks <= 2 * seconds / limits.beat_s + 1, "nor does the coordinator look all the time"
+
+
 def settle(ship: Ship) -> None:
     """Nothing is on its way."""
     while actions := [action for action in ship.actions() if action[0] in ("up", "down", "hear", "bury")]:

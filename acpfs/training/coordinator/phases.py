@@ -218,7 +218,6 @@ class Phases:
     def claimed(self, ours: bool | None, now: float) -> list[Command]:
         """The witness's answer; None: there was none."""
         self._hearing.look(now)
-        self._look_at = now + self._limits.beat_s / 2
         if self.state is State.SETTLING and self._round.claim is None:
             self._round.claim = self._has_majority if ours is None else ours
             self._save_if_settled(now)
@@ -256,6 +255,7 @@ class Phases:
         if self.state is State.STANDBY:
             return self._done(now)
         self._hearing.look(now)
+        self._look_at = now + self._limits.beat_s / 2
         if self.state not in (State.REGISTERING, State.LEAVING):
             silent = self._hearing.silent(self._alive, self._limits.silent_s, now)
             self._lose(silent, f"silent for {self._limits.silent_s:g} s", now)
