@@ -24,7 +24,7 @@ import xxhash
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from tests.rig.mounts import REPOSITORY
 
-WORLD = 4
+WORLD, COPIES = 4, 2
 EVENT_TIMEOUT_S = 240.0
 LOOK_AGAIN_S = 0.005
 END_TIMEOUT_S = 120.0
@@ -144,6 +144,23 @@ class Job:
             if event.name == name and event.era == era:
                 firsts.setdefault(event.rank, event.at)
         return max(firsts.values())
+
+    def numbers(self, name: str, era: tuple[int, int]) -> dict[int, int]:
+        """What each rank has told in this era under this name."""
+        return {event.rank: event.number for event in self.events if event.name == name and event.era == era}
+
+    def check_digests(self, *, restarted: bool) -> None:
+        """Both copies of all state were equal bit for bit in each era; `restarted`: and it was that of the era without a fault.
+
+        Raises:
+            RuntimeError: they were not.
+        """
+        found = {era: self.numbers("digest", era) for era in sorted({event.era for event in self.events if event.name == "digest"})}
+        for era, ranks in found.items():
+            if any(ranks[rank] != ranks.get(other, ranks[rank]) for rank in ranks for other in ((rank + WORLD // COPIES) % WORLD,)):
+                raise RuntimeError(f"the copies of the state differ in {era}: {ranks}")
+        if restarted and any(ranks != found[0, 0] for ranks in found.values()):
+            raise RuntimeError(f"a restart from the snapshot has another state two steps later: {found}")
 
     def pid_of(self, rank: int) -> int:
         """Of the process that is this rank now."""
