@@ -166,6 +166,12 @@ class Job:
         """Of the process that is this rank now."""
         return next(event.pid for event in reversed(self.events) if event.rank == rank and event.name == "begun")
 
+    def await_spare(self, size: int) -> None:
+        """Until one has so much memory, as `--spare-memory` gives it; where all processors have work, it takes its time."""
+        ranks = {event.pid for event in self.events if event.name == "begun"}
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        self.until(lambda: any(resident(int(pid)) > size for pid in children.read_text().split() if int(pid) not in ranks))
+
     def step_s(self) -> list[float]:
         """How long undisturbed steps took: the third of each era in each rank; the first two make buffers and moments."""
         begun = {(e.rank, e.era, e.number): e.at for e in self.events if e.name == "begun-step"}
@@ -186,6 +192,13 @@ class Job:
                 told = json.loads(path.read_text())
                 found[int(told["number"])] = told
         return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0: it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def status_of(coordinator: dict[str, Any]) -> dict[str, Any]:

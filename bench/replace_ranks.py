@@ -1,8 +1,8 @@
 """The training script of `bench.replace`: `-m bench.replace_ranks CONFIG` under `acpfs-run`, with torch's interpreter.
 
-CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `snapshot` (whether one is written behind update 2), `hurt` (a
-directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all; that of
-`loaded` how many bytes this rank has read while it restored, and that of `digest` what its state is worth behind the second step of an era.
+CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `snapshot` (whether one is written behind update 2), `hurt`
+(a directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all;
+that of `loaded` how many bytes this rank has read while it restored, and that of `digest` what all of its state is, by two steps later.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def step(model: Any, optimizer: Any) -> None:
 
 def digest(model: Any, optimizer: Any) -> int:
     """Of all that this rank has: parameters and moments, bit for bit."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
         values |= {name: parameter, **{f"{name} {key}": value for key, value in optimizer.state[parameter].items()}}
     return int(digest_of(values)[:DIGEST_DIGITS], 16)
