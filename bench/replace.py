@@ -6,9 +6,10 @@ Four ranks of torch (gloo, CPU), HSDP: two copies of the state; `acpfs-run` star
 
 * *Replaced*: a random rank is killed at a random moment, and a spare takes its place; small state, and --mib. Each is one job with many
   faults.
-* *Restarted*: a random rank is killed, and all start anew and load the last snapshot: out of the RAM tier, by a real mount, and straight
-  from a storage that gives --rate bytes per second. With processes forked from one that has torch imported, as spares are, and a few times
-  with new ones, most of whose time is importing.
+* *Restarted*: a random rank is killed, and all start anew and load the snapshot of step 2: out of the RAM tier, by a real mount, and
+  straight from a storage that gives --rate bytes per second and of which nothing is in the page cache. With processes forked from one that
+  has torch imported, as spares are, and a few times with new ones, most of whose time is importing. What ranks read and what the device
+  gave is counted, and two steps later the state is, bit for bit, that of the same job before the fault.
 * *Repaired*: a rank's tensors are overwritten with NaN, and it says so; the same processes go on.
 * *Coordinator*: the active one is killed; until another one commands.
 
@@ -28,8 +29,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -46,6 +47,8 @@ SMALL_MIB = 0.05
 PAUSE_S = 0.3
 ROUNDS_MIN = 3
 PARTS = 8
+SNAPSHOT_STEP = 2
+"""As `replace_ranks` has it."""
 REPLACED_S, REPAIRED_S, COMMANDS_S, TIMES_FASTER = 1.0, 1.0, 3.0, 3.0
 
 
@@ -57,6 +60,10 @@ class Found:
     phases: dict[str, list[float]] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
     transfer_s: list[float] = field(default_factory=list)
+    loaded: list[float] = field(default_factory=list)
+    """Bytes that all ranks read from files while they restored."""
+    device: list[float] = field(default_factory=list)
+    """Bytes that the storage's device gave from the fault to the first good step."""
 
     def note(self, job: Job, fault: float, era: tuple[int, int], names: tuple[str, ...]) -> None:
         """All ranks have done a step again."""
@@ -72,7 +79,7 @@ class Found:
                 self.phases.setdefault(name, []).append(max(moments) - fault)
 
     def end(self, job: Job) -> None:
-        """The job has ended."""
+        """The job has ended; its states are checked."""
         self.step_s += job.step_s()
         self.transfer_s += [event.number / 1e6 for event in job.events if event.name == "transfer" and event.rank == 0]
 
@@ -93,6 +100,32 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class Restarted:
+    """What rows of restarts need: a whole snapshot before the first fault, and proof that it was loaded."""
+
+    settle: Callable[[], object]
+    """Return when all that was saved is on the storage: else writing it takes time from the first rounds."""
+    device_bytes: Callable[[], int]
+    """What the storage's device has given so far."""
+
+    def wait(self, job: Job) -> None:
+        """Until the snapshot is whole, and two more steps are done: what later eras are compared with."""
+        job.until(lambda: len(job.numbers("saved", (0, 0))) == WORLD and len(job.numbers("digest", (0, 0))) == WORLD)
+        self.settle()
+
+    def loaded(self, job: Job, era: tuple[int, int]) -> int:
+        """Bytes that ranks have read for their state.
+
+        Raises:
+            RuntimeError: a rank did not begin at the snapshot.
+        """
+        job.until(lambda: len(job.numbers("loaded", era)) == WORLD)
+        if set(begun := job.numbers("restored", era).values()) != {SNAPSHOT_STEP}:
+            raise RuntimeError(f"ranks did not begin at the snapshot of step {SNAPSHOT_STEP} but at {sorted(begun)}")
+        return sum(job.numbers("loaded", era).values())
+
+
+@dataclass(frozen=True)
 class Bench:
     """What all jobs have."""
 
@@ -105,20 +138,29 @@ class Bench:
     def job(self, name: str, directory: Path, options: str, runtime_dir: Path | None = None, **config: object) -> Job:
         return Job(self.scratch / name, self.python, directory / name, options, runtime_dir, **config)
 
-    def faults(self, job: Job, rounds: int, fault: Callable[[int], float], names: tuple[str, ...] = PHASES) -> Found:
+    def faults(
+        self, job: Job, rounds: int, fault: Callable[[int], float], names: tuple[str, ...] = PHASES, restarted: Restarted | None = None
+    ) -> Found:
         """`fault(rank)` happens so often, when all have stepped in peace for a while; it says when."""
         found, era, ends_at = Found(), (-1, -1), self.clock.part()
         with job:
+            if restarted is not None:
+                restarted.wait(job)
             for number in range(rounds):
                 if number >= ROUNDS_MIN and time.monotonic() > ends_at:
                     break
                 job.until(partial(job.stepped, 2, since=era))
                 time.sleep(self.chance.random() * PAUSE_S)
                 at = fault(self.chance.randrange(WORLD))
+                given = 0 if restarted is None else restarted.device_bytes()
                 era = job.until(partial(job.stepped, 1, after=at))
                 found.note(job, at, era, names)
+                if restarted is not None:
+                    found.device.append(restarted.device_bytes() - given)
+                    found.loaded.append(restarted.loaded(job, era))
             job.until(lambda: job.stepped(3))
         found.end(job)
+        job.check_digests(restarted=restarted is not None)
         return found
 
     def killed(self, job: Job, before: Callable[[], object] = lambda: None) -> Callable[[int], float]:
@@ -177,14 +219,17 @@ def other_commands(job: Job, dead: int) -> bool:
 
 
 @contextmanager
-def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, str]]:
-    """A directory on a disk that gives so many bytes per second, and why it does not, where it does not."""
-    try:
-        with Disk(scratch, int(6 * mib * (1 << 20)) + 2 * GIB, "storage") as disk, limited(disk, rate):
-            yield disk.path, ""
-    except (NoDiskError, NoThrottleError) as error:
-        (scratch / "backing").mkdir(exist_ok=True)
-        yield scratch / "backing", str(error)
+def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, Disk | None, str]]:
+    """A directory on a disk that gives so many bytes per second, that disk, and why there is none, where there is none."""
+    with ExitStack() as stack:
+        try:
+            disk = stack.enter_context(Disk(scratch, int(6 * mib * (1 << 20)) + 2 * GIB, "storage"))
+            stack.enter_context(limited(disk, rate))
+        except (NoDiskError, NoThrottleError) as error:
+            (scratch / "backing").mkdir(exist_ok=True)
+            yield scratch / "backing", None, str(error)
+            return
+        yield disk.path, disk, ""
 
 
 def forget(directory: Path) -> None:
@@ -198,7 +243,7 @@ def forget(directory: Path) -> None:
 def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[str, Found], tuple[list[float], str], str]:
     """Everything."""
     found: dict[str, Found] = {}
-    with storage(bench.scratch, bench.mib, rate) as (backing, why_not):
+    with storage(bench.scratch, bench.mib, rate) as (backing, disk, why_not):
         options = {"ram": f"{int(3 * bench.mib) + 512}M", "prefault": "0"}
         with AcpfsMount(backing, bench.scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
             (backing / "straight").mkdir(exist_ok=True)
@@ -206,18 +251,21 @@ def measure(bench: Bench, rounds: int, executed: int, rate: int) -> tuple[dict[s
             found["small"] = bench.faults(job, rounds, bench.killed(job))
             job = bench.job("repair", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             found["repair"] = bench.faults(job, rounds, bench.hurt(job), ("left", "entered", "restored"))
-            job = bench.job("large", mount.path, SPARE, mount.runtime_dir, mib=bench.mib)
-            found["large"] = bench.faults(job, rounds, bench.killed(job))
+            ready = f"{SPARE} --spare-memory {bench.mib:.0f}M"
+            job = bench.job("large", mount.path, ready, mount.runtime_dir, mib=bench.mib)
+            found["large"] = bench.faults(job, rounds, bench.killed(job, partial(job.await_spare, int(bench.mib * (1 << 20)))))
             job = bench.job("coordinator", mount.path, SPARE, mount.runtime_dir, mib=SMALL_MIB)
             commands = bench.coordinator(job, rounds)
+            kept = Restarted(lambda: mount.flush(timeout_s=600), (lambda: 0) if disk is None else disk.read_bytes)
+            names = ("begun", "entered", "built", "restored")
             for key, count in (("", rounds), ("executed ", executed)):
                 how = f"--max-restarts {count}" + ("" if key else " --template-import bench.replace_imports,torch")
                 job = bench.job(f"{key}ram".replace(" ", "-"), mount.path, how, mount.runtime_dir, mib=bench.mib, snapshot=True)
-                found[f"{key}ram"] = bench.faults(job, count, bench.killed(job), ("begun", "entered", "built", "restored"))
+                found[f"{key}ram"] = bench.faults(job, count, bench.killed(job), names, kept)
                 if not why_not:
                     straight = bench.job(f"{key}straight".replace(" ", "-"), backing / "straight", how, mib=bench.mib, snapshot=True)
                     cold = bench.killed(straight, lambda: forget(backing / "straight"))
-                    found[f"{key}straight"] = bench.faults(straight, count, cold, ("begun", "entered", "built", "restored"))
+                    found[f"{key}straight"] = bench.faults(straight, count, cold, names, replace(kept, settle=os.sync))
     return found, commands, why_not
 
 
@@ -246,12 +294,18 @@ def report_all(report: Report, found: dict[str, Found], succeeded: tuple[list[fl
         report.samples[f"{title}, s"] = one.total
         for name, samples in one.phases.items():
             report.row(f"  … {name}", *told(samples), "")
+        if one.loaded:
+            report.notes.append(
+                f"{title}: all four ranks together read {median(one.loaded) / MB:.0f} MB while they restored, "
+                f"and the storage's device gave {median(one.device) / MB:.0f} MB meanwhile"
+            )
         if key in ("small", "large"):
             report.row("  a step by itself", *told(one.step_s), "")
             report.row("  the transfer by itself", *told(one.transfer_s), "")
     report.row("coordinator killed → another one commands", *told(commands), len(commands))
     report.samples["coordinator killed, s"] = commands
     small, large = median(found["small"].total), median(found["large"].total)
+    report.notes.append(f"{mib:g} MiB: the spare has as much memory touched (--spare-memory) when a rank is killed")
     report.bar(f"small state: ≤ {REPLACED_S:g} s", f"{small:.3g} s", met=small <= REPLACED_S)
     large_bar = REPLACED_S + median(found["large"].transfer_s) + median(found["large"].step_s)
     report.bar(f"{mib:g} MiB: ≤ {REPLACED_S:g} s + transfer + a step", f"{large:.3g} s of {large_bar:.3g} s", met=large <= large_bar)
@@ -287,6 +341,8 @@ def report_ratios(report: Report, found: dict[str, Found], why_not: str, large: 
             f"of a restart from the RAM tier {begins:.3g} of {whole:.3g} s pass before anything is loaded: "
             "where starting takes most of it, no storage can make it 3 times slower; only a larger state can"
         )
+    anew = median(found["executed ram"].total)
+    report.notes.append(f"a restart with new processes, as torchrun makes it, takes {anew / large:.2f} times as long as replacing")
     for promise, fast, slow in pairs:
         ratio = median(slow) / fast
         report.bar(promise, f"{ratio:.2f} times", met=ratio >= TIMES_FASTER)

@@ -24,7 +24,7 @@ import xxhash
 from acpfs.control.runtime import ENVIRONMENT_VARIABLE
 from tests.rig.mounts import REPOSITORY
 
-WORLD = 4
+WORLD, COPIES = 4, 2
 EVENT_TIMEOUT_S = 240.0
 LOOK_AGAIN_S = 0.005
 END_TIMEOUT_S = 120.0
@@ -145,9 +145,32 @@ class Job:
                 firsts.setdefault(event.rank, event.at)
         return max(firsts.values())
 
+    def numbers(self, name: str, era: tuple[int, int]) -> dict[int, int]:
+        """What each rank has told in this era under this name."""
+        return {event.rank: event.number for event in self.events if event.name == name and event.era == era}
+
+    def check_digests(self, *, restarted: bool) -> None:
+        """Both copies of all state were equal bit for bit in each era; `restarted`: and it was that of the era without a fault.
+
+        Raises:
+            RuntimeError: they were not.
+        """
+        found = {era: self.numbers("digest", era) for era in sorted({event.era for event in self.events if event.name == "digest"})}
+        for era, ranks in found.items():
+            if any(ranks[rank] != ranks.get(other, ranks[rank]) for rank in ranks for other in ((rank + WORLD // COPIES) % WORLD,)):
+                raise RuntimeError(f"the copies of the state differ in {era}: {ranks}")
+        if restarted and any(ranks != found[0, 0] for ranks in found.values()):
+            raise RuntimeError(f"a restart from the snapshot has another state two steps later: {found}")
+
     def pid_of(self, rank: int) -> int:
         """Of the process that is this rank now."""
         return next(event.pid for event in reversed(self.events) if event.rank == rank and event.name == "begun")
+
+    def await_spare(self, size: int) -> None:
+        """Until one has so much memory, as `--spare-memory` gives it; where all processors have work, it takes its time."""
+        ranks = {event.pid for event in self.events if event.name == "begun"}
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        self.until(lambda: any(resident(int(pid)) > size for pid in children.read_text().split() if int(pid) not in ranks))
 
     def step_s(self) -> list[float]:
         """How long undisturbed steps took: the third of each era in each rank; the first two make buffers and moments."""
@@ -169,6 +192,13 @@ class Job:
                 told = json.loads(path.read_text())
                 found[int(told["number"])] = told
         return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0: it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def status_of(coordinator: dict[str, Any]) -> dict[str, Any]:

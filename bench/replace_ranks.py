@@ -1,7 +1,8 @@
 """The training script of `bench.replace`: `-m bench.replace_ranks CONFIG` under `acpfs-run`, with torch's interpreter.
 
-CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `snapshot` (whether one is written in update 2), `hurt` (a
-directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all.
+CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `snapshot` (whether one is written behind update 2), `hurt`
+(a directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all;
+that of `loaded` how many bytes this rank has read while it restored, and that of `digest` what all of its state is, by two steps later.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ from torch.distributed.fsdp import fully_shard
 
 from acpfs.training import resilient
 from acpfs.training.torch.device import DeviceMemoryError
+from acpfs.training.torch.digest import digest_of
 
 COPIES, WIDTH, STATE_BYTES, TOLD_STEPS = 2, 2048, 12, 3
 """Of a parameter: itself and Adam's moments; the first steps of a generation are told one by one."""
+SNAPSHOT_STEP, DIGEST_AFTER = 2, 2
+"""So many steps behind the start of an era its state is compared; where there is a snapshot, behind that."""
+DIGEST_DIGITS = 15
+"""Of hexadecimal: a number as all others are."""
 
 
 class Events:
@@ -67,6 +73,19 @@ def step(model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
+def digest(model: Any, optimizer: Any) -> int:
+    """Of all that this rank has: parameters and moments, bit for bit."""
+    values: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        values |= {name: parameter, **{f"{name} {key}": value for key, value in optimizer.state[parameter].items()}}
+    return int(digest_of(values)[:DIGEST_DIGITS], 16)
+
+
+def read_bytes() -> int:
+    """What this process has got by read(2) and its like so far, wherever it was."""
+    return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
+
+
 def lose_memory(model: Any, optimizer: Any) -> None:
     """As a device does: what was there may be anything, and it says so."""
     for parameter in model.parameters():
@@ -83,8 +102,10 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
         events.tell("grouped", run.generation)
         model, optimizer = built(config["mib"])
         events.tell("built", run.generation)
+        before = read_bytes()
         number = run.restore(model=model, optimizer=optimizer)
         events.tell("restored", run.generation, number)
+        events.tell("loaded", run.generation, read_bytes() - before)
         hurt, end, told = Path(config["hurt"]) / os.environ["RANK"], torch.zeros(1), 0
         while not end.item():
             number, begun = number + 1, time.monotonic()
@@ -94,10 +115,12 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
                 lose_memory(model, optimizer)
             step(model, optimizer)
             told += 1
+            if (number - SNAPSHOT_STEP if config["snapshot"] else told) == DIGEST_AFTER:
+                events.tell("digest", run.generation, digest(model, optimizer))
             if told <= TOLD_STEPS:
                 events.tell("step", run.generation, number)
                 events.tell("begun-step", run.generation, number, begun)
-            if config["snapshot"] and number == 2:
+            if config["snapshot"] and number == SNAPSHOT_STEP:
                 run.snapshot()
                 events.tell("saved", run.generation, number)
             end.fill_(float(dist.get_rank() == 0 and Path(config["events"]).with_name("end").exists()))

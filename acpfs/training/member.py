@@ -248,7 +248,8 @@ class Member:
         self._look_at_active()
         self._send_outbox()
         self._beat()
-        self._interrupter.tick()
+        if self._interrupter.tick():
+            self._end_collectives()  # a group that was being made had connections later; no order for a new one came since
         if self._interrupter.stuck:
             self.on_stuck()
         if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:

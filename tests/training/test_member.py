@@ -483,6 +483,28 @@ def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term(make_ri
     rig.interrupter.disarm()
 
 
+@pytest.mark.clause("T160")
+def test_what_a_group_opens_behind_a_stop_is_ended_too(make_rig: MakeRig) -> None:
+    """A rank that was making the group of savers connected when all connections had been shut down, and waited for a dead one."""
+    rig = make_rig(policy=Policy(interrupt_after_s=0.05, interrupt_every_s=3600.0, beat_s=3600.0))
+    aborts: list[int] = []
+    again = threading.Event()
+
+    def abort() -> int:
+        aborts.append(1)
+        if len(aborts) > 1:
+            again.set()
+        return 1
+
+    rig.member._abort = abort
+    rig.start()
+    rig.coordinator.say(Stop((1,)), generation=1)
+    with pytest.raises(Interrupted):
+        loop_for_ever()
+    assert again.wait(60)
+    rig.interrupter.disarm()
+
+
 @pytest.mark.clause("T27", "T50")
 def test_an_active_coordinator_that_asks_for_votes_commands_no_more(make_rig: MakeRig) -> None:
     """The network was cut, a standby of the other side asked for votes, and the active one stood back when it heard of that term."""

@@ -304,6 +304,31 @@ else: print('after', generation), sys.exit(0)
     assert len(list(tmp_path.glob("imported-*"))) == 1
 
 
+@clause("T161")
+def test_a_spare_s_memory_stays_with_the_rank(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+    """The first spare is told at once, and has touched what there was time for; the one that replaces it is told when it has all."""
+    script = "note('ready')\nuntil('end')\nopen(f'has-{rank}-{generation}', 'w').write(open('/proc/self/statm').read())"
+    options = "--on-fault replace --spares 1 --spare-memory 64M --template-import heavy"
+    begun.append(Run(tmp_path, options, script, **heavy))
+    (killed, other) = begun[0].there("ready-1-0-0", "ready-0-0-0")
+    children = Path(f"/proc/{begun[0].process.pid}/task/{begun[0].process.pid}/children")
+    deadline = time.monotonic() + BOUND_S
+    while not any(resident(int(pid)) > 64 << 20 for pid in children.read_text().split() if int(pid) not in (killed, other)):
+        assert time.monotonic() < deadline
+    os.kill(killed, signal.SIGKILL)
+    begun[0].there("ready-1-0-1")
+    (tmp_path / "end").touch()
+    assert begun[0].ends()[0] == 0
+    assert int((tmp_path / "has-1-1").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > 64 << 20
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0: it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
 @clause("T71")
 def test_a_template_and_a_spare_that_die_are_made_anew(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
     begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy", "note('ready')\nuntil('end')", **heavy))

@@ -66,11 +66,18 @@ def test_where_nodes_meet(words: str, endpoint: str, nodes: tuple[int, int]) -> 
         ("--signals-to-handle SIGNONE", "SIGNONE"),
         ("-m --no-python", "exclude"),
         ("--no-python --spares 1", "--no-python"),
+        ("--spares 1 --spare-memory much", "--spare-memory much"),
     ],
 )
 def test_what_makes_no_sense_is_named(words: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parsed([*words.split(), "a.py"], {})
+
+
+@clause("T161")
+def test_a_spare_s_memory_is_a_size() -> None:
+    assert parsed(["--spares", "1", "--spare-memory", "64M", "a.py"], {}).spare_bytes == 64 << 20
+    assert parsed(["--spares", "1", "a.py"], {}).spare_bytes == 0
 
 
 @clause("T65")

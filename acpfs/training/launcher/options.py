@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from acpfs.config import parse_size
 from acpfs.errors import ConfigError
 from acpfs.training.launcher.streams import Streams
 
@@ -58,6 +59,8 @@ class Options:
     spares: int = 0
     imports: tuple[str, ...] = ()
     """What the template imports; none: there is no template."""
+    spare_bytes: int = 0
+    """Memory that a spare has touched."""
     replaces: bool = False
     """Whether a rank that dies gets a process anew, and the others go on."""
     cache: Path | None = None
@@ -116,6 +119,7 @@ def _options(given: argparse.Namespace) -> Options:
         streams=Streams.parsed(given.redirects, given.tee, given.local_ranks_filter),
         spares=spares,
         imports=imports or (("torch",) if spares else ()),
+        spare_bytes=_spare_bytes(given.spare_memory),
         replaces=given.on_fault == "replace",
         cache=None if given.cache is None else Path(given.cache).absolute(),
         save_directory=None if given.save_dir is None else Path(given.save_dir).absolute(),
@@ -158,6 +162,7 @@ def command_line() -> argparse.ArgumentParser:
     own = parser.add_argument_group("what torchrun has not")
     own.add_argument("--on-fault", choices=("restart", "replace"), default="restart", help="all ranks, or the one that died")
     own.add_argument("--spares", default=0, metavar="N", help="processes of this node that are ready to become a rank")
+    own.add_argument("--spare-memory", default="0", metavar="SIZE", help="what each of them holds ready for a rank's tensors, as 8G")
     own.add_argument("--template-import", action="append", default=[], metavar="MODULE", help="what they have imported; torch")
     own.add_argument("--cache", metavar="DIR", help="compile and kernel caches, in the mount, where they stay in RAM")
     own.add_argument("--save-dir", metavar="DIR", help="what `protect` is given; launchers of several nodes find their certificate there")
@@ -208,6 +213,16 @@ def _per_node(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise ConfigError(f"--nproc-per-node {text}: a number, auto, cpu or gpu")
     return int(text)
+
+
+def _spare_bytes(text: str) -> int:
+    try:
+        size = parse_size(text)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise ConfigError(f"--spare-memory {text}: a size, as 8G")
+    return size
 
 
 def _endpoint(text: str) -> str:

@@ -104,6 +104,7 @@ class Forked:
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         python = os.environ.get("PYTHON_EXEC", sys.executable)
         words = [python, str(Path(template.__file__)), str(its.fileno()), str(os.getpid()), json.dumps(self._options.imports)]
+        words.append(str(self._options.spare_bytes))
         with its:
             started = subprocess.Popen(
                 words,
