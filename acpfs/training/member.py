@@ -111,6 +111,8 @@ class Member:
         self._heard: dict[int, float] = {}
         """When each coordinator last said something."""
         self._turned_at = math.inf
+        self._in_vain_since: float | None = None
+        """Since when coordinators ask for votes, and none is elected."""
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
@@ -246,6 +248,7 @@ class Member:
             self._receive(number, link)
         self._meet_those_that_came()
         self._look_at_active()
+        self._look_whether_alone()
         self._send_outbox()
         self._beat()
         if self._interrupter.tick():
@@ -277,6 +280,13 @@ class Member:
         if active in self._links and self._ballot.connected and now - self._heard.setdefault(active, now) > patience:
             log.warning("the active coordinator says nothing", coordinator=active)
             self._ballot.disconnected(active)
+
+    def _look_whether_alone(self) -> None:
+        """Too few are left here to elect anybody, so the others are gone, or go on without them: only a time-out would end a collective."""
+        trains = isinstance(self._protected, Protected) and (self._order is None or isinstance(self._order.command, Resume))
+        if self._in_vain_since is not None and trains and time.monotonic() - self._in_vain_since > self._policy.command_s:
+            log.warning("nobody is elected: out of the loop", seconds=self._policy.command_s)
+            self._command(self._generation + 1, Stop(()))  # who commands after all hears that this rank was stopped already
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):
@@ -331,6 +341,8 @@ class Member:
             raise MalformedError(f"a message of job {header.job}")
         if isinstance(message, Vote):
             self._ballot.disconnected(number)  # whoever asks does not command: one that did has stood back
+            if not self.commanded and self._in_vain_since is None:
+                self._in_vain_since = time.monotonic()
             self._send(link, Voted(message.term, self._ballot.vote(message.term)))
         elif isinstance(message, Welcome):
             if message.active:
@@ -351,6 +363,7 @@ class Member:
         before = self._ballot.term, self._ballot.active
         if not self._ballot.hears(term, number):
             return False
+        self._in_vain_since = None
         if before != (self._ballot.term, self._ballot.active):
             self._outbox.extendleft(reversed(self._said))
             self._said.clear()

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -481,6 +482,35 @@ def test_a_vote_only_without_the_active_one_and_no_word_of_an_older_term(make_ri
     with pytest.raises(Interrupted):
         loop_for_ever()
     rig.interrupter.disarm()
+
+
+def ask_again_and_again(coordinator: ScriptedCoordinator) -> None:
+    """As one for whom no vote is enough."""
+    for term in count(3):
+        coordinator.say(Vote(term, 1), term=0)
+        coordinator.hears(Voted)
+
+
+@pytest.mark.clause("T158")
+@pytest.mark.parametrize("elected", [False, True])
+def test_where_nobody_can_be_elected_a_rank_comes_out_of_its_loop(make_rig: MakeRig, elected: bool) -> None:
+    """The network is cut: one coordinator says nothing, the other one has too few voters. Not so while somebody commands."""
+    rig = make_rig(coordinators=2, policy=Policy(beat_s=3600.0, command_s=0.2, interrupt_after_s=0.05))
+    rig.start()
+    first, second = rig.coordinators
+    if elected:  # the first one is there: a vote that is asked for in vain is nobody's concern
+        second.say(Vote(2, 1), term=0)
+        assert not second.hears(Voted).granted
+        assert not rig.aborted.wait(1.0)
+        first.say(Stop((1,)), generation=5)
+    else:
+        first.link.close()
+    with pytest.raises(Interrupted):
+        ask_again_and_again(second)
+    rig.interrupter.disarm()
+    order = rig.member.order(0, 60)
+    assert order is not None
+    assert (order.generation, order.command) == ((5, Stop((1,))) if elected else (1, Stop(())))
 
 
 @pytest.mark.clause("T160")
