@@ -43,6 +43,11 @@ class Processes:
             os.close(descriptor)
             del self._pids[rank]
 
+    @property
+    def any(self) -> bool:
+        """Whether a process is looked at, and lives as far as is known."""
+        return bool(self._open)
+
     def pid(self, rank: int) -> int | None:
         """Of a rank that is looked at."""
         return self._pids.get(rank)

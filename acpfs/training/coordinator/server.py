@@ -62,8 +62,7 @@ from acpfs.training.records import MalformedError, to_json
 from acpfs.training.wire import LinkClosedError, TrioLink, frame
 
 _log = get_logger(__name__)
-ACTIVE_EVERY_S = 1.0
-REDIAL_S = 0.5
+ACTIVE_EVERY_S, REDIAL_S = 1.0, 0.5
 TURN_S = 0.5
 """Between two standbys that could ask for votes."""
 BACKLOG = 4096
@@ -75,7 +74,7 @@ STACKS_MAX = 16
 UNUSED_S = 600.0
 """A coordinator to which nobody ever comes ends."""
 ORPHANED_S = 60.0
-"""So does a standby whose job ended while it was started; it has a file open in the mount."""
+"""So does a standby whose job ended while it was started, or behind a cut that hid its end; it has a file open in the mount."""
 
 
 @dataclass(frozen=True)
@@ -472,10 +471,11 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            is_known = self._settings.first or self._settings.replaces or self._others  # where ranks are replaced they read where it is
-            unused_s = UNUSED_S if is_known else ORPHANED_S
+            unused_s = UNUSED_S if self._settings.first or self._settings.replaces or self._others else ORPHANED_S  # who replaces knows it
             patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else unused_s
-            if not self._members and now - max(self._last_member, self._began) > patience:
+            if self._members and (self._standing.commands or self._processes.any or self._phases.heard(now)):
+                self._last_member = now  # others are connected, but a network that is cut says nothing of their ends
+            if now - max(self._last_member, self._began) > max(patience, ORPHANED_S if self._members else 0.0):
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
 
