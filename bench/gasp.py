@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,6 +35,9 @@ from tests.rig.mounts import REPOSITORY, AcpfsMount
 STEP_S = 0.1
 """The step that overhead is a share of."""
 IDLE_S = 2.0
+READY_TIMEOUT_S = 30.0
+READY_LOOKS = 4
+"""Half a second apart, all the same: no more memory is made ready."""
 STEPS_ROUNDS_MAX = 5
 """Processor time of a step varies little; gasps need the machine for longer."""
 JOB_TIMEOUT_S = 400.0
@@ -78,6 +82,15 @@ def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, str]]:
         yield disk.path, ""
 
 
+def wait_ready(mount: AcpfsMount) -> None:
+    """Until the mount makes no more memory ready: a job trains for hours before a rank dies, so that users find it ready."""
+    ready, calm, deadline = -1, 0, time.monotonic() + READY_TIMEOUT_S
+    while calm < READY_LOOKS and time.monotonic() < deadline:
+        time.sleep(0.5)
+        now = int(mount.status()["ram"]["prefaulted_bytes"])
+        ready, calm = now, calm + 1 if now == ready else 0
+
+
 def told(samples: list[float], unit: str = "s") -> str:
     """Best and lower quartile."""
     return f"{min(samples):.3g} {unit}, {lower_quartile(samples):.3g} {unit}"
@@ -87,11 +100,12 @@ def measure(bench: Bench, scratch: Path, rounds: int, mib: float, rate: int) -> 
     """All jobs, those that are compared side by side."""
     found: dict[str, list[Times]] = {"small": [], "large": [], "straight": [], "ddp": [], "hsdp": []}
     with storage(scratch, mib, rate) as (backing, why_not):
-        options = {"ram": f"{int(3 * mib) + 512}M", "prefault": "0"}
+        options = {"ram": f"{int(3 * mib) + 512}M", "prefault": "auto"}
         with AcpfsMount(backing, scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
             (backing / "straight").mkdir(exist_ok=True)
             for number in range(rounds):
                 found["small"].append(bench.job(mount.path, mount.runtime_dir, mib=0.01))
+                wait_ready(mount)
                 found["large"].append(bench.job(mount.path, mount.runtime_dir, plain=f"/dev/shm/acpfs-bench-gasp-{os.getpid()}"))
                 if not why_not:
                     mount.flush(timeout_s=600)
@@ -112,8 +126,10 @@ def report_gasps(report: Report, found: dict[str, list[Times]], mib: float, rate
         report.row(name, told(samples))
         report.bar(f"{name}: {bar}", f"best {min(samples):.3g} s", met=met)
 
-    parked = [one["stopping"] for one in small + large]
-    row("SIGKILL → all survivors parked", parked, "≤ 0.3 s", met=min(parked) <= 0.3)
+    parked = [one["stopping"] for one in small]
+    row("SIGKILL → all survivors parked, small state", parked, "≤ 0.3 s", met=min(parked) <= 0.3)
+    parked = [one["stopping"] for one in large]
+    row(f"SIGKILL → all survivors parked, {mib:g} MiB", parked, "≤ 0.3 s", met=min(parked) <= 0.3)
     settled = [one["saving"] - one["stopping"] for one in small]
     row("parked → settled, small state", settled, "≤ 0.1 s and one update", met=min(settled) <= 0.1)
     row("SIGKILL → published, small state", [one["published"] for one in small], "≤ 0.5 s", met=min(o["published"] for o in small) <= 0.5)
