@@ -31,7 +31,7 @@ class GaspJob:
     """Coordinators first, then members. Ends everything that it started."""
 
     def __init__(self, directory: Path, world: int, holders: Mapping[str, tuple[int, ...]], **config: Any) -> None:
-        """`config`: further words for `plain_members`; `coordinators`: how many, `words`: theirs."""
+        """`config`: further words for `plain_members`; `coordinators`: how many, with `node_of` each on its node; `words`: theirs."""
         self.directory, self.world = directory, world
         self.log = directory / "told"
         self.log.mkdir(parents=True)
@@ -39,6 +39,7 @@ class GaspJob:
         self.coordinators: list[subprocess.Popen[str]] = []
         self.announced: list[dict[str, Any]] = []
         self._words: list[str] = config.pop("words", [])
+        self._has_nodes = "node_of" in config
         for number in range(config.pop("coordinators", 1)):
             self.start_coordinator(number, first=number == 0)
         addresses = {one["number"]: one["address"] for one in self.announced}
@@ -76,7 +77,7 @@ class GaspJob:
             "--number",
             str(number),
             "--node",
-            "node0",
+            f"node{number if self._has_nodes else 0}",
             "--settle-down",
             "0",
             *peers,

@@ -1,6 +1,7 @@
 """Members in processes of their own, without torch: `python -m tests.training.plain_members CONFIG`, forked from one program.
 
-CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a process has. Each process keeps to what
+CONFIG is JSON: job directory, world, ranks, holders, coordinators' addresses, how many members a process or a node has, or the node of
+each (`node_of`). Each process keeps to what
 `SimulatedMember` says, votes, and writes a line for everything it is told. An answer to an order named in `hold` waits until the file
 `release` exists. The rank in `busy` says nothing at all from the order on that is named there, as one whose interpreter is held, until
 that file exists; where there is `hangs_in`, it writes to that file before.
@@ -149,7 +150,7 @@ def run(config: dict[str, Any], ranks: list[int]) -> None:
     """Members of one process, until all have left."""
     members = []
     for rank in ranks:
-        node = f"node{rank // config.get('ranks_per_node', 1000)}"
+        node = f"node{config['node_of'][rank] if 'node_of' in config else rank // config.get('ranks_per_node', 1000)}"
         marks = config.get("marks", {}).get(str(rank), [5, "computing"])
         holders = {shard: tuple(holding) for shard, holding in config["holders"].items() if rank in holding}
         simulated = SimulatedMember(rank, config["world"], holders, node, done=marks[0], phase=Phase(marks[1]), pid=os.getpid())

@@ -82,6 +82,36 @@ def test_an_active_coordinator_that_dies_alone_is_no_fault(tmp_path: Path) -> No
         assert job.left(1)["status"] == ExitStatus.SAVED
 
 
+NODE_OF = (0, 1, 2, 3, 3)
+"""Coordinators are on the first three."""
+
+
+@clause("T20", "T21", "T153")
+def test_the_nodes_of_two_coordinators_are_lost_and_the_third_one_commands(tmp_path: Path) -> None:
+    """Two standbys on two further nodes: that of the first coordinator dies, and that of the next one in the middle of the gasp."""
+    world = len(NODE_OF)
+    with GaspJob(tmp_path, world, {"all": tuple(range(world))}, coordinators=3, node_of=NODE_OF, hold="Save") as job:
+        job.wait("Protected", *range(world))
+        until(lambda: [job.status(number)["connected"] for number in (1, 2)] == [world] * 2)
+        lose_node(job, 0)
+        job.wait("Save", *range(1, world))
+        (commands,) = {told["number"] for told in job.told(4) if told["what"] == "Save"}  # the first in the queue, if it is not slow
+        other = {1: 2, 2: 1}[commands]
+        lose_node(job, commands)
+        (job.log / "release").touch()
+        assert [job.left(rank)["status"] for rank in (other, 3, 4)] == [ExitStatus.SAVED] * 3
+        (manifest,) = job.published()
+        assert (manifest["step"], manifest["lost"]) == (5, [0, commands])
+        assert {told["number"] for told in job.told(4) if told["what"] == "Leave"} == {other}
+        assert job.coordinators[other].wait(120) == 0
+
+
+def lose_node(job: GaspJob, number: int) -> None:
+    """With its coordinator and its rank; neither is known to be lost before it is so."""
+    job.coordinators[number].kill()
+    job.kill(number)
+
+
 @clause("T121")
 def test_a_coordinator_that_is_told_to_end_commands_until_the_last_rank_has_left(tmp_path: Path) -> None:
     """As a scheduler does, which tells all processes of a job."""
