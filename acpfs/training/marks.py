@@ -78,6 +78,10 @@ class Marks:
         """An update that was torn will not go on: whoever reads the marks has noted it."""
         self._now = Mark(self._now.done, self._now.done, Phase.COMPUTING)
 
+    def stand_ready(self, step: int) -> None:
+        """Gradients of update `step` are here, of the process before this one."""
+        self._now = Mark(step - 1, step, Phase.READY)
+
     def resume(self, step: int) -> None:
         """The state is that of `step`, and the loop goes on there; updates may begin again."""
         self._now, self._held = Mark(step, step, Phase.COMPUTING), False

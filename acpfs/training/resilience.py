@@ -25,6 +25,7 @@ from acpfs.training.first_update import tell_launcher
 from acpfs.training.interrupt import Interrupted, Interrupter, importing
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
+from acpfs.training.memory_left import end_soon
 from acpfs.training.messages import Done, ExitStatus, Finished, Gate, Hello, Leave, Resume, Running, Stop, Stopped, Trouble, TroubleKind
 from acpfs.training.muster import muster, place_from
 from acpfs.training.park import CutOffError, told
@@ -123,8 +124,13 @@ class Voyage:
             member.end()
 
     def _stuck(self) -> None:
-        """Nothing brings the main thread out of C: this process is its own replacement."""
-        self._make_room("the main thread is stuck", all_stacks())
+        """Nothing brings the main thread out of C: another process takes this one's place, and has what this one has."""
+        end_soon()
+        try:
+            left = f"it finds {self._run.leave()} bytes of what this one holds"
+        except Exception as error:  # noqa: BLE001  # whatever it is, this process ends: others may have copies
+            left = f"what this one holds ends with it: {told(error)}"
+        self._make_room(f"the main thread is stuck ({left})", all_stacks())
 
     def _make_room(self, why: str, where: str) -> NoReturn:
         """End this process, so that another one takes its place."""

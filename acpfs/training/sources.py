@@ -39,6 +39,8 @@ class Having:
     """Rank → steps of its host state that this one keeps for it."""
     mount: int | None = None
     """Step of the newest checkpoint that it sees."""
+    lineage: int = 0
+    """The generation in which all had to begin elsewhere than behind their last step, as far as it knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,14 @@ class Sources:
     """Who has to be given a shard."""
     hosts: Mapping[int, int | None] = field(default_factory=dict)
     """Rank → who has its host state; None: nobody."""
+    lineage: int = 0
+    """Of that state."""
 
 
 def sources(having: Mapping[int, Having]) -> Sources:
-    """The decision."""
+    """The decision. What is of an older lineage than somebody has is void: the job has done those steps again since."""
+    lineage = max(one.lineage for one in having.values())
+    having = {rank: one if one.lineage == lineage else Having(one.holders, mount=one.mount) for rank, one in having.items()}
     holders = {shard: ranks for one in having.values() for shard, ranks in one.holders.items()}
     layout = Layout(len(having), Gate.EXPLICIT, NAME, 0, holders, dict.fromkeys(having, ""))
     stopped = {rank: one.stopped for rank, one in having.items() if one.stopped is not None}
@@ -78,6 +84,7 @@ def sources(having: Mapping[int, Having]) -> Sources:
         givers,
         _wanting(layout, found, givers),
         {rank: _host(rank, found.step, having) for rank in having},
+        lineage,
     )
 
 

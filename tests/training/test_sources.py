@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,3 +61,20 @@ def test_a_checkpoint_counts_when_all_see_it_and_when_it_is_newer() -> None:
     older = {rank: having(rank, 5, mount=3) for rank in range(4)}
     newer = {rank: having(rank, 5, mount=8) for rank in range(4)}
     assert [(found.origin, found.step) for found in (sources(older), sources(newer))] == [(Origin.MEMORY, 5), (Origin.MOUNT, 8)]
+
+
+@clause("T159")
+def test_what_was_left_before_the_job_went_back_is_void() -> None:
+    """Ranks have begun at the snapshot of step 3 in generation 2, and done steps again; then a state of generation 1 turns up."""
+    again = {rank: having(rank, 5, lineage=2) for rank in (0, 1, 2)}
+    found = sources({**again, 3: having(3, 5, lineage=1)})
+    assert (found.origin, found.step, found.wanting, found.hosts[3], found.lineage) == (Origin.MEMORY, 5, {"b": (3,)}, None, 2)
+    nobody = {0: again[0], 1: having(1, None, mount=3), 2: again[2], 3: having(3, 5, lineage=1, mount=3)}
+    assert sources(nobody).origin is Origin.BEGINNING
+    assert sources({rank: replace(one, mount=3) for rank, one in nobody.items()}).origin is Origin.MOUNT
+
+
+@clause("T159")
+def test_what_a_process_has_left_counts_as_its_own() -> None:
+    left = sources({0: having(0, 5, lineage=2), 1: having(1, 4, Phase.READY, lineage=2), 2: having(2, 5, lineage=2), 3: having(3, None)})
+    assert (left.origin, left.step, set(left.coming), left.givers["b"]) == (Origin.MEMORY, 5, {1}, 1)

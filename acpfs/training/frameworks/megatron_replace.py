@@ -90,6 +90,13 @@ class MegatronHolding:
                 for name, value in one.main_state():
                     value.copy_(contents[prefix(one) + name][""].value)
 
+    def gradients(self) -> Contents | None:
+        """They lie in buffers that Megatron lays out."""
+        return None
+
+    def fill_gradients(self, contents: Contents) -> None:
+        raise AssertionError("none were given")
+
     def spread(self, givers: Mapping[Shard, int]) -> None:
         for one in self._shards.sharded:
             one.cast()

@@ -16,7 +16,7 @@ from acpfs.training.messages import Shard
 from acpfs.training.torch import snapshot
 from acpfs.training.torch.layout import Layout, layout_of, named_parameters
 from acpfs.training.torch.local_state import LocalState
-from acpfs.training.torch.transfer import Contents, fill, local, pieces
+from acpfs.training.torch.transfer import Contents, fill, fill_gradients, gradients, local, pieces
 from acpfs.training.torch.writers import DistributedWriter, Writer
 
 
@@ -35,6 +35,12 @@ class Holding(Protocol):
 
     def fill(self, contents: Contents) -> None:
         """Take a shard of another holding, or of another rank."""
+
+    def gradients(self) -> Contents | None:
+        """Complete ones, of all shards; None: no other process could do the update with them. Nothing is copied."""
+
+    def fill_gradients(self, contents: Contents) -> None:
+        """Those of another holding."""
 
     def spread(self, givers: Mapping[Shard, int]) -> None:
         """Behind `fill`: parameters that this rank has, and another one updates. A collective. `givers`: who has which shard."""
@@ -71,6 +77,12 @@ class TorchHolding:
 
     def fill(self, contents: Contents) -> None:
         fill(self._parameters, self.optimizers, contents)
+
+    def gradients(self) -> Contents | None:
+        return gradients(self._parameters, (name for names in self.layout.parameters.values() for name in names))
+
+    def fill_gradients(self, contents: Contents) -> None:
+        fill_gradients(self._parameters, contents)
 
     def spread(self, givers: Mapping[Shard, int]) -> None:
         """Of ZeRO: the fault may have kept them from being sent round."""

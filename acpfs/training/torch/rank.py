@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from acpfs.training import messages
 from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
 from acpfs.training.member import GenerationOverError
+from acpfs.training.memory_left import GoneError
 from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
@@ -24,6 +26,15 @@ from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
 from acpfs.training.torch.store import Ask, LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
+
+_OF_OTHERS = re.compile(
+    r"\[[^\]]*\bgloo/[^\]]*:\d+\]"  # "[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "[enforce fail at …/gloo/…cc:12]"
+    r"|Gloo connectFullMesh failed with"
+    r"|(timed out in|failed to pass) monitoredBarrier"
+    r"|^Operation timed out!"
+    rf"|\b{GenerationOverError.__name__}\b"
+)
+"""Nothing that a program says by itself: "connection lost to the database" is its own error."""
 
 
 class Held(Protocol):
@@ -167,6 +178,6 @@ def _chain(error: BaseException | None) -> list[BaseException]:
 
 
 def _is_of_others(error: BaseException) -> bool:
-    words = ("gloo", "Connection", "connection", "Timed out", "process group", GenerationOverError.__name__)  # in C++ only its text is left
-    said = isinstance(error, RuntimeError) and any(word in str(error) for word in words)
-    return said or isinstance(error, dist.DistError | GenerationOverError)
+    """torch's own types, and what it raises as a plain RuntimeError: gloo's transport, and a store in Python that was called from C++."""
+    said = type(error) is RuntimeError and _OF_OTHERS.search(str(error)) is not None
+    return said or isinstance(error, dist.DistError | GenerationOverError | GoneError)

@@ -9,17 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from acpfs.errors import ConfigError
+from acpfs.errors import ConfigError, RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
+from acpfs.training.memory_left import name_of
 from acpfs.training.messages import Phase, Stopped
 from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
@@ -29,6 +30,7 @@ from acpfs.training.torch.gate import ExplicitGate
 from acpfs.training.torch.holding import Holding, TorchHolding, gathered
 from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.host_parts import host_state
+from acpfs.training.torch.left_state import LeftState, State, leave_state, left_state
 from acpfs.training.torch.sockets import GroupSockets
 from acpfs.training.torch.store import Ask, LinkStore
 from acpfs.training.torch.transfer import receive, receive_bytes, send, send_bytes
@@ -36,15 +38,6 @@ from acpfs.training.torch.transfer import receive, receive_bytes, send, send_byt
 log = get_logger(__name__)
 _LEFT: list[Any] = []
 """Groups that were left: the end of such an object would wait for collectives that may never end."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What the loop of one generation works on."""
-
-    held: Holding
-    host: HostState
-    hooks: UpdateHooks
 
 
 class Run:
@@ -58,10 +51,12 @@ class Run:
         self._entry = ExitStack()
         """Whatever is opened in it counts as a group's connection."""
         self._buddy = Buddy(rank, world)
-        self._state: State | None = None
-        """What this process has; None: nothing, or nothing whole."""
-        self._stopped: Stopped | None = None
-        """Where it was when it was stopped."""
+        self._state: State | LeftState | None = None
+        """What this process has, or can have of the one before; None: nothing, or nothing whole."""
+        self._is_first = True
+        """Nobody has asked yet what the process before this one has left."""
+        self._lineage = 0
+        """The generation in which all took another state than the one of their last step: what was left before it is void."""
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
         self.ask: Ask | None = None
@@ -118,10 +113,13 @@ class Run:
         fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host)))
         found = self._found_out(fresh)
         self.at("restoring")
+        before = self._state
         if found.origin is Origin.MEMORY:
+            self._lineage = found.lineage
             self._take(found, fresh)
             held.spread(found.givers)
         else:
+            self._lineage = self.generation
             self._state = None  # it is of no use any more
             self._load(found, fresh)
         host.begin(found.step)
@@ -129,7 +127,9 @@ class Run:
         self._buddy.meet(group, first)
         self._buddy.begin(found.step, first)
         self._marks.resume(found.step)
-        self._state, self._stopped = fresh, None
+        self._state = fresh
+        if before is not None:
+            before.release()
         fresh.hooks.at = self._at
         fresh.hooks.install()
         self._entry.close()
@@ -139,7 +139,7 @@ class Run:
     def snapshot(self) -> Path:
         """Write a checkpoint of the step that was done last; a collective of all ranks. For the case that all copies are lost."""
         state = self._state
-        if state is None:
+        if not isinstance(state, State):
             raise ConfigError("snapshot comes after restore")
         step = self._marks.now.done
         return snapshot.save(
@@ -162,11 +162,7 @@ class Run:
         self._entry.close()
         now = self._marks.now
         if self._state is not None:
-            self._state.hooks.remove()
-            if self._stopped is None:
-                self._stopped = Stopped(now.done, now.ready, now.phase)
-            if damaged:
-                self._stopped = replace(self._stopped, damaged=tuple(self._state.held.layout.holders))
+            self._state.stop(Stopped(now.done, now.ready, now.phase), damaged=damaged)
         if now.phase is Phase.UPDATING:
             self._marks.give_up()
         leave_groups()
@@ -174,6 +170,17 @@ class Run:
     def abort(self) -> int:
         """End all collectives; from any thread."""
         return self._sockets.shut_down()
+
+    def leave(self) -> int:
+        """Leave what this process has to the next, since nothing brings its main thread out of C; how many bytes. By another thread.
+
+        Raises:
+            RefusedError: it has nothing, or what cannot be left.
+            OSError: the system has no process for that.
+        """
+        if not isinstance(self._state, State):
+            raise RefusedError("it has no state" if self._state is None else "what the one before has left stays where it is")
+        return leave_state(self._left_name, self._state, self._marks, self._lineage, self._buddy.kept)
 
     def rendezvous(self, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
         """For `init_process_group` without a store."""
@@ -193,12 +200,28 @@ class Run:
 
     # -- from where
 
+    @property
+    def _left_name(self) -> str:
+        return name_of(self.directory, self._job, self.rank)
+
+    def _look_for_left(self) -> None:
+        """In a process that is new: what the one before has left, if it did."""
+        if not self._is_first:
+            return
+        left = left_state(self._left_name)
+        if left is not None:
+            log.warning("the process before this one has left what it had", stopped=left.stopped)
+            self._state, self._lineage, self._buddy.kept = left, left.lineage, dict(left.kept)
+        self._is_first = False  # last: whoever is interrupted before asks again
+
     def _found_out(self, fresh: State) -> Sources:
+        self._look_for_left()
         mine = Having(
             fresh.held.layout.holders,
-            None if self._state is None else self._stopped,
-            () if self._state is None else self._state.host.steps,
+            None if self._state is None else self._state.stopped,
+            () if self._state is None else self._state.steps,
             {self._buddy.of: tuple(self._buddy.kept)},
+            lineage=self._lineage,
         )
         found = sources(dict(enumerate(gathered(mine))))
         if found.origin is not Origin.MEMORY and fresh.held.begun is not None:
@@ -212,18 +235,17 @@ class Run:
         """From memory: this process's, or another rank's."""
         if self.rank in found.coming:
             assert self._state is not None
-            self._state.hooks.finish_alone()
-            self._stopped = Stopped(found.step, found.step, Phase.COMPUTING)
+            self._state.come(found.step, fresh, self._marks)
         for shard in fresh.held.layout.holders:
             if self.rank not in found.wanting.get(shard, ()):
                 assert self._state is not None
-                fresh.held.fill(self._state.held.contents(shard))
+                fresh.held.fill(self._state.contents(shard))
         for shard, wanting in sorted(found.wanting.items()):
             giver = found.givers[shard]
             if self.rank == giver:
                 assert self._state is not None
                 for rank in wanting:
-                    send(self._state.held.contents(shard), rank)
+                    send(self._state.contents(shard), rank)
             elif self.rank in wanting:
                 fresh.held.fill(receive(giver))
         self._host_of(found, fresh)
@@ -235,10 +257,10 @@ class Run:
             giver = present if source is None else source
             if rank == giver == self.rank:
                 assert self._state is not None
-                fresh.host.adopt(found.step, self._state.host.taken(found.step))
+                fresh.host.adopt(found.step, self._state.taken(found.step))
             elif giver == self.rank:
                 assert self._state is not None
-                send_bytes(packed(self._state.host.taken(found.step)) if source is None else self._buddy.kept[found.step], rank)
+                send_bytes(packed(self._state.taken(found.step)) if source is None else self._buddy.kept[found.step], rank)
             elif rank == self.rank:
                 fresh.host.adopt(found.step, unpacked(receive_bytes(giver)))
         fresh.host.bring(found.step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +27,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class _Outline:
+class Outline:
     """What is sent before a tensor's bytes."""
 
     shape: tuple[int, ...]
     dtype: Any
     distributed: bool
+
+
+Outlines = Mapping[str, Mapping[str, Outline | Piece]]
 
 
 def pieces(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Piece]]:
@@ -64,6 +67,17 @@ def fill(parameters: Mapping[str, Any], optimizers: Sequence[Any], contents: Con
                 local_optimizer(owner[id(parameter)]).state[parameter] = state
 
 
+def gradients(parameters: Mapping[str, Any], names: Iterable[str]) -> dict[str, dict[str, Piece]]:
+    """Of those parameters that have one; nothing is copied."""
+    return {name: {"": _piece(parameters[name].grad)} for name in names if parameters[name].grad is not None}
+
+
+def fill_gradients(parameters: Mapping[str, Any], contents: Contents) -> None:
+    """What `gradients` gave; those of all other parameters go."""
+    for name, parameter in parameters.items():
+        parameter.grad = _like(parameter, contents[name][""]) if name in contents else None
+
+
 def _like(parameter: Any, piece: Piece) -> Any:
     if not piece.distributed:
         return piece.value
@@ -71,38 +85,49 @@ def _like(parameter: Any, piece: Piece) -> Any:
     return DTensor.from_local(piece.value, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride())
 
 
-def send(contents: Contents, to: int) -> None:
-    """To one rank of the default group."""
-    outline = {
+def outline(contents: Contents) -> Outlines:
+    """All of it but the tensors' bytes."""
+    return {
         name: {
-            key: _Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed)
-            if isinstance(piece.value, torch.Tensor)
-            else piece
+            key: Outline(tuple(piece.value.shape), piece.value.dtype, piece.distributed) if isinstance(piece.value, torch.Tensor) else piece
             for key, piece in values.items()
         }
         for name, values in contents.items()
     }
-    send_bytes(pickle.dumps(outline), to)
-    for flat in _flat(piece.value for values in contents.values() for piece in values.values()):
-        dist.send(flat, to)
 
 
-def receive(source: int) -> dict[str, dict[str, Piece]]:
-    """What `send` sent."""
-    outline = pickle.loads(receive_bytes(source))  # noqa: S301  # over the job's own process groups
+def filled(outlines: Outlines, read: Callable[[Any], object]) -> dict[str, dict[str, Piece]]:
+    """Contents with this outline. `read`: fills a flat tensor of bytes; called for one after the other, in the order of `flat`."""
     found: dict[str, dict[str, Piece]] = {}
-    for name, values in outline.items():
+    for name, values in outlines.items():
         found[name] = {}
         for key, one in values.items():
-            piece = Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed) if isinstance(one, _Outline) else one
-            for flat in _flat([piece.value]):
-                dist.recv(flat, source)
+            piece = Piece(torch.empty(one.shape, dtype=one.dtype), one.distributed) if isinstance(one, Outline) else one
+            for room in _flat([piece.value]):
+                read(room)
             found[name][key] = piece
     return found
 
 
+def send(contents: Contents, to: int) -> None:
+    """To one rank of the default group."""
+    send_bytes(pickle.dumps(outline(contents)), to)
+    for one in flat(contents):
+        dist.send(one, to)
+
+
+def receive(source: int) -> dict[str, dict[str, Piece]]:
+    """What `send` sent."""
+    outlines = pickle.loads(receive_bytes(source))  # noqa: S301  # over the job's own process groups
+    return filled(outlines, lambda room: dist.recv(room, source))
+
+
+def flat(contents: Contents) -> Iterable[Any]:
+    """Bytes of the tensors in it; of a contiguous one, its own memory."""
+    return _flat(piece.value for values in contents.values() for piece in values.values())
+
+
 def _flat(values: Iterable[Any]) -> Iterable[Any]:
-    """Bytes of the tensors among them; of a contiguous one, its own memory."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.numel():
             yield value.contiguous().reshape(-1).view(torch.uint8)

@@ -38,7 +38,7 @@ def test_a_rank_is_replaced(tmp_path: Path, yardsticks: Path, kind: str, point: 
 
 def stayed(counts: dict[int, int], directory: Path) -> dict[int, int]:
     """Processes of each rank, without those that followed one that was stuck in a collective (T24)."""
-    stuck = {rank: (directory / f"rank-{rank}.log").read_text().count("the main thread is stuck") for rank in counts}
+    stuck = {rank: (directory / f"rank-{rank}.log").read_text().count("acpfs: the main thread is stuck") for rank in counts}
     return {rank: count - stuck[rank] for rank, count in counts.items()}
 
 

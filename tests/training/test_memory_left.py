@@ -1,0 +1,91 @@
+"""What a process leaves to the next one: kept by a child of it, until somebody has it, or nobody is left who could come."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from acpfs.training.memory_left import GoneError, Left, name_of
+from tests.training.gasp_job import ROOT, until
+
+pytestmark = pytest.mark.clause("T159")
+LEAVES = """
+import ctypes, os, sys
+from acpfs.training.memory_left import Span, end_soon, leave
+end_soon()
+kept = [ctypes.create_string_buffer(bytes([number]) * 3_000_000, 3_000_000) for number in (1, 2)]
+print(leave(sys.argv[1], b"head", [Span(ctypes.addressof(one), len(one)) for one in kept]), flush=True)
+os._exit(77)
+"""
+
+
+@pytest.fixture
+def name(tmp_path: Path) -> Iterator[str]:
+    """Whoever keeps something there ends with the test."""
+    found = name_of(tmp_path, "job", 3)
+    yield found
+    if (left := Left.ask(found)) is not None:
+        left.taken()
+
+
+def leaves(name: str) -> int:
+    """A process that leaves something, and has ended; who keeps it."""
+    done = subprocess.run([sys.executable, "-c", LEAVES, name], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 77
+    return int(done.stdout)
+
+
+def asked(name: str) -> Left:
+    left = Left.ask(name)
+    assert left is not None
+    assert left.head == b"head"
+    return left
+
+
+def test_the_next_process_has_it_and_another_one_where_that_dies(name: str) -> None:
+    assert Left.ask(name) is None
+    keeper = leaves(name)
+    first = asked(name)
+    found = bytearray(3_000_000)
+    first.read(1, memoryview(found))
+    first.close()  # as if it had died
+    second = asked(name)
+    second.read(0, memoryview(found))
+    assert found == bytes([1]) * 3_000_000
+    second.read(1, memoryview(found))
+    assert found == bytes([2]) * 3_000_000
+    assert not Path(f"/proc/{keeper}/cwd").samefile(ROOT)
+    second.taken()
+    until(lambda: Left.ask(name) is None)
+
+
+def test_who_dies_while_it_keeps_it_is_told_of(name: str) -> None:
+    keeper = leaves(name)
+    left = asked(name)
+    os.kill(keeper, 9)
+    with pytest.raises(GoneError):
+        left.read(0, memoryview(bytearray(3_000_000)))
+    left.close()
+
+
+def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
+    launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], stdout=sys.stderr); print(flush=True); input()"
+    words = [sys.executable, "-c", launcher, "-c", LEAVES, name]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        asked(name).close()
+        process.stdin.close()
+    until(lambda: Left.ask(name) is None)
+
+
+def test_a_name_is_of_one_job_in_one_directory() -> None:
+    one = name_of(Path("/a"), "job", 1)
+    assert len({one, name_of(Path("/b"), "job", 1), name_of(Path("/a"), "other", 1), name_of(Path("/a"), "job", 2)}) == 4
+    assert name_of(Path("/a/."), "job", 1) == one
