@@ -246,8 +246,7 @@ class Container:
 
     def remove(self) -> None:
         if self._process.poll() is None:
-            self._signal(signal.SIGKILL)
-        self._process.wait(WAIT_S)
+            self.kill()
         subprocess.run([*CRUN, "delete", "--force", self.name], check=False, capture_output=True, timeout=300)
         subprocess.run(["umount", "-R", "-l", self._bundle / "rootfs"], check=False, capture_output=True)
         wait_for("its control group is empty", lambda: not (self.group / "cgroup.procs").read_text().strip())

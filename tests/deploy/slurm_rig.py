@@ -125,6 +125,8 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
         wait_for("an idle node", lambda: "idle" in _said(slurm))
         yield slurm
     finally:
+        if len(started) == len(commands):
+            _cancel_all(slurm)
         for process in reversed(started):
             process.terminate()
         for process in reversed(started):
@@ -134,6 +136,13 @@ def cluster(top: Path, parameters: str) -> Iterator[Slurm]:
                 process.kill()
                 process.wait()
         shutil.rmtree(spool, ignore_errors=True)
+
+
+def _cancel_all(slurm: Slurm) -> None:
+    """A step outlives slurmd, so jobs that still run are ended before it."""
+    with contextlib.suppress(AssertionError, subprocess.TimeoutExpired, TimeoutError):
+        slurm.run("scancel", "--me")
+        wait_for("all jobs have ended", lambda: not slurm.run("squeue", "--noheader"))
 
 
 def _said(slurm: Slurm) -> str:
