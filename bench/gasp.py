@@ -61,7 +61,7 @@ class Bench:
         words = [self._python, "-m", "bench.gasp_ranks", str(Path(xxhash.__file__).parents[1]), json.dumps(wanted)]
         done = subprocess.run(words, cwd=REPOSITORY, env=environment, timeout=JOB_TIMEOUT_S, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise RuntimeError(done.stderr[-4000:] + done.stdout[-4000:])
+            raise RuntimeError(done.stderr[-20000:] + done.stdout[-4000:])
         for path in (scratch, save, *([Path(config["plain"])] if "plain" in config else [])):
             shutil.rmtree(path, ignore_errors=True)
         found: Times = json.loads(done.stdout.splitlines()[-1])

@@ -358,7 +358,9 @@ def report_ratios(report: Report, found: dict[str, Found], why_not: str, large: 
 
 def report_restored(report: Report, found: dict[str, Found]) -> None:
     """The same without the first step: it is the script's, takes as long everywhere, and on few processors most of the time."""
-    there = {key: median(found[key].phases["restored"]) for key in ("large", "ram", "straight", "executed ram") if key in found}
+    there: dict[str, float] = {
+        key: median(found[key].phases["restored"]) for key in ("large", "ram", "straight", "executed ram") if key in found
+    }
     for promise, fast, slow in (
         ("replaced is 3 times faster than restarted from the RAM tier", "large", "ram"),
         ("restarted from the RAM tier is 3 times faster than from the storage", "ram", "straight"),

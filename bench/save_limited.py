@@ -39,12 +39,13 @@ def measure(size: int, rounds: int) -> Report:
         scratch = stack.enter_context(places.scratch())
         limited = stack.enter_context(FaultFs(scratch / "source", scratch / "limited", bandwidth=BANDWIDTH, watchdog_s=3000))
         tmp = stack.enter_context(places.tmpfs(scratch / "tmpfs"))
-        mount = stack.enter_context(places.acpfs(limited.path / "acpfs", scratch / "mount"))
+        mount = stack.enter_context(places.acpfs(limited.path / "acpfs", scratch / "mount", "auto"))
         (limited.path / "plain").mkdir()
         where = {"acpfs": mount.path, "backing": limited.path / "plain", "tmpfs": tmp}
         for number in range(rounds + 1):
             for name, values in samples.items():
                 operation, place = name.split()
+                places.warm(tmp / "warm", size)
                 speed = timed(operation, where[place] / "model.pt", size)
                 if number:
                     values.append(speed)
