@@ -41,6 +41,8 @@ READY_LOOKS = 4
 STEPS_ROUNDS_MAX = 5
 """Processor time of a step varies little; gasps need the machine for longer."""
 JOB_TIMEOUT_S = 400.0
+ROUNDS_BESIDE = 3
+"""So much more than all rounds the storage has room for: the gasp straight to it, and what is being written."""
 Times = dict[str, Any]
 
 
@@ -69,11 +71,14 @@ class Bench:
 
 
 @contextmanager
-def storage(scratch: Path, mib: float, rate: int) -> Iterator[tuple[Path, str]]:
-    """A directory that takes so many bytes per second, and why it does not, where it does not."""
+def storage(scratch: Path, mib: float, rate: int, rounds: int) -> Iterator[tuple[Path, str]]:
+    """A directory that takes so many bytes per second, and why it does not, where it does not.
+
+    It has room for all rounds: what a job left in the mount is removed, and the guard keeps it there for half an hour (S143).
+    """
     with ExitStack() as stack:
         try:
-            disk = stack.enter_context(Disk(scratch, int(6 * mib * (1 << 20)) + GIB, "gasp"))
+            disk = stack.enter_context(Disk(scratch, int((rounds + ROUNDS_BESIDE) * mib * (1 << 20)) + GIB, "gasp"))
             stack.enter_context(limited(disk, 0, rate))
         except (NoDiskError, NoThrottleError) as error:
             (scratch / "backing").mkdir(exist_ok=True)
@@ -99,7 +104,7 @@ def told(samples: list[float], unit: str = "s") -> str:
 def measure(bench: Bench, scratch: Path, rounds: int, mib: float, rate: int) -> tuple[dict[str, list[Times]], str]:
     """All jobs, those that are compared side by side."""
     found: dict[str, list[Times]] = {"small": [], "large": [], "straight": [], "ddp": [], "hsdp": []}
-    with storage(scratch, mib, rate) as (backing, why_not):
+    with storage(scratch, mib, rate, rounds) as (backing, why_not):
         options = {"ram": f"{int(3 * mib) + 512}M", "prefault": "auto"}
         with AcpfsMount(backing, scratch / "mnt", "native", watchdog_s=7200.0, **options) as mount:  # type: ignore[arg-type]
             (backing / "straight").mkdir(exist_ok=True)

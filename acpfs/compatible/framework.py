@@ -291,7 +291,9 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
         while True:
             try:
                 result = func(*args, **kwargs)
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:  # torch's CheckpointException is no Exception
                 if not _goes_on(error):
                     raise
                 continue
@@ -306,7 +308,7 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _goes_on(error: Exception) -> bool:
+def _goes_on(error: BaseException) -> bool:
     """Report it; whether the train function is to run again."""
     if _job.processor is None:
         return False

@@ -89,7 +89,7 @@ class Handlers:
         function, ctx = self._registered[Event.CLEAN]
         try:
             code = function(is_uce_error, self.args, ctx)
-        except Exception:
+        except BaseException:  # torch's CheckpointException is no Exception
             log.exception("the clean handler failed")
             return False
         if code not in (CLEANED, CLEANED_WITHOUT_REBUILD):
@@ -133,7 +133,7 @@ class Handlers:
         function, ctx = self._registered[event]
         try:
             function(*arguments(ctx))
-        except Exception:
+        except BaseException:  # torch's CheckpointException is no Exception
             log.exception("a handler failed", handler=event.value)
             return False
         return True

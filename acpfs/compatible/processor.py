@@ -202,7 +202,7 @@ class Processor:
                 handled, cut_off_at = order.number, None
                 try:
                     self._obey(member, order)
-                except Exception:
+                except BaseException:  # torch's CheckpointException is no Exception
                     log.exception("could not do what was asked", command=type(order.command).__name__)
                     member.tell(Trouble(TroubleKind.SAVE, type(order.command).__name__))
             elif member.cut_off_since is not None:

@@ -6,11 +6,13 @@ command is there, or that this one was not handled yet: the loop looks again, an
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
+from acpfs.errors import AcpfsError
 from acpfs.logger import get_logger
 from acpfs.training import mounted
 from acpfs.training.interrupt import Interrupted, Interrupter
@@ -57,11 +59,19 @@ class Rank(Protocol):
     def digests(self) -> Mapping[Shard, str]: ...
 
     def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
-        """Write what the cover gives this rank, together with the other savers."""
+        """Write what the cover gives this rank, together with the other savers.
+
+        Raises:
+            OthersFailedError: it was another saver that could not.
+        """
 
 
 class CutOffError(Exception):
     """No coordinator says anything any more."""
+
+
+class OthersFailedError(AcpfsError):
+    """What this rank had to write is written, and another saver failed: it says so itself."""
 
 
 class Park:
@@ -75,6 +85,8 @@ class Park:
         self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
         self._published: int | None = None
         self._handled = 0
+        self._begun: set[Path] = set()
+        """Where this rank has begun to write."""
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
         self.on_stopped: Callable[[], None] = lambda: None
@@ -123,13 +135,18 @@ class Park:
                 self._save(command)
             elif isinstance(command, Publish):
                 self._publish(command)
-        except Exception as error:  # whatever it is, another rank may be able to
+        except (Interrupted, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # whatever it is, another rank may be able to; torch's CheckpointException is no Exception
             until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
             mounted.wait_until_back(self._directory, lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until)
             newer = self._member.order(order.number, 0.0)
             if newer is None:
                 log.exception("could not do what was asked", command=type(command).__name__)
-                self._member.tell(Trouble(TroubleKind.SAVE, told(error)))
+                others = isinstance(error, OthersFailedError)
+                self._member.tell(Trouble(TroubleKind.COLLECTIVE if others else TroubleKind.SAVE, told(error)))
+                if not others:
+                    self._remove_void()
 
     def _stop(self) -> None:
         self._interrupter.disarm()
@@ -148,12 +165,21 @@ class Park:
         self._member.tell(Settled(self._marks.now.done, self._rank.digests()))
 
     def _save(self, command: Save) -> None:
+        self._remove_void()
         if self._number in command.savers:
             self.at("saving")
             directory = self._directory / command.directory
+            self._begun.add(directory)
             with mounted.written_by_one(directory):
                 files = self._rank.save(command, directory)
             self._member.tell(Saved(files))
+
+    def _remove_void(self) -> None:
+        """What this rank has begun before takes the room that the next try needs. Whoever writes there still does so in vain."""
+        for directory in self._begun:
+            mounted.withdraw_urgent(directory)
+            shutil.rmtree(directory, ignore_errors=True)
+        self._begun.clear()
 
     def _publish(self, command: Publish) -> None:
         self.at("publishing")

@@ -209,7 +209,7 @@ class Protection:
         if self._on_saved is not None and leave.gasp:
             try:
                 self._on_saved(self._directory / leave.gasp)
-            except Exception:  # the checkpoint is there, and the status says so
+            except BaseException:  # the checkpoint is there, and the status says so
                 log.exception("on_saved failed")
         if self._member is not None:
             self._member.end()

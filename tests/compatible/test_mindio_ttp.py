@@ -17,6 +17,7 @@ import pytest
 from acpfs.compatible import framework
 from acpfs.compatible.c_library import C_API, FRAMEWORK, EntryPoints, built
 from acpfs.compatible.controller import checked_address, credentials_for, job_name
+from acpfs.compatible.handlers import Event, Handlers
 from acpfs.compatible.places import SITE
 from acpfs.compatible.refusal import UnsupportedError
 from acpfs.compatible.replicas import holders_of, save_info
@@ -246,3 +247,19 @@ def test_times_of_an_update(product: Product) -> None:
     utils.tft_set_update_end_time(200)
     told = [utils.tft_can_do_uce_repair(*given) for given in ((0,), (50,), (150,), (250,), (150, 160, 170), (165, 160, 170))]
     assert told == [False, False, True, True, False, True]
+
+
+class CheckpointException(BaseException):
+    """torch's own is of this kind, and there is no torch here."""
+
+
+@clause("T103")
+@pytest.mark.parametrize("error", [RuntimeError, CheckpointException])
+def test_a_handler_that_fails_is_one_whatever_it_raises(error: type[BaseException]) -> None:
+    def fails(*_: Any) -> int:
+        raise error("no space left on device")
+
+    handlers = Handlers(for_mindspore=False)
+    for event in (Event.SAVE, Event.CLEAN, Event.STOP):
+        handlers.register(event, fails, None)
+    assert [handlers.save(5, []), handlers.clean(is_uce_error=False), handlers.stop()] == [False] * 3

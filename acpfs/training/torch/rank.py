@@ -25,7 +25,7 @@ from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
 from acpfs.training.torch.store import Ask, LinkStore
-from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer
+from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer, own_failures
 
 _OF_OTHERS = re.compile(
     r"\[[^\]]*\bgloo/[^\]]*:\d+\]"  # "[…/gloo/transport/tcp/pair.cc:553] Connection closed by peer", "[enforce fail at …/gloo/…cc:12]"
@@ -156,9 +156,11 @@ class TorchRank:
         """Write what the cover gives this rank, in a group of the savers; everything is then at the end of that step."""
         assert self.ask is not None
         self._writer.prepare(order.step)
-        self.groups.regroup(LinkStore(self.ask), order.savers.index(self.number), len(order.savers))
+        member = order.savers.index(self.number)
+        self.groups.regroup(LinkStore(self.ask), member, len(order.savers))
         self._host.bring(order.step)
-        return self._writer.write(directory, order, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
+        with own_failures(member):
+            return self._writer.write(directory, order, tuple(shard for shard, rank in order.cover.items() if rank == self.number))
 
 
 def trouble_kind(error: BaseException) -> TroubleKind:

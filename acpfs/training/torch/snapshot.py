@@ -22,7 +22,7 @@ from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
 from acpfs.training.torch.transfer import Piece, fill
-from acpfs.training.torch.writers import HOST_STATE, Writer
+from acpfs.training.torch.writers import HOST_STATE, Writer, own_failures
 
 log = get_logger(__name__)
 Found = TypeVar("Found")
@@ -93,7 +93,12 @@ def save(
     policy: Policy,
     gathered: Callable[[Any], list[Any]],
 ) -> Path:
-    """Write and name it; a collective of all ranks."""
+    """Write and name it; a collective of all ranks.
+
+    Raises:
+        NotWrittenError: this rank could not write its part.
+        OthersFailedError: another one could not.
+    """
     shares = gathered(layout.holders)
     holders = {shard: ranks for share in shares for shard, ranks in share.items()}
     chosen = cover(Held(len(shares), Gate.EXPLICIT, policy.name, 0, holders, dict.fromkeys(range(len(shares)), "")), range(len(shares)))
@@ -102,7 +107,8 @@ def save(
     written = f"{name}.snapshot-{generation}.tmp"
     own = tuple(shard for shard, writer in chosen.items() if writer == rank)
     order = Save(step, chosen, tuple(range(len(shares))), written, name)
-    found: tuple[SavedFile, ...] = writer.write(directory / written, order, own)
+    with own_failures(rank):
+        found: tuple[SavedFile, ...] = writer.write(directory / written, order, own)
     nodes = tuple(sorted(set(gathered(node_name(directory)))))  # what others wrote is awaited, and the tracker waits for them
     files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
     if rank == 0:

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint
+from torch.distributed.checkpoint.api import CheckpointException
 
-from acpfs.errors import ConfigError
+from acpfs.errors import AcpfsError, ConfigError
 from acpfs.training.host_state import HostState
 from acpfs.training.manifest import files_in, saved_file
 from acpfs.training.messages import Save, SavedFile, Shard
+from acpfs.training.park import OthersFailedError
 from acpfs.training.torch.layout import Layout
 from acpfs.training.torch.local_state import LocalState
 
 HOST_STATE = "host_state"
 """Directory with one file per saver."""
+
+
+class NotWrittenError(AcpfsError):
+    """This rank could not write its part; the message says why."""
+
+
+@contextmanager
+def own_failures(member: int) -> Iterator[None]:
+    """Whose failure it is. torch raises one error in all savers, and that is no `Exception`. `member`: this one's number among them.
+
+    Raises:
+        NotWrittenError: this one's.
+        OthersFailedError: another one's.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        told = "; ".join(f"{type(why).__name__}: {why} (saver {who})" for who, (why, _) in error.failures.items())
+        raise (NotWrittenError if member in error.failures else OthersFailedError)(told) from error
 
 
 class Writer(Protocol):

@@ -35,6 +35,14 @@ class Fault:
     last: Callable[[], object] = int
     """What a rank does before it kills itself."""
 
+    def reached(self, rank: int, point: str, number: int) -> None:
+        """A rank is at a point of update `number`."""
+        if self.shut_out.get(rank) == point and number >= DIES:
+            raise RuntimeError("Connection closed by peer")
+        if self.ranks.get(rank) == point and number >= DIES:
+            self.last()
+            os.kill(os.getpid(), signal.SIGKILL)
+
 
 def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
     """A rank that was forked."""
@@ -55,11 +63,7 @@ def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:
     number = 0
 
     def at(point: str) -> None:
-        if fault.shut_out.get(rank) == point and number >= DIES:
-            raise RuntimeError("Connection closed by peer")
-        if fault.ranks.get(rank) == point and number >= DIES:
-            fault.last()
-            os.kill(os.getpid(), signal.SIGKILL)
+        fault.reached(rank, point, number)
 
     with protection:
         protection.at(at)
