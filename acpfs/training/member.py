@@ -72,6 +72,13 @@ FAREWELL_S = 5.0
 Command = Stop | Settle | Save | Publish | Leave | Resume | Done
 
 
+def bytes_written() -> int:
+    """By this process so far, into whatever; 0 where the kernel does not say."""
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/io", encoding="ascii") as told:
+        return int(next(line for line in told if line.startswith("wchar:")).split()[1])
+    return 0
+
+
 class GenerationOverError(Exception):
     """A newer command came: what is being done is void."""
 
@@ -113,6 +120,8 @@ class Member:
         self._turned_at = math.inf
         self._in_vain_since: float | None = None
         """Since when coordinators ask for votes, and none is elected."""
+        self._commanded_at = math.inf
+        """When somebody was last there who commands, in a save."""
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
@@ -249,6 +258,7 @@ class Member:
         self._meet_those_that_came()
         self._look_at_active()
         self._look_whether_alone()
+        self._look_whether_savers_are_alone()
         self._send_outbox()
         self._beat()
         if self._interrupter.tick():
@@ -287,6 +297,20 @@ class Member:
         if self._in_vain_since is not None and trains and time.monotonic() - self._in_vain_since > self._policy.command_s:
             log.warning("nobody is elected: out of the loop", seconds=self._policy.command_s)
             self._command(self._generation + 1, Stop(()))  # who commands after all hears that this rank was stopped already
+
+    @property
+    def _saves(self) -> bool:
+        return self._order is not None and isinstance(self._order.command, Save)
+
+    def _look_whether_savers_are_alone(self) -> None:
+        """Savers wait for each other as long as somebody commands, who knows when to give up: their group has no time-out of its own."""
+        now = time.monotonic()
+        if not self._saves or self.commanded:
+            self._commanded_at = now
+        elif now - self._commanded_at > self._policy.command_s:
+            log.warning("nobody commands a save: out of its group", seconds=self._policy.command_s)
+            self._commanded_at = now
+            self._end_collectives()
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):
@@ -443,7 +467,8 @@ class Member:
             return
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self._parked))
+        moved = bytes_written() if self._saves else 0
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self._parked, moved))
 
     def _clues(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""

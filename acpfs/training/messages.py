@@ -126,6 +126,8 @@ class Beat:
     """Evaluation, a first step that compiles: the watchdog looks away."""
     parked: bool = False
     """Where ranks are replaced: outside of the loop, or before its first update; what it makes then needs the coordinator's store."""
+    moved: int = 0
+    """Bytes that this process has written in all; while it saves."""
 
 
 @dataclass(frozen=True, slots=True)

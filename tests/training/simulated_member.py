@@ -45,6 +45,7 @@ class SimulatedMember:
     generation: int = 0
     protected: bool = False
     parked: bool = False
+    moved: int = 0
     told: list[FromCoordinator] = field(default_factory=list)
     left: Leave | None = None
     published: dict[str, Publish] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class SimulatedMember:
         return self.done + (self.phase is not Phase.COMPUTING)
 
     def beat(self) -> Beat:
-        return Beat(self.done, self.ready, self.phase)
+        return Beat(self.done, self.ready, self.phase, moved=self.moved)
 
     def obey(self, message: FromCoordinator, generation: int) -> list[FromMember]:
         """Carry a command out; answers, in order."""

@@ -349,6 +349,32 @@ def test_another_fault_while_saving(rig: Rig, tmp_path: Path) -> None:
     assert rank.done == ["save 1", "save 1"]
 
 
+@pytest.mark.clause("T164")
+def test_savers_that_nobody_commands_any_more_leave_their_group(rig: Rig, tmp_path: Path) -> None:
+    """They may wait for each other there, and only the member's thread can end that."""
+    rig.start()
+    rank = FakeRank(rig.marks)
+    rank.goes_on.clear()
+    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, tmp_path, rig.policy)
+
+    def part() -> None:
+        rig.coordinator.hears(Trouble)
+        stop(rig.coordinator, 1)
+        rig.aborted.clear()
+        rig.coordinator.say(SAVE)
+        rank.during_save.wait()
+        while not rig.coordinator.hears(Beat).moved:
+            pass
+        rig.coordinator.link.close()
+        assert rig.aborted.wait(120)
+        rank.goes_on.set()
+
+    script = Script(part)
+    with pytest.raises(CutOffError):
+        park.run(TROUBLE)
+    script.end()
+
+
 @pytest.mark.clause("T49")
 def test_an_update_that_fails_is_torn(rig: Rig, tmp_path: Path) -> None:
     rig.start()

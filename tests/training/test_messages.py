@@ -34,7 +34,7 @@ from acpfs.training.records import MalformedError
 HEADER = Header("job", 3, 2, "rank 1")
 EXAMPLES = [
     Hello(1, 4, "node0", 77, 123456, Gate.EXPLICIT, {"opt0": (1, 3)}, "iter_{step:07d}", 2, "10.0.0.1"),
-    Beat(5, 6, Phase.READY, {"world": 17}, long_operation=True),
+    Beat(5, 6, Phase.READY, {"world": 17}, long_operation=True, moved=1 << 40),
     Stopped(5, 6, Phase.UPDATING, ("opt0",), GateResult(6, (0.5, float("inf")))),
     Save(6, {"opt0": 1}, (1, 3), "step-6.gasp-4.tmp", "step-6", (0, 2)),
     Publish(

@@ -23,9 +23,11 @@ class Limits:
     settle_s: float = 60.0
     """From SETTLE, which is one local update and digests."""
     save_s: float = 900.0
-    """From SAVE; a storage that is written straight may be slow."""
+    """In a save, without a byte written by those who have not finished; a storage that is written straight may be slow."""
     publish_s: float = 60.0
     """From PUBLISH, a few renames."""
+    only_holder_s: float = 600.0
+    """And so much longer those are waited for that speak and alone hold something: a storage may stand still for a while."""
     leave_s: float = 10.0
     """From LEAVE until the coordinator ends, whoever is left."""
     claim_s: float = 2.0

@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from acpfs.training.coordinator.dialogue import Patience, Round
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover, differing, layout_of, meeting, outvoted
@@ -114,28 +115,6 @@ class Finish:
 Command = Send | Tell | Record | AskWitness | Finish
 
 
-@dataclass
-class _Round:
-    """What one generation's dialogue has brought so far."""
-
-    stopped: dict[int, Stopped]
-    settled: dict[int, Settled]
-    saved: dict[int, Saved]
-    waiting: set[int] = field(default_factory=set)
-    """Who has not answered yet: who is to park, to settle, or to write."""
-    meeting: Meeting | None = None
-    claim: bool | None = True
-    """Whether this side may save; None: not known yet."""
-    save: Save | None = None
-    manifest: Manifest | None = None
-    publisher: int | None = None
-
-    @property
-    def asked(self) -> frozenset[int]:
-        """Who has to settle."""
-        return self.meeting.there | self.meeting.coming if self.meeting else frozenset()
-
-
 class Phases:
     """One per coordinator."""
 
@@ -157,12 +136,12 @@ class Phases:
         self._alive: dict[int, None] = {}
         """Ranks that are registered, neither lost nor gone: kept, since a thousand of them answer each order."""
         self._hearing = Hearing(limits)
-        self._deadline = math.inf
+        self._patience = Patience(limits)
         self._stop_at: float | None = None
         self._failures: Counter[int] = Counter()
         self._naming: set[str] = set()
         """Nodes whose rank was asked to publish: it may have done so before it died."""
-        self._round = _Round({}, {}, {})
+        self._round = Round({}, {}, {})
         self._commands: list[Command] = []
         self._began: tuple[float, str] | None = None
         self._status = ""
@@ -185,6 +164,8 @@ class Phases:
         self._hearing.heard(rank, now)
         if isinstance(message, Beat):
             self.marks[rank] = message
+            if self.state is State.SAVING and rank in self._round.waiting:
+                self._patience.moves(rank, message.moved, now)
         if self.state is State.STANDBY and message == self._hellos.get(rank):
             self.lost.pop(rank, None)  # only the connection to this standby was gone
             self._alive[rank] = None
@@ -263,7 +244,7 @@ class Phases:
             self._lose(self._dispensable(now), f"silent for {self._limits.stuck_s:g} s of a gasp, and others have what it has", now)
         if self._stop_at is not None and now >= self._stop_at:
             self._stop(now)
-        elif now >= self._deadline:
+        elif now >= self._patience.until:
             self._late(now)
         return self._done(now)
 
@@ -378,8 +359,8 @@ class Phases:
     def _stop(self, now: float) -> None:
         self._stop_at = None
         self.generation += 1
-        self._round = _Round({}, {}, {}, set(self._alive))
-        self._deadline = now + self._limits.stuck_s
+        self._round = Round({}, {}, {}, set(self._alive))
+        self._patience.begin(now, self._limits.stuck_s)
         self._send(self._live, Stop(tuple(sorted(self.lost))))
         self._meet_if_all_parked(now)
 
@@ -401,20 +382,23 @@ class Phases:
 
     def _late(self, now: float) -> None:
         """The deadline of the state has passed."""
-        self._deadline = math.inf
-        if self.state is State.STOPPING:
-            if self._hearing.busy(self._round.waiting, now) and not self.could_save(self._alive.keys() - self._round.waiting):
-                self._deadline = now + self._limits.beat_s  # it parks when it is through, and nobody else has what it has
-                return
-            self._lose(sorted(self._round.waiting), f"not parked after {self._limits.stuck_s:g} s", now)
-        elif self.state is State.SETTLING:
-            self._lose(sorted(self._round.waiting), f"not settled after {self._limits.settle_s:g} s", now)
-        elif self.state is State.SAVING and self._round.save is not None:
-            self._failed(sorted(self._round.waiting), f"not written after {self._limits.save_s:g} s", now)
-        elif self.state is State.PUBLISHING and self._round.publisher is not None:
-            self._failed([self._round.publisher], f"not published after {self._limits.publish_s:g} s", now)
-        elif self.state is State.LEAVING:
+        if self.state is State.LEAVING:
+            self._patience.end()
             self._commands.append(Finish())
+            return
+        late = sorted(self._round.waiting if self._round.publisher is None else {self._round.publisher})
+        if not self.could_save(self._alive.keys() - set(late)) and (self._patience.is_left(now) or self._hearing.busy(late, now)):
+            self._patience.wait(now)  # nobody else has what it has, and a storage that stands still comes back
+            return
+        self._patience.end()
+        if self.state is State.STOPPING:
+            self._lose(late, f"not parked after {self._limits.stuck_s:g} s", now)
+        elif self.state is State.SETTLING:
+            self._lose(late, f"not settled after {self._limits.settle_s:g} s", now)
+        elif self.state is State.SAVING:
+            self._failed(late, f"nothing written in {self._limits.save_s:g} s", now)
+        elif self.state is State.PUBLISHING:
+            self._failed(late, f"not published after {self._limits.publish_s:g} s", now)
 
     # -- stop, settle, save, publish, leave
 
@@ -444,7 +428,7 @@ class Phases:
     def _settle(self, found: Meeting, layout: Layout, now: float) -> None:
         self._round.meeting = found
         self._round.waiting = set(self._round.asked)
-        self._go(State.SETTLING, now + self._limits.settle_s)
+        self._go(State.SETTLING, now, self._limits.settle_s)
         self._tell("survivors meet", step=found.step, there=len(found.there), coming=tuple(sorted(found.coming)), behind=len(found.behind))
         self._send(sorted(self._round.asked), Settle(found.step, found.gate))
         if self.lost and len(set(layout.nodes.values())) > 1:
@@ -481,7 +465,7 @@ class Phases:
         digests = {shard: digest for shard, rank in chosen.items() if (digest := self._round.settled[rank].digests.get(shard)) is not None}
         self._round.manifest = Manifest(self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different)
         self._round.waiting = set(savers)
-        self._go(State.SAVING, now + self._limits.save_s)
+        self._go(State.SAVING, now, self._limits.save_s)
         self._send(self._live, self._round.save)
 
     def _saved(self, rank: int, saved: Saved, now: float) -> None:
@@ -493,7 +477,7 @@ class Phases:
         if not self._round.waiting:
             files = tuple(sorted((file for one in self._round.saved.values() for file in one.files), key=lambda file: file.path))
             full = replace(manifest, files=files, lost=tuple(sorted(self.lost)))
-            self._go(State.PUBLISHING, now + self._limits.publish_s)
+            self._go(State.PUBLISHING, now, self._limits.publish_s)
             self._publish(Publish(full, save.directory, save.name), save)
 
     def _publish(self, order: Publish, save: Save) -> None:
@@ -515,7 +499,7 @@ class Phases:
             self._record(status, text, now, gasp)
         self._status = text
         self._stop_at = None
-        self._go(State.LEAVING, now + self._limits.leave_s)
+        self._go(State.LEAVING, now, self._limits.leave_s)
         self._tell("the job ends", status=status.name, text=text, gasp=gasp)
         self._send(self._live, Leave(status, text, gasp))
 
@@ -567,11 +551,13 @@ class Phases:
     def _unable(self) -> frozenset[int]:
         return frozenset(rank for rank, count in self._failures.items() if count >= self._limits.rank_failures_max)
 
-    def _go(self, state: State, deadline: float = math.inf) -> None:
+    def _go(self, state: State, now: float = 0.0, patience_s: float = math.inf) -> None:
+        """`patience_s`: how long this state may take."""
         if state is not self.state:
             assert state in TRANSITIONS[self.state], f"{self.state} → {state}"
             self._tell("state", before=self.state.value, now=state.value)
-        self.state, self._deadline = state, deadline
+        self.state = state
+        self._patience.begin(now, patience_s)
 
     def _send(self, ranks: Iterable[int], message: FromCoordinator) -> None:
         if to := tuple(ranks):
@@ -585,7 +571,7 @@ class Phases:
         if self.state is State.LEAVING and not self._alive and not any(isinstance(command, Finish) for command in self._commands):
             self._commands.append(Finish())
         beats = math.inf if self.state is State.STANDBY or not self._alive else self._look_at
-        self.wake_at = min(self._deadline, beats, math.inf if self._stop_at is None else self._stop_at)
+        self.wake_at = min(self._patience.until, beats, math.inf if self._stop_at is None else self._stop_at)
         commands, self._commands = self._commands, []
         return commands
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from acpfs.errors import ConfigError
 from acpfs.training.torch.sockets import GroupSockets, connections
 
-SAVERS_TIMEOUT_S = 60.0
+SAVERS_TIMEOUT_S = 86_400.0
+"""None, in effect: one saver's storage may stand still, and the coordinator knows who is waited for, and ends the group's connections."""
 
 
 class Groups:

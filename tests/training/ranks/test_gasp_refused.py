@@ -1,25 +1,34 @@
-"""A storage that refuses what a survivor writes: who was refused is asked again, then another holder, and who was not is not to blame."""
+"""A storage that refuses what a survivor writes, or that stands still meanwhile.
+
+Who was refused is asked again, then another holder, and who was not is not to blame. Who waits for a storage is waited for.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import resource
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from acpfs.training import protect
+from tests.rig.faultfs import FaultFs
 from tests.training.gasp_job import until
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_gasp, yardstick
+from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_gasp, protected, yardstick
 from tests.training.ranks.jobs import JOBS
 
-pytestmark = pytest.mark.clause("T163")
 DEAD, REFUSED, INNOCENT, OTHER = 1, 0, 3, 2
 """`INNOCENT` alone has what the dead one had; `OTHER` has what the refused one has."""
 LARGEST_BYTES = 1024
 """Of a file: the kernel refuses what is beyond it (EFBIG), as a full storage does. Logs are longer, so a rank says nothing meanwhile."""
+HANGS_S = 75.0
+"""More than any time-out of a minute."""
+DEPENDENCIES_PYTHON = os.environ.get("ACPFS_TRAIN_COORDINATOR_PYTHON", sys.executable)
 
 
 def trains(rank: int, directory: Path, store: Path, kind: str, refuses: Callable[[int], bool]) -> None:
@@ -51,6 +60,7 @@ def troubles(directory: Path) -> list[int]:
     return [line["rank"] for line in lines if line["event"] == "a rank is in trouble" and line["kind"] == "save"]
 
 
+@pytest.mark.clause("T163")
 @pytest.mark.parametrize(
     ("tries", "writes"), [(1, REFUSED), pytest.param(99, OTHER, marks=pytest.mark.long)], ids=["refused once", "refused for good"]
 )
@@ -62,3 +72,20 @@ def test_who_was_refused_is_asked_again_and_then_another_holder(tmp_path: Path, 
     assert set(manifest.cover.values()) == {writes, INNOCENT}
     until(lambda: troubles(directory) == [REFUSED] * min(tries, 2))  # it is written behind
     assert not list(directory.glob("*.tmp"))
+
+
+@pytest.mark.long
+@pytest.mark.clause("T164")
+def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_more(tmp_path: Path, yardsticks: Path) -> None:
+    """The other one has written its part, and waits for it in the group of savers."""
+    expected, fault = yardstick("zero", yardsticks), Fault("zero", {DEAD: "backward"})
+    with FaultFs(tmp_path / "source", tmp_path / "storage", python=DEPENDENCIES_PYTHON) as storage:
+        storage.freeze(["write"], glob="__1_*")
+        directory = storage.path / "run"
+        with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")) as ranks:
+            storage.wait_frozen()
+            threading.Event().wait(HANGS_S)
+            storage.thaw()
+            manifest = assert_gasp(fault, ranks, directory, expected)
+        assert manifest.generation == 1
+        assert troubles(directory) == []
