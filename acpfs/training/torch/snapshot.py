@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch.distributed import checkpoint
@@ -26,10 +27,11 @@ from acpfs.training.torch.writers import HOST_STATE, Writer, own_failures
 
 log = get_logger(__name__)
 Found = TypeVar("Found")
+LOOK_AGAIN_S = 0.5
 
 
 def newest(directory: Path, tracker: str, patience_s: float) -> int | None:
-    """Step of the checkpoint that the tracker names, where one can be read; `patience_s` for the mount and for the storage."""
+    """Step of the checkpoint that the tracker names; None: there is none. `patience_s`: for the mount, before the storage is asked, too."""
 
     def named(place: Path) -> int | None:
         manifest = read_manifest(place / (place / tracker).read_text(encoding="utf-8").strip())
@@ -59,27 +61,48 @@ def _first(directory: Path, look: Callable[[Path], Found | None], patience_s: fl
     """What is found in the mount; where that does not answer, or is dead, in the storage below it.
 
     What a living mount has not is not looked for below it: a process with a thread in a storage that hangs cannot end, and nobody could
-    take its place.
+    take its place. Where nothing answers it is waited for: that is no sign that there is nothing, and it may be all that is left of the
+    job. The coordinator knows how long a generation may take.
     """
-    for place in places(directory):
-        answers: list[Found | None] = []
-        thread = threading.Thread(target=_look, args=(look, place, answers), name="acpfs-look", daemon=True)
-        thread.start()
-        thread.join(patience_s)
-        if answers and (answers[0] is not None or readable(directory) == place):
-            return answers[0]
-        log.warning("no checkpoint can be read", place=str(place), seconds=patience_s)
-    return None
+    looks: dict[Path, _Look[Found]] = {}
+    while True:
+        for place in places(directory):
+            if place not in looks:
+                looks[place] = _Look(look, place)
+                looks[place].start()
+            one, has_ended = looks[place], not looks[place].is_alive()
+            if one.answers(patience_s) and (one.found is not None or readable(directory) == place):
+                return one.found
+            if has_ended:
+                del looks[place]
+            log.warning("no checkpoint can be read", place=str(place), seconds=patience_s)
+        time.sleep(LOOK_AGAIN_S)
 
 
-def _look(look: Callable[[Path], Found | None], place: Path, answers: list[Found | None]) -> None:
-    try:
-        answers.append(look(place))
-    except (FileNotFoundError, NotADirectoryError, GaspError) as error:
-        log.info("no checkpoint", place=str(place), error=str(error))
-        answers.append(None)
-    except OSError as error:
-        log.warning("a place does not answer", place=str(place), error=str(error))
+class _Look(threading.Thread, Generic[Found]):
+    """At one place, which may never answer."""
+
+    def __init__(self, look: Callable[[Path], Found | None], place: Path) -> None:
+        super().__init__(name="acpfs-look", daemon=True)
+        self._look, self._place, self._answered = look, place, False
+        self.found: Found | None = None
+
+    def run(self) -> None:
+        try:
+            self.found = self._look(self._place)
+        except (FileNotFoundError, NotADirectoryError, GaspError) as error:
+            log.info("no checkpoint", place=str(self._place), error=str(error))
+        except OSError as error:
+            log.warning("a place does not answer", place=str(self._place), error=str(error))
+            return
+        self._answered = True
+
+    def answers(self, patience_s: float) -> bool:
+        """Whether it has, by then. In short turns: an `Interrupted` comes between two."""
+        deadline = time.monotonic() + patience_s
+        while self.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self.join(min(left, LOOK_AGAIN_S))
+        return self._answered
 
 
 def save(

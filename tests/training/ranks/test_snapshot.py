@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,12 @@ def test_there_is_none(tmp_path: Path) -> None:
 
 
 @clause
-def test_a_place_that_does_not_answer_is_waited_for_and_then_left(tmp_path: Path) -> None:
+def test_a_place_that_does_not_answer_is_waited_for(tmp_path: Path) -> None:
+    """That it says nothing for a while is no sign that there is nothing: the job would begin again from its beginning."""
+    checkpoint(tmp_path, 4)
+    (tmp_path / TRACKER).unlink()
     os.mkfifo(tmp_path / TRACKER)  # whoever opens it waits, as in a storage that hangs
-    assert snapshot.newest(tmp_path, TRACKER, PATIENCE_S) is None
-    os.close(os.open(tmp_path / TRACKER, os.O_WRONLY | os.O_NONBLOCK))
+    with ThreadPoolExecutor(1) as looking:
+        found = looking.submit(snapshot.newest, tmp_path, TRACKER, 0.0)
+        (tmp_path / TRACKER).write_text("step-4\n")  # returns when somebody reads
+        assert found.result() == 4
