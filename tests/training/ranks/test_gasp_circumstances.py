@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,17 @@ def newest(directory: Path) -> Path:
     return directory / (directory / "latest").read_text().strip()
 
 
+def coordinators_of(directory: Path) -> list[str]:
+    """Processes of a job that saves there."""
+    found = []
+    for entry in Path("/proc").glob("[1-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"acpfs.training.coordinator" in words and os.fsencode(directory) in words:
+                found.append(entry.name)
+    return found
+
+
 @pytest.mark.clause("T47")
 @pytest.mark.parametrize("kind", JOBS)
 def test_through_a_mount(tmp_path: Path, kind: str) -> None:
@@ -45,6 +57,7 @@ def test_through_a_mount(tmp_path: Path, kind: str) -> None:
         mount.flush()
         assert verify(newest(backing / "run")) == manifest
         assert newest(backing / "run").name == f"step-{manifest.step}"
+        until(lambda: not coordinators_of(mount.path / "run"))  # they have files open there
 
 
 @pytest.mark.clause("T51")
