@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import hashlib
 import os
@@ -34,6 +35,7 @@ KEPT_S = 600.0
 END_S = 20.0
 """A rank that cannot leave anything in so long ends without."""
 READY_S, ANSWER_S = 10.0, 60.0
+LOOK_AGAIN_S = 0.05
 _NUMBER = struct.Struct("<Q")
 _TAKEN = 2**64 - 1
 """In place of a span's number: nothing more is wanted, ever."""
@@ -69,10 +71,10 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
     """Fork who keeps these bytes; its pid. It can be asked when this returns.
 
     Raises:
-        OSError: there is no memory for another process, or the name is taken.
+        OSError: there is no memory for another process, or the name is taken and stays so.
     """
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind("\0" + name)
+        _take_name(listening, name)
         listening.listen(8)
         ready, says = os.pipe()
         launcher = os.pidfd_open(os.getppid())
@@ -90,10 +92,27 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
             waiting = select.poll()
             waiting.register(ready, select.POLLIN)
             if not waiting.poll(READY_S * 1000) or not os.read(ready, 1):
+                os.kill(pid, signal.SIGKILL)  # else it has memory and name for ten minutes beside the next process
                 raise OSError("the process that was to keep this one's memory does not answer")
         finally:
             os.close(ready)
     return pid
+
+
+def _take_name(listening: socket.socket, name: str) -> None:
+    """Whoever keeps something there for an earlier process of this rank may end: this one has a state of its own."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        try:
+            listening.bind("\0" + name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        else:
+            return
+        if (before := Left.ask(name, READY_S)) is not None:
+            before.taken()
+        time.sleep(LOOK_AGAIN_S)
 
 
 def _keep(listening: socket.socket, launcher: int, says: int, head: bytes, spans: Sequence[Span]) -> None:
@@ -112,6 +131,7 @@ def _keep(listening: socket.socket, launcher: int, says: int, head: bytes, spans
     os.write(says, b"+")
     os.close(says)
     Keeper(listening, launcher, head, spans).run(time.monotonic() + KEPT_S)
+    listening.close()  # the kernel frees a process's memory before it closes its files: the name would be taken meanwhile
 
 
 class Keeper:
@@ -163,11 +183,11 @@ class Left:
         self._asking, self.head = asking, head
 
     @classmethod
-    def ask(cls, name: str) -> Left | None:
+    def ask(cls, name: str, timeout_s: float = ANSWER_S) -> Left | None:
         """Whether there is anything."""
         asking = socket.socket(socket.AF_UNIX)
         try:
-            asking.settimeout(ANSWER_S)
+            asking.settimeout(timeout_s)
             asking.connect("\0" + name)
             if peer_of(asking) != os.getuid():
                 raise PermissionError("another user's")

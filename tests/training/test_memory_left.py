@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import ctypes, os, sys
 from acpfs.training.memory_left import Span, end_soon, leave
 end_soon()
 kept = [ctypes.create_string_buffer(bytes([number]) * 3_000_000, 3_000_000) for number in (1, 2)]
-print(leave(sys.argv[1], b"head", [Span(ctypes.addressof(one), len(one)) for one in kept]), flush=True)
+print(leave(sys.argv[1], sys.argv[2].encode(), [Span(ctypes.addressof(one), len(one)) for one in kept]), flush=True)
 os._exit(77)
 """
 
@@ -33,17 +34,17 @@ def name(tmp_path: Path) -> Iterator[str]:
         left.taken()
 
 
-def leaves(name: str) -> int:
+def leaves(name: str, head: str = "head") -> int:
     """A process that leaves something, and has ended; who keeps it."""
-    done = subprocess.run([sys.executable, "-c", LEAVES, name], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", LEAVES, name, head], stdout=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert done.returncode == 77
     return int(done.stdout)
 
 
-def asked(name: str) -> Left:
+def asked(name: str, head: bytes = b"head") -> Left:
     left = Left.ask(name)
     assert left is not None
-    assert left.head == b"head"
+    assert left.head == head
     return left
 
 
@@ -75,7 +76,7 @@ def test_who_dies_while_it_keeps_it_is_told_of(name: str) -> None:
 
 def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
     launcher = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]], stdout=sys.stderr); print(flush=True); input()"
-    words = [sys.executable, "-c", launcher, "-c", LEAVES, name]
+    words = [sys.executable, "-c", launcher, "-c", LEAVES, name, "head"]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -83,6 +84,45 @@ def test_who_keeps_it_ends_with_the_launcher(name: str) -> None:
         asked(name).close()
         process.stdin.close()
     until(lambda: Left.ask(name) is None)
+
+
+def test_what_a_later_process_leaves_takes_the_place_of_what_an_earlier_one_has_left(name: str) -> None:
+    """It has a state of its own, and nobody has told the first one's child so: the connection to it broke."""
+    leaves(name, "first")
+    leaves(name, "second")
+    left = asked(name, b"second")
+    found = bytearray(3_000_000)
+    left.read(1, memoryview(found))
+    assert found == bytes([2]) * 3_000_000
+    left.close()
+
+
+STUCK = """
+import signal, sys
+from acpfs.training import memory_left
+memory_left._keep = lambda *_: signal.pause()
+memory_left.READY_S = 0.1
+try:
+    memory_left.leave(sys.argv[1], b"", [])
+except OSError as error:
+    print(error)
+"""
+
+
+def is_free(name: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as listening:
+        try:
+            listening.bind("\0" + name)
+        except OSError:
+            return False
+    return True
+
+
+def test_a_child_that_does_not_answer_does_not_stay(name: str) -> None:
+    """It was forked while something held what it needs."""
+    done = subprocess.run([sys.executable, "-c", STUCK, name], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "does not answer" in done.stdout
+    until(lambda: is_free(name))
 
 
 def test_a_name_is_of_one_job_in_one_directory() -> None:
