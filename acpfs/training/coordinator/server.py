@@ -7,7 +7,6 @@ HELLO or WATCH said, and every later message on it must say the same. Whoever ha
 from __future__ import annotations
 
 import os
-import random
 import ssl
 import time
 from collections import Counter
@@ -23,15 +22,17 @@ from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connected, Connection
 from acpfs.training.coordinator.crew import Crew
+from acpfs.training.coordinator.electing import Elections
 from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, Tell
+from acpfs.training.coordinator.lingering import Lingering
+from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, Tell
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
-from acpfs.training.coordinator.witness import Claimant, owner_after
+from acpfs.training.coordinator.witness import Claimant, Witness
 from acpfs.training.coordinator.working import LOOK_S, Working
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.credentials import NAME as CREDENTIALS
@@ -40,7 +41,6 @@ from acpfs.training.messages import (
     Beat,
     Exited,
     Exiting,
-    ExitStatus,
     FromMember,
     Goodbye,
     Hello,
@@ -50,7 +50,6 @@ from acpfs.training.messages import (
     ShowStacks,
     Stacks,
     StoreAsk,
-    Vote,
     Voted,
     Vouching,
     Watch,
@@ -61,18 +60,12 @@ from acpfs.training.wire import LinkClosedError, TrioLink
 
 _log = get_logger(__name__)
 ACTIVE_EVERY_S, REDIAL_S = 1.0, 0.5
-TURN_S = 0.5
-"""Between two standbys that could ask for votes."""
 BACKLOG = 4096
 CREDENTIALS_S = 50.0
 """So long a standby waits for the job's certificate to appear; less than its members wait for it."""
 LOOK_AGAIN_S = 0.05
 STACKS_MAX = 16
 """Ranks whose stacks are asked for; more of them hang for one reason."""
-UNUSED_S = 600.0
-"""A coordinator to which nobody ever comes ends."""
-ORPHANED_S = 60.0
-"""So does a standby whose job ended while it was started, or behind a cut that hid its end; it has a file open in the mount."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +112,9 @@ class Coordinator:
         )
         self._standing = Standing(settings.number)
         self._connected = Connected(settings.job, settings.number, self._phases)
+        limits = settings.limits
+        self._witness = Witness(settings.witness, limits.claim_s) if settings.witness is not None else None
+        self._elections = Elections(self._standing, self._phases, self._connected, self._witness, self._do, active_s=limits.active_s)
         self._addresses: dict[int, str] = dict(settings.peers)
         self._dialled: set[int] = set()
         self._processes = Processes()
@@ -129,8 +125,7 @@ class Coordinator:
         self._stall: Stall | None = None
         self._stacks: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
-        self._heard_active = self._began = self._last_member = trio.current_time()
-        self._active_is_gone = self._is_dismissed = False
+        self._lingering = Lingering(trio.current_time(), knows_its_job=settings.first or settings.replaces)
         self._look_again = trio.Event()
         self._nursery: trio.Nursery
         self._credentials: Credentials | None = None
@@ -145,11 +140,12 @@ class Coordinator:
         self.address = f"{settings.advertised or settings.host}:{port}"
         async with trio.open_nursery() as self._nursery:
             if settings.first:
-                self._standing.begin()
-                self._do(self._phases.take_over(self._standing.term, trio.current_time()))
+                self._elections.begin()
             self._nursery.start_soon(partial(trio.serve_listeners, self._serve, listeners))
-            for task in (self._poll, self._vouch, self._tick, self._tell_active, self._elect, self._end_unused):
+            for task in (self._poll, self._vouch, self._tick, self._tell_active, self._end_unused):
                 self._nursery.start_soon(task)
+            if settings.stands:
+                self._nursery.start_soon(self._elections.run)
             self._dial()
             _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
             if announce is not None:
@@ -238,7 +234,7 @@ class Coordinator:
             self._processes.watch(rank, hello.pid, hello.started)
         connection.post(self._connected.framed(self._welcome()))
         if self._standing.commands:
-            connection.post(self._connected.framed(self._active()))
+            connection.post(self._connected.framed(self._elections.active()))
         why = "its connection ended"
         try:
             sent: Sent | None = first
@@ -253,16 +249,16 @@ class Coordinator:
             self._counts["malformed"] += 1
         if self._connected.members.get(rank) is connection:
             del self._connected.members[rank]
-            self._last_member = trio.current_time()
-            self._do(self._phases.lose(rank, why, self._last_member))
+            now = trio.current_time()
+            self._lingering.needed(now)
+            self._do(self._phases.lose(rank, why, now))
 
     def _from_member(self, rank: int, sent: Sent) -> None:
         now, message = trio.current_time(), sent.message
         if sent.header.job != self._settings.job:
             self._counts["other_job"] += 1
         elif isinstance(message, Voted):
-            if self._standing.voted(rank, message.term, message.granted, sent.header.generation, self._phases.world):
-                self._take_over(now)
+            self._elections.voted(rank, message, sent.header.generation)
         elif isinstance(message, StoreAsk):
             late = sent.header.generation != self._phases.generation
             self._answer([(rank, answer) for rank, answer in self._store.ask(rank, message, now)] if not late else [])
@@ -270,10 +266,10 @@ class Coordinator:
             self._stacks[rank] = message.text
             _log.warning("stacks", rank=rank, text=message.text)
         elif isinstance(message, FromMember):
-            self._hears(sent.header.term, None)
+            self._elections.hears(sent.header.term, None)
             self._do(self._phases.arrived(rank, sent.header.generation, message, now))
             if isinstance(message, Beat) and self._standing.commands and rank in self._connected.members:
-                self._connected.to_members(self._active(), [rank])
+                self._connected.to_members(self._elections.active(), [rank])
                 self._watchdog.heard(rank, message, now)
         else:
             self._counts["no_member_says"] += 1
@@ -290,7 +286,7 @@ class Coordinator:
     async def _listen_to(self, connection: Connection, number: int) -> None:
         self._connected.others[number] = connection
         if self._standing.commands:
-            connection.post(self._connected.framed(self._active()))
+            connection.post(self._connected.framed(self._elections.active()))
         try:
             while True:
                 self._from_other(await connection.receive())
@@ -299,12 +295,12 @@ class Coordinator:
         finally:
             if self._connected.others.get(number) is connection:
                 del self._connected.others[number]
-                self._active_is_gone = self._active_is_gone or number == self._standing.active
+                self._elections.disconnected(number)
 
     def _from_other(self, sent: Sent) -> None:
         message, now = sent.message, trio.current_time()
         if isinstance(message, Active):
-            self._hears(message.term, message.coordinator)
+            self._elections.hears(message.term, message.coordinator)
         elif isinstance(message, Welcome):
             self._addresses.update(message.coordinators)
             self._dial()
@@ -345,67 +341,11 @@ class Coordinator:
                 connection.cut()
             await trio.sleep(REDIAL_S)
 
-    # -- who commands
-
-    def _hears(self, term: int, coordinator: int | None) -> None:
-        deposed = self._standing.hears(term, coordinator)
-        if coordinator is not None and self._standing.active == coordinator:
-            self._heard_active, self._active_is_gone = trio.current_time(), False
-        if deposed:
-            _log.warning("another coordinator commands", term=term, coordinator=coordinator)
-            self._do(self._phases.deposed(trio.current_time()))
-
-    def _take_over(self, now: float) -> None:
-        _log.warning("take-over", term=self._standing.term, votes=len(self._standing.votes), generation=self._standing.generation)
-        self._connected.to_all(self._active(), term=self._standing.term)
-        self._do(self._phases.take_over(self._standing.term, now, self._standing.generation))
-
-    async def _elect(self) -> None:
-        """Ask for votes when nobody commands."""
-        while self._settings.stands:
-            await trio.sleep(0.1)
-            now = trio.current_time()
-            if self._standing.commands or not self._connected.members:
-                self._heard_active = now
-                continue
-            if (term := self._half(now)) is not None:
-                await self._stand_with_claim(term)
-                continue
-            turns = sum(
-                number < self._settings.number for number in self._connected.others if number >= 0 and number != self._standing.active
-            )
-            patience = (0.1 if self._active_is_gone else self._settings.limits.active_s) + turns * TURN_S
-            if now - self._heard_active > patience:
-                term = self._standing.ask()
-                self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
-                _log.info("asks for votes", term=term)
-                self._connected.to_members(Vote(term, self._settings.number))
-
-    def _half(self, now: float) -> int | None:
-        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything."""
-        voters = self._standing.votes.keys()
-        if self._settings.witness is None or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
-            return None
-        return self._standing.half_of(self._phases.world)
-
-    async def _stand_with_claim(self, term: int) -> None:
-        """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
-        owner = await self._owner(Claimant(self._settings.number, term, majority=False), RUN)
-        if owner is None or owner.coordinator in self._connected.others:
-            return  # the storage does not answer, or another one on this side is about to command
-        if owner.coordinator == self._settings.number:
-            if self._standing.claimed(term):
-                self._take_over(trio.current_time())
-            return
-        if self._standing.asked == term:
-            text = "the job is split, and the other half may save"
-            self._connected.to_members(Leave(ExitStatus.OTHER_SIDE, text), self._standing.votes, term)
-
     async def _tell_active(self) -> None:
         while True:
             if self._standing.commands:
-                self._connected.to_others(self._active())
-                if self._successors is not None and self._connected.members and not self._is_dismissed:
+                self._connected.to_others(self._elections.active())
+                if self._successors is not None and self._connected.members and not self._lingering.is_dismissed:
                     own = self._settings.number
                     self._successors.look({**self._addresses, own: self.address}, (own, *self._connected.others), trio.current_time())
             await trio.sleep(ACTIVE_EVERY_S)
@@ -462,19 +402,17 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            unused_s = (
-                UNUSED_S if self._settings.first or self._settings.replaces or self._connected.others else ORPHANED_S
-            )  # who replaces knows it
-            patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else unused_s
-            if self._connected.members and (self._standing.commands or self._processes.any or self._phases.heard(now)):
-                self._last_member = now  # others are connected, but a network that is cut says nothing of their ends
-            if now - max(self._last_member, self._began) > max(patience, ORPHANED_S if self._connected.members else 0.0):
+            has_members, has_others = bool(self._connected.members), bool(self._connected.others)
+            if has_members and (self._standing.commands or self._processes.are_watched or self._phases.heard(now)):
+                self._lingering.needed(now)
+            alone_s = self._phases.alone_s if self._phases.world else None
+            if self._lingering.is_over(now, has_members=has_members, has_others=has_others, alone_s=alone_s):
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
 
     def dismiss(self) -> None:
         """End as soon as no rank is connected: schedulers tell all processes of a job to end, also who has to command the last save."""
-        self._is_dismissed = True
+        self._lingering.dismiss()
         if self._successors is not None:
             self._successors.dismiss()
 
@@ -501,20 +439,8 @@ class Coordinator:
 
     async def _ask_witness(self, asked: AskWitness) -> None:
         claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
-        owner = await self._owner(claimant, asked.generation)
+        owner = None if self._witness is None else await self._witness.owner(claimant, asked.generation)
         self._do(self._phases.claimed(None if owner is None else owner == claimant, trio.current_time()))
-
-    async def _owner(self, claimant: Claimant, generation: int) -> Claimant | None:
-        """Whose the claim is now; None when the directory did not answer in time."""
-        owner = None
-        if self._settings.witness is not None:
-            with trio.move_on_after(self._settings.limits.claim_s):
-                try:
-                    owner = await trio.to_thread.run_sync(owner_after, self._settings.witness, generation, claimant, abandon_on_cancel=True)
-                except OSError as error:
-                    _log.error("the witness fails", error=str(error))
-        _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
-        return owner
 
     async def _finish(self) -> None:
         self._connected.cut()
@@ -528,9 +454,6 @@ class Coordinator:
     def _welcome(self) -> Welcome:
         known = {**self._addresses, **({self._settings.number: self.address} if self._settings.stands else {})}
         return Welcome(self._settings.number, self._standing.commands, known)
-
-    def _active(self) -> Active:
-        return Active(self._standing.term, self._settings.number)
 
     # -- status
 
