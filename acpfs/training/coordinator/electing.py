@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable
 import trio
 
 from acpfs.logger import get_logger
+from acpfs.training.coordinator.commands import RUN, Command
 from acpfs.training.coordinator.connections import Connected
 from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.election import Standing, next_to_stand
-from acpfs.training.coordinator.phases import RUN, Command, Phases
+from acpfs.training.coordinator.phases import Phases
 from acpfs.training.coordinator.witness import Claimant, Witness
 from acpfs.training.messages import Active, ExitStatus, Leave, Vote, Voted
 

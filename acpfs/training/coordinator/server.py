@@ -20,6 +20,7 @@ import trio
 
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
+from acpfs.training.coordinator.commands import AskWitness, Command, Finish, Record, Send, Tell
 from acpfs.training.coordinator.connections import FIRST_WORD_S, Connected, Connection
 from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.electing import Elections
@@ -28,7 +29,7 @@ from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.lingering import Lingering
-from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, Tell
+from acpfs.training.coordinator.phases import Phases
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
