@@ -275,7 +275,7 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
     Raises:
         RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
     """
-    start = subject.remaining(until, paths)
+    start, looked = subject.remaining(until, paths), False
     with trio.move_on_after(_limit(timeout_s)):
         while True:
             async with trio.open_nursery() as nursery:
@@ -285,7 +285,10 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
                 nursery.cancel_scope.cancel()
             await subject.decided()
             rest = subject.remaining(until, paths)
-            if rest.operations == 0 or rest.stuck:  # else deletions that were held back are carried out now
+            if rest.withheld and not looked:  # a node that came back a moment ago may not have been seen yet
+                await subject.nodes_seen()
+                looked = True
+            elif rest.operations == 0 or rest.stuck:  # else deletions that were held back are carried out now
                 break
         await subject.recorded()
     rest = subject.remaining(until, paths)

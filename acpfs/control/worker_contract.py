@@ -68,6 +68,10 @@ class Subject(Protocol):
         """Wait until it is known which deletions may be carried out now, and which stay held back."""
         ...
 
+    async def nodes_seen(self) -> None:
+        """Wait until the nodes that pointer files wait for have been looked at anew."""
+        ...
+
     async def recorded(self) -> None:
         """Wait until the written manifest has what is persisted now, or cannot be written."""
         ...

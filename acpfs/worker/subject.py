@@ -258,6 +258,9 @@ class WorkerSubject:
     async def decided(self) -> None:
         await self._parts.engine.guard.decided()
 
+    async def nodes_seen(self) -> None:
+        await self._parts.cluster.looked()
+
     async def recorded(self) -> None:
         await self._parts.engine.recorded()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -332,16 +333,15 @@ def test_records_are_few_and_small(transport: str, tmp_path: Path, shared: Path)
 def test_what_acpfs_itself_writes_is_counted_below(transport: str, tmp_path: Path) -> None:
     """Every call that arrives at the backing directory, while two nodes save: beside files and manifest there are the records alone."""
     with FaultFs(tmp_path / "disk", tmp_path / "shared") as below, Stand(tmp_path, [below.path] * 2, transport) as stand:
-        record = below.source / ".acpfs" / "nodes" / "node0"
+        began = time.monotonic()
         below.set(trace=True)
-        before = json.loads(record.read_bytes())["clock"]
         for number in range(FILES):
             for node in stand.nodes:
                 write(node, f"{node.options['node_id']}-{number}", "x")
         write(stand.nodes[0], "latest", "1")
         drained(stand)
         calls = [call.split(" ") for call in below.state()["calls"]]
-        heartbeats = (json.loads(record.read_bytes())["clock"] - before) / HEARTBEAT_S
+        heartbeats = (time.monotonic() - began) / HEARTBEAT_S  # of both: by the clock in one's record, the other may have gone on
     written = Counter(path.split("/")[1] for op, path, *_ in calls if op == "write" and path.startswith(".acpfs/"))
     created = Counter(path.split("/")[1] for op, path, *_ in calls if op == "create" and path.startswith(".acpfs/"))
     assert not any(op in CHANGES and not path.startswith(".acpfs/") for op, path, *_ in calls), "files come by a rename"
@@ -349,7 +349,8 @@ def test_what_acpfs_itself_writes_is_counted_below(transport: str, tmp_path: Pat
     assert set(written) | set(created) <= {"nodes", "staging", "manifest"}
     assert (created["staging"], written["staging"]) == (files, files)
     assert created["manifest"] < files / 4
-    assert 0 < written["nodes"] == created["nodes"] <= 2 * (2 * heartbeats + 2)
+    assert 0 < written["nodes"] <= 2 * (2 * heartbeats + 2)
+    assert abs(created["nodes"] - written["nodes"]) <= 2, "each of the two may be between these at the first look, and at the last"
 
 
 @clause("S227")

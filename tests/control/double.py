@@ -45,7 +45,8 @@ class DoubleSubject:
         self.changed = trio.Event()
         self.broken = False
         self.absent: set[bytes] = set()
-        self.stuck = False
+        self.stuck = self.withheld = False
+        self.when_seen: Callable[[], object] = lambda: None
         self.gone = ""
         self.state = "serving"
 
@@ -109,7 +110,7 @@ class DoubleSubject:
         left = [op for op in self.ops if op[0] <= until]
         if paths:
             left = [op for op in left if not op[3] or any(op[1].startswith(p.decode()) for p in paths)]
-        return Remaining(len(left), sum(op[2] for op in left), stuck=bool(left) and all(op[3] for op in left))
+        return Remaining(len(left), sum(op[2] for op in left), stuck=bool(left) and all(op[3] for op in left), withheld=self.withheld)
 
     def left(self, until: int) -> list[QueueEntry]:
         return [QueueEntry(n, name, "store", size, "parked" if p else "complete", 1.0) for n, name, size, p in self.ops if n <= until]
@@ -123,6 +124,9 @@ class DoubleSubject:
 
     async def decided(self) -> None:
         return
+
+    async def nodes_seen(self) -> None:
+        self.when_seen()
 
     async def recorded(self) -> None:
         return

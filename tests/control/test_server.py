@@ -276,6 +276,19 @@ def test_flush_does_not_wait_for_what_is_refused_for_good(tmp_path: Path) -> Non
     serve(tmp_path, scenario)
 
 
+@pytest.mark.clause("S161")
+def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(tmp_path: Path) -> None:
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops, subject.withheld = [(1, "latest", 5, True)], True
+        with pytest.raises(AcpfsError, match="pointer files are withheld") as caught:
+            await ask(record, "flush")
+        assert caught.value.exit_code == ExitCode.FAILED
+        subject.when_seen = lambda: subject.done(1)  # it is back, and drains
+        assert (await ask(record, "flush"))["operations"] == 1
+
+    serve(tmp_path, scenario)
+
+
 def test_wait_for_a_path_is_not_held_up_by_what_is_parked_elsewhere(tmp_path: Path) -> None:
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops = [(1, "parked", 5, True), (2, "b", 5, False)]

@@ -301,6 +301,38 @@ def test_all_that_a_missing_node_withheld_goes_when_it_is_back(node: Node, run: 
             nursery.cancel_scope.cancel()
 
 
+@clause("S161")
+def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(node: Node, run: Run) -> None:
+    """Found by CI: `flush` went by a look from before it had come back, and failed. Who asks does not wait for the next one by the clock."""
+
+    async def scenario() -> None:
+        node.other(watermark=time.time() - 1000.0, heartbeat_s=1e6)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 4e6
+        removal = node.remove(b"old")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.cluster._gate_forever)
+            await node.cluster.looked()
+            assert removal.withheld
+            node.other(beat=2, watermark=time.time() - 1000.0)
+            await node.cluster.looked()
+            assert not removal.withheld, "it waits, as for anyone who lives"
+            nursery.cancel_scope.cancel()
+
+
+@clause("S161")
+def test_nodes_that_cannot_be_looked_at_hold_up_who_asks_for_a_while_only(node: Node) -> None:
+    async def scenario() -> None:
+        await node.cluster.join()
+        node.gate.begin()
+        node.close(b"latest")
+        await node.cluster.looked()  # nobody looks
+
+    trio.run(scenario, clock=trio.testing.MockClock(autojump_threshold=0.0))
+
+
 @clause("S160")
 def test_a_pointer_that_is_rewritten_before_others_have_let_it_pass_is_not_left_out(world: World, run: Run) -> None:
     """Found by reading: the newer one's time was told instead, and a pointer that another node closed in between passed without either."""

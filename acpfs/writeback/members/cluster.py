@@ -39,7 +39,7 @@ HEARD_MAX = 16
 """So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
-LEAVE_WAIT_S = 10.0
+LEAVE_WAIT_S = LOOK_PATIENCE_S = 10.0
 WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
 
 _log = get_logger(__name__)
@@ -105,6 +105,7 @@ class Cluster:
         self._error = ""
         self._bell = gate.bell
         self._far_clocks = FarClocks()
+        self._looked, self._looks, self._looks_done = trio.Event(), 0, 0
         self.published = self.pointers_passed = self.pointers_withheld = 0
         self.waited_s_max = 0.0
 
@@ -301,12 +302,13 @@ class Cluster:
     async def _gate_forever(self) -> None:
         """While a pointer waits, look ten times per heartbeat: then it is known a tenth after others have told."""
         while True:
+            began, self._looks = trio.current_time(), self._looks + 1
             with self._section():
                 gated, unknown = self._gate.gated(), self._gate.unasked()
             if not gated:
+                self._has_looked()
                 await self._bell.heard()
                 continue
-            began = trio.current_time()
             try:
                 await self._look(gated, unknown)
             except OSError as error:
@@ -315,10 +317,28 @@ class Cluster:
                 goes_on = self._judge(gated)
                 only_guarded = all(self._log.is_aside(one.op) for one in gated)
             self._wake()
+            self._has_looked()
             if not goes_on:
                 pointers = any(one.op.kind not in REMOVING and not one.op.withheld for one in gated)
                 pause_s = self._pace.heartbeat_s if only_guarded else self._pace.look_s(pointers=pointers)
                 await self._bell.heard(began + pause_s)
+
+    def _has_looked(self) -> None:
+        self._looks_done = self._looks
+        self._looked.set()
+        self._looked = trio.Event()
+
+    async def looked(self) -> None:
+        """Return when the nodes that pointers wait for were looked at since now, or do not let themselves be looked at for so long.
+
+        For who would otherwise say of a node that it is missing because of a look from before its return.
+        """
+        next_one = self._looks + 1
+        with trio.move_on_after(LOOK_PATIENCE_S):
+            while self._looks_done < next_one:
+                looked = self._looked
+                self._bell.ring()
+                await looked.wait()
 
     async def _look(self, gated: list[Gated], unknown: list[Gated]) -> None:
         told = await self._told_since(unknown)
