@@ -2,18 +2,20 @@
 
 Usage: python -m bench.calls [--files N] [--rounds N]. One process, the real parts over directories below $TMPDIR, engine held. A thread's
 processor time hardly depends on who else uses the machine, so this tells two builds apart where nothing else can. `bench.compiled` runs it.
-With --count: how many Python functions are called, in how many modules, for a write of 1 MiB and for a small file, which nobody else
-who uses the machine changes.
+With --count: how many Python functions of acpfs are called, in how many modules, for a write of 1 MiB and for a small file, which nobody
+else who uses the machine changes; until a small file is persisted, which takes threads that find more or less to do at a time, hardly.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +23,13 @@ from types import FrameType
 
 import trio
 
+import acpfs
 from acpfs.types import ROOT, Ino
 from tests.filesystem.world import CALLER, World, world
 
 CONTENT = bytes(4096)
+PERSISTED_FILES = 200
+OURS = f"{Path(acpfs.__file__).parent}/"
 
 
 class Calls:
@@ -75,27 +80,64 @@ class Counted:
     """Python functions of acpfs that are called in a block."""
 
     def __init__(self) -> None:
-        self.calls, self.modules = 0, set[str]()
+        self._called = itertools.count()  # one call of C: threads lose none
+        self._before, self.modules = 0, set[str]()
 
-    def _see(self, frame: FrameType, event: str, _argument: object) -> None:
+    @property
+    def calls(self) -> int:
+        """How many there were; ends the count."""
+        return next(self._called) - self._before
+
+    def begin_again(self) -> None:
+        """Forget what was seen."""
+        self._before = next(self._called) + 1
+        self.modules.clear()
+
+    def see(self, frame: FrameType, event: str, _argument: object) -> None:
+        """For `setprofile`."""
         name = frame.f_code.co_filename
-        if event == "call" and "/acpfs/" in name:
-            self.calls += 1
+        if event == "call" and name.startswith(OURS):
+            next(self._called)
             self.modules.add(name)
 
     def __enter__(self) -> Counted:
-        sys.setprofile(self._see)
+        sys.setprofile(self.see)
         return self
 
     def __exit__(self, *_error: object) -> None:
         sys.setprofile(None)
 
 
-def count() -> dict[str, dict[str, int]]:
+def count_persisted(files: int) -> dict[str, float]:
+    """Per small file, from create until it is persisted: all threads, the engine's and those of the pools too."""
+    seen = Counted()
+
+    async def scenario(base: Path) -> dict[str, float]:
+        async with world(base, budget_bytes=1 << 30) as w:
+            run, fs = w.fs.steps.run, w.fs
+            for names in ([b"first"], [b"f%d" % number for number in range(files)]):
+                seen.begin_again()
+                for name in names:
+                    opened, _attributes = run(fs.create(ROOT, name, 0o644, os.O_WRONLY, CALLER))
+                    run(fs.write(opened.handle, 0, CONTENT))
+                    run(fs.flush(opened.handle, 1))
+                    run(fs.release(opened.handle))
+                await w.drained()
+            return {"calls": round(seen.calls / files), "modules": len(seen.modules), "files": files}
+
+    threading.setprofile(seen.see)  # threads that begin from now on; the pools' begin with the world
+    try:
+        with tempfile.TemporaryDirectory() as base, seen:
+            return trio.run(scenario, Path(base))
+    finally:
+        threading.setprofile(None)
+
+
+def count() -> dict[str, dict[str, float]]:
     """The third time, when everything is known that can be."""
 
-    async def scenario(base: Path) -> dict[str, dict[str, int]]:
-        counts: dict[str, dict[str, int]] = {}
+    async def scenario(base: Path) -> dict[str, dict[str, float]]:
+        counts: dict[str, dict[str, float]] = {}
         async with world(base, budget_bytes=1 << 30) as w:
             fs, run = w.fs, w.fs.steps.run
             for name in (b"first", b"second", b"third"):
@@ -119,7 +161,7 @@ def count() -> dict[str, dict[str, int]]:
         return counts
 
     with tempfile.TemporaryDirectory() as base:
-        return trio.run(scenario, Path(base))
+        return {**trio.run(scenario, Path(base)), "create to persisted": count_persisted(PERSISTED_FILES)}
 
 
 def measure(files: int, rounds: int) -> dict[str, list[float]]:

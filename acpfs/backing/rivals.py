@@ -7,7 +7,6 @@ So a record that does not prove the end of its mount is watched before anything 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from acpfs.backing.leftovers import Machine
@@ -50,7 +49,7 @@ class Rival:
                 f"and its record is being written; choose another --node-id here, or unmount there"
             )
 
-    def watch(self, look: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> None:
+    def watch(self, look: Callable[[], None], sleep: Callable[[float], None]) -> None:
         """Look until a mount that lives would have written. `look`: `self.look`, with the caller's patience around it.
 
         Raises:

@@ -1,17 +1,19 @@
-"""The table of metrics: one entry each, from which the exposition, the page's table and the dashboard follow.
+"""The table of metrics: one entry each, or a field of `reports` that is a gauge.
 
-Every value comes from one `Status`, so that metrics and `acpfs-ctl status` cannot disagree. Counters are the status' own, by their names;
-those that a person should know are described here. Data only: nothing of prometheus_client.
+The exposition, the page's table and the dashboard follow from it. Every value comes from one `Status`, so that metrics and
+`acpfs-ctl status` cannot disagree. Counters are the status' own, by their names; those that a person should know are described here.
+Data only: nothing of prometheus_client.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
+from typing import Any
 
-from acpfs.control.reports import ClusterReport, SpillReport, Status
+from acpfs.control.reports import GAUGE, ClusterReport, RamReport, SpillReport, Status
 
 PREFIX = "acpfs_"
 HEALTH_STATES = ("ok", "slow", "refusing", "stuck")
@@ -50,21 +52,17 @@ def _longest_s(status: Status) -> float:
     return max((max(0.0, time.time() - one.since) for one in status.waiting), default=0.0)
 
 
+def _fields(prefix: str, record: type[RamReport | SpillReport], of: Callable[[Status], Any]) -> dict[str, Gauge]:
+    """The gauges of a record's fields that are one."""
+
+    def value(name: str) -> Callable[[Status], float | None]:
+        return lambda status: None if (found := of(status)) is None else getattr(found, name)
+
+    return {f"{prefix}_{one.name}": Gauge(one.metadata[GAUGE], value(one.name)) for one in fields(record) if GAUGE in one.metadata}
+
+
 GAUGES: dict[str, Gauge] = {
-    "ram_budget_bytes": Gauge("most bytes that the RAM tier may take", lambda s: s.ram.budget_bytes),
-    "ram_urgent_bytes": Gauge("last part of the budget, only for urgent files", lambda s: s.ram.urgent_bytes),
-    "ram_used_bytes": Gauge("bytes in the RAM tier", lambda s: s.ram.used_bytes),
-    "ram_dirty_bytes": Gauge("bytes in the RAM tier that the backing directory has not got", lambda s: s.ram.dirty_bytes),
-    "ram_clean_bytes": Gauge("bytes in the RAM tier that may leave", lambda s: s.ram.clean_bytes),
-    "ram_reserved_bytes": Gauge("bytes promised to writes under way", lambda s: s.ram.reserved_bytes),
-    "ram_prefaulted_bytes": Gauge("bytes made ready for the next save, beside the used ones", lambda s: s.ram.prefaulted_bytes),
-    "ram_retained_bytes": Gauge(
-        "clean bytes of checkpoints that stay as long as there is room without them", lambda s: s.ram.retained_bytes
-    ),
-    "ram_pinned_bytes": Gauge("bytes in the RAM tier of files at and below pinned paths", lambda s: s.ram.pinned_bytes),
-    "ram_files": Gauge("files in the RAM tier", lambda s: s.ram.files),
-    "ram_tmpfs_used_bytes": Gauge("what the RAM tier's tmpfs says that it holds", lambda s: s.ram.tmpfs_used_bytes),
-    "ram_peak_bytes": Gauge("most bytes in the RAM tier since the daemon started", lambda s: s.ram.peak_bytes),
+    **_fields("ram", RamReport, lambda s: s.ram),
     "waiting_writers": Gauge("writers that wait for room in the RAM tier", lambda s: s.ram.waiting_writers),
     "waiting_bytes": Gauge("bytes that they wait for", lambda s: sum(one.wanted_bytes for one in s.waiting)),
     "longest_wait_seconds": Gauge("how long the first of them has waited", _longest_s),
@@ -90,10 +88,7 @@ GAUGES: dict[str, Gauge] = {
     ),
     "worker_start_time_seconds": Gauge("when the daemon started, seconds since the epoch", lambda s: s.worker.started_at),
     "worker_number": Gauge("workers that this mount has had; more than 1 after a death or a reload", lambda s: s.worker.number),
-    "spill_budget_bytes": Gauge("most bytes that acpfs takes in the spill directory", _of_spill(lambda x: x.budget_bytes)),
-    "spill_used_bytes": Gauge("bytes of copies in the spill directory", _of_spill(lambda x: x.used_bytes)),
-    "spill_files": Gauge("copies in the spill directory", _of_spill(lambda x: x.files)),
-    "spill_copying_bytes": Gauge("bytes that are being copied to the spill directory", _of_spill(lambda x: x.copying_bytes)),
+    **_fields("spill", SpillReport, lambda s: s.spill),
     "spill_usable": Gauge("1: the spill directory takes copies", _of_spill(lambda x: float(x.state == "ok"))),
     "mirror_on": Gauge(
         "1: a reboot of the node loses nothing but what is behind",

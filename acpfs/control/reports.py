@@ -11,36 +11,43 @@ from dataclasses import asdict, dataclass, field
 from acpfs.control.socket_messages import Json
 from acpfs.drain_records import ConflictReport, GuardedReport, QueueEntry
 
+GAUGE = "gauge"
+
+
+def gauge(text: str) -> dict[str, str]:
+    """Of a field: the metric of that name says the same, and this is its text. See `metric_table`."""
+    return {GAUGE: text}
+
 
 @dataclass(frozen=True, slots=True)
 class RamReport:
-    """The RAM tier. dirty + clean = used."""
+    """The RAM tier. dirty + clean = used. Its gauges are called `ram_` and the field, those of `SpillReport` `spill_`."""
 
-    budget_bytes: int
-    used_bytes: int
-    dirty_bytes: int
-    clean_bytes: int
-    reserved_bytes: int
-    files: int
+    budget_bytes: int = field(metadata=gauge("most bytes that the RAM tier may take"))
+    used_bytes: int = field(metadata=gauge("bytes in the RAM tier"))
+    dirty_bytes: int = field(metadata=gauge("bytes in the RAM tier that the backing directory has not got"))
+    clean_bytes: int = field(metadata=gauge("bytes in the RAM tier that may leave"))
+    reserved_bytes: int = field(metadata=gauge("bytes promised to writes under way"))
+    files: int = field(metadata=gauge("files in the RAM tier"))
     waiting_writers: int
     directory: str
     own_tmpfs: bool
     huge_pages: str
-    prefaulted_bytes: int = 0
+    prefaulted_bytes: int = field(default=0, metadata=gauge("bytes made ready for the next save, beside the used ones"))
     """Made ready by `prefault` and not given back yet; not among the used ones."""
     prefault: str = ""
     """Why memory is made ready, or why not."""
-    retained_bytes: int = 0
+    retained_bytes: int = field(default=0, metadata=gauge("clean bytes of checkpoints that stay as long as there is room without them"))
     """Among the clean ones: of checkpoints that stay as long as there is room without them."""
-    pinned_bytes: int = 0
+    pinned_bytes: int = field(default=0, metadata=gauge("bytes in the RAM tier of files at and below pinned paths"))
     """Among the used ones: of files at and below pinned paths."""
-    urgent_bytes: int = 0
+    urgent_bytes: int = field(default=0, metadata=gauge("last part of the budget, only for urgent files"))
     """The last part of the budget, which only files below urgent paths get."""
     leaving_bytes: int = 0
     """Among the dirty ones: of files that were deleted or replaced, and that a stream still reads."""
-    peak_bytes: int = 0
+    peak_bytes: int = field(default=0, metadata=gauge("most bytes in the RAM tier since the daemon started"))
     """The most that was used since the daemon started."""
-    tmpfs_used_bytes: int = 0
+    tmpfs_used_bytes: int = field(default=0, metadata=gauge("what the RAM tier's tmpfs says that it holds"))
     """What the RAM tier's own tmpfs says that it holds: the same as used, when nobody is writing. 0 where it has no tmpfs of its own."""
     tmpfs_size_bytes: int = 0
     """What that tmpfs takes at most: the budget and a slack; more, for a while, after the budget was lowered."""
@@ -71,12 +78,12 @@ class SpillReport:
     """move or mirror."""
     state: str
     """ok, full (its budget or its disk), failing (left alone for a while), stuck (a call does not return) or closed (only emptied)."""
-    budget_bytes: int
-    used_bytes: int
-    files: int
+    budget_bytes: int = field(metadata=gauge("most bytes that acpfs takes in the spill directory"))
+    used_bytes: int = field(metadata=gauge("bytes of copies in the spill directory"))
+    files: int = field(metadata=gauge("copies in the spill directory"))
     copying_files: int
     """Copies that are being made, and `copying_bytes` their sizes."""
-    copying_bytes: int
+    copying_bytes: int = field(metadata=gauge("bytes that are being copied to the spill directory"))
     last_error: str | None = None
     mirror: MirrorReport | None = None
     """None: the mode is to move."""

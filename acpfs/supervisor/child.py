@@ -101,6 +101,7 @@ class Child:
         """It ended on purpose, with this code for whoever asked."""
         self.error: dict[str, Any] | None = None
         self.leaving = False
+        self._has_old_log = False
 
     def heard(self, message: dict[str, Any]) -> None:
         """What it says of itself."""
@@ -111,13 +112,18 @@ class Child:
             self.beat_at, self.busy_s = now, message["beat"]
         if "serving" in message:
             self.serving_at = self.beat_at = now
+            if self._has_old_log:
+                self.kill(signal.SIGHUP)
         if "error" in message:
             self.error = message["error"]
         if "ended" in message:
             self.exit_code = message["ended"]
 
     def kill(self, number: int) -> None:
-        """Send it a signal; one that has ended does not matter."""
+        """Send it a signal; one that has ended does not matter. SIGHUP not before it serves: until then it would die of it."""
+        if number == signal.SIGHUP and not self.serving_at:
+            self._has_old_log = True  # perhaps: it may have opened that already
+            return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 

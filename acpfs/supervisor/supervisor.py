@@ -167,7 +167,7 @@ class Supervisor:
                 if self._child is not None and self._child.pid:  # before it serves it must not unmount: whoever had the mount goes on
                     if self._stopping and self._is_borrowed:
                         self._child.kill(signal.SIGKILL)
-                    elif self._child.serving_at or not self._workers:
+                    elif self._child.serving_at or not self._workers or number == signal.SIGHUP:
                         self._child.kill(number)
                 elif self._stopping and not self._door.given:
                     self._finish(0)  # given away, the mount is not this one's to end: `_outlived` or `_go_on` says whose it is

@@ -398,4 +398,4 @@ def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, c
         link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
         within(BACKING_WAIT_S, complaint, rival.look)
 
-    rival.watch(look)
+    rival.watch(look, time.sleep)

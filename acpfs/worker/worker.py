@@ -268,7 +268,7 @@ class Worker:
         metrics = MetricsTasks(self._settings, self._subject.metric_registry, taken_over=self.link.workers_before > 0)
         if self._settings.metrics_port:
             await nursery.start(metrics.serve)
-        nursery.start_soon(self._heed_signals)
+        await nursery.start(self._heed_signals)  # before it serves: the supervisor passes on then what came meanwhile
         nursery.start_soon(self._freeze_old)
         nursery.start_soon(self._load_manifest)
         nursery.start_soon(metrics.write)
@@ -457,9 +457,10 @@ class Worker:
 
     # -- the end
 
-    async def _heed_signals(self) -> None:
+    async def _heed_signals(self, task_status: trio.TaskStatus[None]) -> None:
         """SIGTERM and SIGINT: drain up to the deadline, then end; a second one: end now. SIGHUP: open the logs again."""
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+            task_status.started()
             async with trio.open_nursery() as nursery:
                 stopping = False
                 async for number in signals:

@@ -27,6 +27,7 @@ from acpfs.writeback.commits.conflicts import EVERYTHING, Conflicts, Guarding
 from acpfs.writeback.commits.flush import Flusher
 from acpfs.writeback.commits.garbage import Garbage
 from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.placing import Placing
 from acpfs.writeback.commits.recheck import Recheck
 from acpfs.writeback.engine_records import QUEUE_ENTRIES_MAX, EngineStatistics
 from acpfs.writeback.evidence.whereabouts import Whereabouts
@@ -93,8 +94,9 @@ class Engine:
         self._conflicts = Conflicts(parts)
         applied, there = self._streamer.applied, Whereabouts(lower, parts.tree, log, parts.lock, listener.left_as)
         one_by_one = spill is not None and spill.mode is SpillMode.MIRROR
-        self._committer = Committer(parts, manifest, applied, self._conflicts, self._spares, there, before, one_by_one=one_by_one)
-        self._flusher = Flusher(parts, self._retry, Recheck(parts, self._committer, there).look)
+        placing = Placing(parts)
+        self._committer = Committer(parts, placing, manifest, applied, self._conflicts, self._spares, there, before, one_by_one=one_by_one)
+        self._flusher = Flusher(parts, self._retry, Recheck(parts, self._committer, placing, there).look)
         self._queue = StreamQueue(log, self._due, listener.version_of_open_file, settings.streams)
         self._failures = Failures(parts, self._queue, self._retry, self._due)
         pointers = Pointers(settings.pointer_patterns, listener.is_directory)

@@ -94,7 +94,7 @@ STEPS = (
     Step("guard: deletion let go", *_LOG, "let_go"),
     Step("guard: directory moved aside", *_LOG, "turn_into_rename"),
     Step("guard: deletion back in the order", *_LOG, "bring_back"),
-    Step("areas: staged elsewhere", "acpfs.writeback.commits.commit", "Committer", "_stage_as"),
+    Step("areas: staged elsewhere", "acpfs.writeback.commits.placing", "Placing", "_stage_as"),
 )
 POINTS = tuple((step, side) for step in STEPS for side in (BEFORE, AFTER))
 

@@ -71,7 +71,8 @@ def write(opened: OpenFile, size: int, start: int = 0) -> None:
 
 async def expect(w: World, size: int = FILE) -> None:
     """Teach it how large `model-N.pt` is; nothing of that stays in RAM."""
-    w.inner.expectations.learn(b"model-0.pt", size)
+    with w.fs.lock:  # the engine's first thread is at work on the same state
+        w.inner.expectations.learn(b"model-0.pt", size)
 
 
 async def opened_new(w: World, name: bytes = b"model-1.pt") -> tuple[OpenFile, Attributes]:
@@ -171,7 +172,8 @@ def test_the_rest_is_not_taken_where_somebody_goes_by_the_mtime_or_nobody_writes
         rests: list[tuple[Any, ...]] = []
         monkeypatch.setattr(w.inner.ahead._threads, "submit", lambda *words: rests.append(words[1:]))
         for change in ("times", "closed"):
-            w.inner.expectations.learn(f"{change}-0.pt".encode(), FILE)
+            with w.fs.lock:
+                w.inner.expectations.learn(f"{change}-0.pt".encode(), FILE)
             before = taken(w)
             opened, made = await opened_new(w, f"{change}-1.pt".encode())
             if change == "times":

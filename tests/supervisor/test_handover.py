@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -62,6 +63,34 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         threading.Event().wait(0.02)
+
+
+Foreground = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def foreground(mount: AcpfsMount) -> Iterator[Foreground]:
+    """Makes daemons in the foreground that take the mount over, with more words if need be; ends those that are left."""
+    program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
+    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M"]
+    mount._environment["PYTHONPATH"] = str(REPOSITORY)
+    with contextlib.ExitStack() as made:
+
+        def end(process: subprocess.Popen[bytes]) -> None:
+            process.kill()
+            process.wait(60)
+
+        def start(*more: str, installation: Path = REPOSITORY, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+            variables = {"ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(installation)}
+            variables = {**os.environ, **variables, **(environment or {})}
+            with open(mount.log, "ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", program, *words, *more], env=variables, stderr=log, stdin=subprocess.DEVNULL
+                )
+            made.callback(end, process)
+            return process
+
+        yield start
 
 
 def record_of(mount: AcpfsMount) -> registry.MountRecord:
@@ -233,30 +262,24 @@ def test_a_libfuse_mount_is_not_given(mount: AcpfsMount) -> None:
 @pytest.mark.long
 @pytest.mark.clause("S302")
 @pytest.mark.transports("native")
-def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount) -> None:
+def test_in_the_foreground_the_old_one_waits_to_be_ended(mount: AcpfsMount, foreground: Foreground) -> None:
     """Who runs a container would start it again, and that would take the mount back. Its end is not the mount's."""
-    mount._environment["PYTHONPATH"] = str(REPOSITORY)
-    old = foreground(mount)
+    old = foreground()
     until(lambda: mount.supervisor == old.pid)
-    new = foreground(mount)
-    try:
-        until(lambda: mount.supervisor == new.pid)
-        assert old.poll() is None
-        assert run_ready(mount, "--here") == ExitCode.OK
-        with open(mount.path / "f", "wb", buffering=0) as file:
-            file.write(b"one ")
-            old.send_signal(signal.SIGTERM)
-            assert old.wait(60) == 0
-            file.write(b"two")
-        mount.flush()
-        assert (mount.backing / "f").read_bytes() == b"one two"
-        new.send_signal(signal.SIGTERM)
-        assert new.wait(60) == 0
-        assert mount.leaks() == []
-    finally:
-        for process in (old, new):
-            process.kill()
-            process.wait(60)
+    new = foreground()
+    until(lambda: mount.supervisor == new.pid)
+    assert old.poll() is None
+    assert run_ready(mount, "--here") == ExitCode.OK
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        file.write(b"one ")
+        old.send_signal(signal.SIGTERM)
+        assert old.wait(60) == 0
+        file.write(b"two")
+    mount.flush()
+    assert (mount.backing / "f").read_bytes() == b"one two"
+    new.send_signal(signal.SIGTERM)
+    assert new.wait(60) == 0
+    assert mount.leaks() == []
 
 
 SERVED = "handover.tell_serving(self._kept.pop(PREDECESSOR))"
@@ -270,49 +293,41 @@ ENDS_THE_OLD_ONE = """import select
 
 @pytest.mark.clause("S302", "S380")
 @pytest.mark.transports("native")
-def test_an_old_one_that_is_ended_before_it_knows_that_the_new_one_serves_takes_nothing_along(mount: AcpfsMount, tmp_path: Path) -> None:
+def test_an_old_one_that_is_ended_before_it_knows_that_the_new_one_serves_takes_nothing_along(
+    mount: AcpfsMount, foreground: Foreground, tmp_path: Path
+) -> None:
     """A probe may see the new one serve, and have the old one ended, before the old one is told."""
-    mount._environment["PYTHONPATH"] = str(REPOSITORY)
-    old = foreground(mount)
+    old = foreground()
     until(lambda: mount.supervisor == old.pid)
     spoilt(tmp_path / "ends", "supervisor/supervisor.py", SERVED, f"{ENDS_THE_OLD_ONE}\n            pass")
-    new = foreground(mount, installation=tmp_path / "ends", environment={"ACPFS_TEST_OLD": str(old.pid)})
-    try:
-        with open(mount.path / "f", "wb", buffering=0) as file:
-            file.write(b"one ")
-            assert old.wait(WATCHDOG_S) == 0
-            until(lambda: mount.supervisor == new.pid)
-            file.write(b"two")
-        take_over(mount)  # the new one can be asked
-        assert new.poll() is None
-        mount.flush()
-        assert (mount.backing / "f").read_bytes() == b"one two"
-    finally:
-        for process in (old, new):
-            process.kill()
-            process.wait(60)
+    new = foreground(installation=tmp_path / "ends", environment={"ACPFS_TEST_OLD": str(old.pid)})
+    with open(mount.path / "f", "wb", buffering=0) as file:
+        file.write(b"one ")
+        assert old.wait(WATCHDOG_S) == 0
+        until(lambda: mount.supervisor == new.pid)
+        file.write(b"two")
+    take_over(mount)  # the new one can be asked
+    assert new.poll() is None
+    mount.flush()
+    assert (mount.backing / "f").read_bytes() == b"one two"
 
 
 @pytest.mark.long
 @pytest.mark.clause("S301", "S380")
 @pytest.mark.transports("native")
-def test_an_old_one_that_is_ended_while_the_new_one_fails_drains_and_unmounts(mount: AcpfsMount, tmp_path: Path) -> None:
-    mount._environment["PYTHONPATH"] = str(REPOSITORY)
-    old = foreground(mount)
+def test_an_old_one_that_is_ended_while_the_new_one_fails_drains_and_unmounts(
+    mount: AcpfsMount, foreground: Foreground, tmp_path: Path
+) -> None:
+    old = foreground()
     until(lambda: mount.supervisor == old.pid)
     module, line, fails = BROKEN["cannot take the state"]
     spoilt(tmp_path / "fails", module, line, 'os.kill(int(os.environ["ACPFS_TEST_OLD"]), 15); ' + fails)
     (mount.path / "f").write_bytes(b"one")
-    new = foreground(mount, installation=tmp_path / "fails", environment={"ACPFS_TEST_OLD": str(old.pid)})
-    try:
-        assert new.wait(WATCHDOG_S) == 1
-        assert old.wait(WATCHDOG_S) == 0
-        assert (mount.backing / "f").read_bytes() == b"one"
-        assert mount.leaks() == []
-    finally:
-        for process in (old, new):
-            process.kill()
-            process.wait(60)
+    new = foreground(installation=tmp_path / "fails", environment={"ACPFS_TEST_OLD": str(old.pid)})
+    assert new.wait(WATCHDOG_S) == 1
+    assert old.wait(WATCHDOG_S) == 0
+    assert (mount.backing / "f").read_bytes() == b"one"
+    assert mount.leaks() == []
 
 
 def rests(mount: AcpfsMount) -> int:
@@ -323,32 +338,25 @@ def rests(mount: AcpfsMount) -> int:
 @pytest.mark.long
 @pytest.mark.clause("S374")
 @pytest.mark.transports("native")
-def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: AcpfsMount) -> None:
+def test_an_instance_that_is_started_again_does_not_take_the_mount_back(mount: AcpfsMount, foreground: Foreground) -> None:
     """The old container crashes during a roll-out; when the new one is withdrawn, the old one mounts again."""
-    mount._environment["PYTHONPATH"] = str(REPOSITORY)
-    old = foreground(mount, "--instance", "old")
+    old = foreground("--instance", "old")
     until(lambda: mount.supervisor == old.pid)
-    new = foreground(mount, "--instance", "new")
-    again: subprocess.Popen[bytes] | None = None
-    try:
-        until(lambda: mount.supervisor == new.pid and rests(mount) == 1)
-        old.kill()
-        old.wait(60)
-        again = foreground(mount, "--instance", "old")
-        until(lambda: rests(mount) == 2)
-        assert (mount.supervisor, again.poll()) == (new.pid, None)
-        third = foreground(mount, "--instance", "third")
-        until(lambda: mount.supervisor == third.pid)
-        again.send_signal(signal.SIGTERM)
-        assert again.wait(60) == 0
-        assert (mount.path).is_dir()
-        third.send_signal(signal.SIGTERM)
-        assert third.wait(60) == 0
-        assert new.wait(60) == 1  # nobody has the mount: it is to be started again
-    finally:
-        for process in (old, new, *([again] if again is not None else [])):
-            process.kill()
-            process.wait(60)
+    new = foreground("--instance", "new")
+    until(lambda: mount.supervisor == new.pid and rests(mount) == 1)
+    old.kill()
+    old.wait(60)
+    again = foreground("--instance", "old")
+    until(lambda: rests(mount) == 2)
+    assert (mount.supervisor, again.poll()) == (new.pid, None)
+    third = foreground("--instance", "third")
+    until(lambda: mount.supervisor == third.pid)
+    again.send_signal(signal.SIGTERM)
+    assert again.wait(60) == 0
+    assert (mount.path).is_dir()
+    third.send_signal(signal.SIGTERM)
+    assert third.wait(60) == 0
+    assert new.wait(60) == 1  # nobody has the mount: it is to be started again
 
 
 @pytest.mark.long
@@ -371,17 +379,6 @@ def test_who_is_stopped_before_it_serves_does_not_hold_the_mount_for_ever(tmp_pa
         assert mount.supervisor == supervisor
         mount.flush()
         assert (mount.backing / "f").read_bytes() == b"one two"
-
-
-def foreground(
-    mount: AcpfsMount, *more: str, installation: Path = REPOSITORY, environment: dict[str, str] | None = None
-) -> subprocess.Popen[bytes]:
-    program = "import sys; from acpfs.cli.main import main; sys.argv[0] = 'acpfs'; sys.exit(main())"
-    words = ["mount", str(mount.backing), str(mount.path), "--take-over", "--foreground", "--transport", "native", "--ram", "512M", *more]
-    variables = {"ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(installation)}
-    environment = {**os.environ, **variables, **(environment or {})}
-    with open(mount.log, "ab") as log:
-        return subprocess.Popen([sys.executable, "-c", program, *words], env=environment, stderr=log, stdin=subprocess.DEVNULL)
 
 
 def run_ready(mount: AcpfsMount, *words: str) -> int:

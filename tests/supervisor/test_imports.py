@@ -4,6 +4,7 @@ Every mount pays for each of these, and a test run makes a thousand mounts. Modu
 else the machine does.
 """
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,16 @@ def test_the_supervisor_needs_the_standard_library_only() -> None:
     modules = ", ".join(f"acpfs.supervisor.{path.stem}" for path in Path(supervisor.__file__).parent.glob("[a-z]*.py"))
     found = {name.split(".")[0] for name in imported_by(f"import {modules}")}
     assert {name for name in found - sys.stdlib_module_names if name not in {"acpfs", "__mp_main__"} and not name.startswith("_")} == set()
+    late = {
+        name.split(".")[0]
+        for path in Path(supervisor.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in _imported(node)
+    }
+    assert late - sys.stdlib_module_names == {"acpfs"}, "also where it is imported late"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -7,7 +7,6 @@ import json
 import os
 import select
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +26,7 @@ from acpfs.mounting.checks import apart, within
 from acpfs.supervisor import channel
 from acpfs.supervisor.child import Child, Limits, Template
 from acpfs.supervisor.supervisor import Supervisor
+from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
 
 WAIT_S = 120.0
@@ -220,33 +220,11 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         }
 
 
-HANG = """
-
-def hang_here():
-    import os, threading
-    if os.path.exists(FLAG):
-        os.unlink(FLAG)
-        threading.Event().wait()
-"""
 PLACES = {
     "loading the program": ("acpfs/worker/template.py", "\ndef main() -> None:\n", "    hang_here()\n"),
     "reading the state in": ("acpfs/ram/state.py", "        self.path, self.space = path, space\n", "        hang_here()\n"),
     "mounting on": ("acpfs/transport/native/serve.py", '        MachineError: FUSE is not permitted here.\n    """\n', "    hang_here()\n"),
 }
-
-
-def code_that_hangs(base: Path, step: str) -> Path:
-    """A copy of the code with a place that hangs once, when the file `base/hang` is there."""
-    code = base / "code"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
-    name, after, call = PLACES[step]
-    text = (code / name).read_text()
-    assert text.count(after) == 1
-    head, rest = text.split(after)
-    hang = HANG.replace("FLAG", repr(str(base / "hang")))
-    first_import = "from __future__ import annotations\n"
-    (code / name).write_text(head.replace(first_import, first_import + hang) + after + call + rest)
-    return code
 
 
 @pytest.fixture
@@ -256,7 +234,7 @@ def hanging(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "backing").mkdir()
 
     def make(step: str) -> AcpfsMount:
-        environment = {"PYTHONPATH": str(code_that_hangs(tmp_path, step))}
+        environment = {"PYTHONPATH": str(code_that_hangs(tmp_path, PLACES[step]))}
         words: dict[str, Any] = {"log_file": str(tmp_path / "log"), "environment": environment}
         return AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words)
 
@@ -273,7 +251,7 @@ needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fus
 @pytest.mark.parametrize("step", PLACES)
 def test_a_start_that_hangs_ends_with_the_step_that_it_hangs_in(tmp_path: Path, hanging: Callable[[str], AcpfsMount], step: str) -> None:
     mount = hanging(step)
-    (tmp_path / "hang").touch()
+    flag_of(tmp_path).touch()
     try:
         with pytest.raises(CommandError, match=f"did not get past this step within {STEP_S} s: {step}") as caught:
             mount.start()
@@ -293,11 +271,11 @@ def test_a_start_that_hangs_ends_with_the_step_that_it_hangs_in(tmp_path: Path, 
 def test_a_worker_that_hangs_while_it_takes_over_is_replaced(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
     with hanging("reading the state in") as mount, open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
-        (tmp_path / "hang").touch()
+        flag_of(tmp_path).touch()
         mount.kill_worker()
         file.write(b"two")
         assert mount.status()["worker"]["last_end"] == "hung"
-        assert not (tmp_path / "hang").exists()
+        assert not flag_of(tmp_path).exists()
         file.close()
         mount.flush()
         assert (mount.backing / "f").read_bytes() == b"one two"
@@ -309,7 +287,7 @@ def test_a_worker_that_hangs_while_it_takes_over_is_replaced(tmp_path: Path, han
 @pytest.mark.transports("native")
 def test_new_code_that_does_not_load_is_told(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
     with hanging("loading the program") as mount:
-        (tmp_path / "hang").touch()
+        flag_of(tmp_path).touch()
         with pytest.raises(CommandError, match="the new code cannot be loaded"):
             mount.ctl("reload")
         (mount.path / "f").write_text("the old code goes on")

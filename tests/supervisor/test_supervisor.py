@@ -21,6 +21,7 @@ import pytest
 from acpfs.descriptors import readable
 from acpfs.ram.state import STATE_VERSION
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
+from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, kinds_at, wait_gone
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fuse"), reason="needs root and /dev/fuse")
@@ -194,14 +195,6 @@ def test_a_hung_worker_says_where_it_hangs_and_is_replaced(tmp_path: Path, trans
         assert (mount.backing / "f").read_bytes() == b"one two"
 
 
-HANG = """
-
-def hang_here():
-    import os, threading
-    if os.path.exists(FLAG):
-        os.unlink(FLAG)
-        threading.Event().wait()
-"""
 PLACES = {
     "event loop": ("acpfs/worker/worker.py", "            await trio.sleep(FREEZE_INTERVAL_S)\n", "            hang_here()\n"),
     "reader": ("acpfs/filesystem/backing_space.py", "        assert self._known is not None\n", "        hang_here()\n"),
@@ -214,12 +207,7 @@ PLACES = {
 def test_the_stacks_of_a_hung_worker_are_in_the_log(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """A copy of the code has a place that hangs once, when told."""
     monkeypatch.setenv("ACPFS_HANG_TIMEOUT_S", HANG_S)
-    code, flag, log = tmp_path / "code", tmp_path / "hang", tmp_path / "acpfs.log"
-    shutil.copytree(REPOSITORY / "acpfs", code / "acpfs", ignore=shutil.ignore_patterns("__pycache__"))
-    name, after, call = PLACES[place]
-    text = (code / name).read_text()
-    assert text.count(after) == 1
-    (code / name).write_text(text.replace(after, after + call) + HANG.replace("FLAG", repr(str(flag))))
+    code, flag, log = code_that_hangs(tmp_path, PLACES[place]), flag_of(tmp_path), tmp_path / "acpfs.log"
     (tmp_path / "backing").mkdir()
     words: dict[str, Any] = {"watchdog_s": WATCHDOG_S, "log_file": str(log), "environment": {"PYTHONPATH": str(code)}}
     with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words) as mount:

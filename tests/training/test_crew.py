@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from acpfs.training.coordinator.commands import Command, Finish, Record, Send
 from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.limits import FAULTS_MAX, Limits
-from acpfs.training.coordinator.phases import Command, Finish, Record, Send
 from acpfs.training.coordinator.states import CREW_TRANSITIONS, Berth, CrewState
 from acpfs.training.messages import (
     Beat,

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from acpfs.training.coordinator.commands import AskWitness, Command, Finish, Record, Send
 from acpfs.training.coordinator.election import Ballot
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import AskWitness, Command, Finish, Phases, Record, Send, State
+from acpfs.training.coordinator.phases import Phases, State
 from acpfs.training.messages import (
     ExitStatus,
     FromCoordinator,

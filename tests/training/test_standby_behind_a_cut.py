@@ -15,7 +15,8 @@ import trio
 import trio.testing
 
 from acpfs.training.coordinator.exiting import started_at
-from acpfs.training.coordinator.server import ORPHANED_S, Coordinator, Settings
+from acpfs.training.coordinator.lingering import ORPHANED_S
+from acpfs.training.coordinator.server import Coordinator, Settings
 from acpfs.training.messages import Beat, Gate, Header, Hello, Message, Phase, Sent
 from acpfs.training.wire import LinkClosedError, TrioLink
 

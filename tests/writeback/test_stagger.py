@@ -133,8 +133,17 @@ def test_large_files_wait_their_turn_and_small_ones_do_not(staggered: World, run
     run(scenario)
 
 
+def somebody_waits(world: World) -> None:
+    world.engine.persisted(world.log.last_seq)
+
+
+def ram_is_short(world: World) -> None:
+    world.tier.budget_bytes = LARGE
+
+
 @pytest.mark.clause("S167")
-def test_somebody_who_waits_ends_the_delay(staggered: World, run: Run) -> None:
+@pytest.mark.parametrize("happens", [somebody_waits, ram_is_short])
+def test_what_ends_the_delay(staggered: World, run: Run, happens: Callable[[World], None]) -> None:
     world = staggered
 
     async def scenario() -> None:
@@ -143,25 +152,7 @@ def test_somebody_who_waits_ends_the_delay(staggered: World, run: Run) -> None:
             began = trio.current_time()
             await trio.sleep(1)
             assert len(world.log) == 1
-            world.engine.persisted(world.log.last_seq)
-            await world.until(lambda: not len(world.log))
-            assert trio.current_time() - began < 2
-            nursery.cancel_scope.cancel()
-
-    run(scenario)
-
-
-@pytest.mark.clause("S167")
-def test_short_ram_ends_the_delay(staggered: World, run: Run) -> None:
-    world = staggered
-
-    async def scenario() -> None:
-        async with trio.open_nursery() as nursery:
-            await delayed(world, nursery)
-            began = trio.current_time()
-            await trio.sleep(1)
-            assert len(world.log) == 1
-            world.tier.budget_bytes = LARGE
+            happens(world)
             await world.until(lambda: not len(world.log))
             assert trio.current_time() - began < 2
             nursery.cancel_scope.cancel()

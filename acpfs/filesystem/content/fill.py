@@ -33,7 +33,7 @@ RUN_PIECES = 2
 `bench.warm_reads` holds the whole against dd."""
 READERS = 4
 """Threads that read one file ahead."""
-_MISSING, _COMING, _THERE = 0, 1, 2
+_MISSING, _BEING_READ, _THERE = 0, 1, 2
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Fill:
         self._requests, self._ahead = requests, ahead
         self._count = max(1, -(-size // PIECE_BYTES))
         self._state = bytearray(self._count)
-        self._coming: dict[int, Future[None]] = {}
+        self._being_read: dict[int, Future[None]] = {}
         self._there = self._hashed = self._next = 0
         self._hasher = Checksum()
         self._hashing = self._ended = False
@@ -163,8 +163,8 @@ class Fill:
                 if self._state[piece] == _MISSING:
                     begun.append(self._begin(piece))
                     self.asked_bytes += PIECE_BYTES
-                if self._state[piece] == _COMING:
-                    waits.append(self._coming[piece])
+                if self._state[piece] == _BEING_READ:
+                    waits.append(self._being_read[piece])
             self._next = min(last + 1, self._count)  # what is read ahead goes on from here
         for piece in begun:
             self._submit(self._requests, "read", self._fetch, piece, 1, refused=lambda _error: self.unuse())
@@ -176,10 +176,10 @@ class Fill:
         return not any(self._state[first : last + 1])
 
     def _begin(self, piece: int) -> int:
-        self._state[piece] = _COMING
+        self._state[piece] = _BEING_READ
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # one impatient reader must not cancel it for the others
-        self._coming[piece] = future
+        self._being_read[piece] = future
         self._users += 1
         return piece
 
@@ -298,7 +298,7 @@ class Fill:
 
     def _arrived(self, first: int, count: int) -> None:
         with self._lock:
-            futures = [self._coming.pop(piece) for piece in range(first, first + count) if piece in self._coming]
+            futures = [self._being_read.pop(piece) for piece in range(first, first + count) if piece in self._being_read]
             if not self._ended:
                 self._state[first : first + count] = bytes([_THERE]) * count
                 self._there += count
@@ -352,8 +352,8 @@ class Fill:
             if self._ended:
                 return
             self._ended = True
-            futures = list(self._coming.values())
-            self._coming.clear()
+            futures = list(self._being_read.values())
+            self._being_read.clear()
         for future in futures:
             future.set_result(None)  # they look again, and find that they must read for themselves
         self.done.set_exception(error)

@@ -1,11 +1,17 @@
-"""A connection of the coordinator: what waits to be sent, and the bound on it. One receives, one task sends."""
+"""Connections of the coordinator: what waits to be sent, the bound on it, and who is connected. One task receives, one sends.
+
+Knows nothing of what messages mean. Everything runs in trio's thread, and nothing here waits but `receive` and `send_all`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import trio
 
-from acpfs.training.messages import Sent
-from acpfs.training.wire import LinkClosedError, TrioLink
+from acpfs.training.messages import Header, Message, Sent
+from acpfs.training.wire import LinkClosedError, TrioLink, frame
 
 WAITING_MAX = 2000
 """Messages. A member that takes none (it is stopped, its network hangs) is cut off behind them; it is lost by its silence long before."""
@@ -50,3 +56,49 @@ class Connection:
             except LinkClosedError:
                 pass  # the receiving task tells so
         await self._link.close()
+
+
+class Dated(Protocol):
+    """What says under which generation and term messages go out."""
+
+    generation: int
+    term: int
+
+
+class Connected:
+    """Who is connected to one coordinator, and how messages go to them: to whoever is there, and never waiting."""
+
+    def __init__(self, job: str, number: int, dated: Dated) -> None:
+        self._job, self._name, self._dated = job, f"coordinator {number}", dated
+        self.members: dict[int, Connection] = {}
+        self.others: dict[int, Connection] = {}
+        """Coordinators and watchers; a watcher has a negative number of its own."""
+
+    def framed(self, message: Message, term: int | None = None) -> bytes:
+        """A frame, to be posted to as many as there are. `term`: where it is not the state machine's yet."""
+        own = self._dated.term if term is None else term
+        return frame(Sent(Header(self._job, self._dated.generation, own, self._name), message))
+
+    def to_members(self, message: Message, ranks: Iterable[int] | None = None, term: int | None = None) -> None:
+        """To these ranks, or to all."""
+        sent = self.framed(message, term)
+        for rank in tuple(self.members) if ranks is None else ranks:
+            if rank in self.members:
+                self.members[rank].post(sent)
+
+    def to_others(self, message: Message) -> None:
+        """To coordinators and watchers."""
+        sent = self.framed(message)
+        for connection in self.others.values():
+            connection.post(sent)
+
+    def to_all(self, message: Message, term: int | None = None) -> None:
+        """To members first."""
+        sent = self.framed(message, term)
+        for connection in (*self.members.values(), *self.others.values()):
+            connection.post(sent)
+
+    def cut(self) -> None:
+        """End all connections when what was posted is sent."""
+        for connection in (*self.members.values(), *self.others.values()):
+            connection.cut()

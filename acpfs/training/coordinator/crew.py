@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from acpfs.training.coordinator.commands import Command, Commands, Finish, Record, Tell
 from acpfs.training.coordinator.giving_up import CAUSES, Cause, GivingUp
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import Command, Finish, Record, Send, Tell
 from acpfs.training.coordinator.roster import Roster
 from acpfs.training.coordinator.states import CREW_TRANSITIONS, Berth, CrewState
 from acpfs.training.messages import (
@@ -23,7 +23,6 @@ from acpfs.training.messages import (
     Done,
     ExitStatus,
     Finished,
-    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -67,7 +66,7 @@ class Crew:
         self._giving_up = GivingUp(limits)
         self._done: dict[int, int] = {}
         self._outcome: Leave | Done | None = None
-        self._commands: list[Command] = []
+        self._commands = Commands()
         self._handlers: dict[type[FromMember], Callable[[int, Any, float], None]] = {
             Trouble: self._trouble,
             Stopped: self._stopped,
@@ -88,7 +87,9 @@ class Crew:
             self._hello(rank, message, now)
         elif self._roster[rank] is Berth.EMPTY:
             if self.state is not CrewState.STANDBY and rank not in self._left:
-                self._send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost.get(rank, 'unknown')}"))
+                self._commands.send(
+                    [rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost.get(rank, 'unknown')}")
+                )
         elif isinstance(message, Goodbye):
             self._goodbye(rank, now)
         elif self.state is CrewState.STANDBY:
@@ -208,16 +209,16 @@ class Crew:
 
     def _hello(self, rank: int, hello: Hello, now: float) -> None:
         if self.state is CrewState.ENDING:
-            self._send([rank], self._outcome or Done())
+            self._commands.send([rank], self._outcome or Done())
         elif self.world not in (0, hello.world):
-            self._send([rank], Refused(f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"))
+            self._commands.send([rank], Refused(f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"))
         elif self._roster[rank] is Berth.EMPTY or self._roster.hellos[rank] != hello:
             before = self._roster[rank]
             self._roster.join(hello)
             self._left.discard(rank)
             self.marks.pop(rank, None)
             if self.state is not CrewState.STANDBY:  # a word of one that does not command
-                self._send([rank], Protected())
+                self._commands.send([rank], Protected())
             if before in _AT_WORK and self.state is not CrewState.STANDBY:
                 self._lost_since[rank] = "another process took its place"
                 self._fault(Cause.LOSS, f"another process is rank {rank}", now)
@@ -239,7 +240,7 @@ class Crew:
         if self.state is not CrewState.ENDING:
             self._lost_since.update(dict.fromkeys(new, why))
             self._tell("ranks are lost", ranks=tuple(new), why=why)
-            self._send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+            self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
             self._fault(Cause.LOSS, why, now)
         self._go_on(now)
@@ -263,7 +264,7 @@ class Crew:
         self._done.clear()
         self._roster.put(self._roster.aboard, Berth.CALLED)
         self._go(CrewState.PARKING, now + self._limits.stuck_s)
-        self._send(self._roster.aboard, Stop(tuple(sorted(self.lost))))
+        self._commands.send(self._roster.aboard, Stop(tuple(sorted(self.lost))))
         self._go_on(now)
 
     def _stopped(self, rank: int, stopped: Stopped, now: float) -> None:
@@ -286,7 +287,7 @@ class Crew:
             missing = [rank for rank in range(self.world) if self._roster[rank] is Berth.EMPTY]
             self._leave(f"no process has come for ranks {missing[:8]} in {self._limits.replace_s:g} s", now)
         elif self.state is CrewState.ENDING:
-            self._commands.append(Finish())
+            self._commands.add(Finish())
 
     # -- gather, rebuild, run, end
 
@@ -297,7 +298,7 @@ class Crew:
         if self.state is CrewState.GATHERING and self._roster.all(Berth.PARKED):
             self._roster.put(self._roster.aboard, Berth.ENTERED)
             self._go(CrewState.REBUILDING, now + self._limits.rebuild_s)
-            self._send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
+            self._commands.send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
 
     def _is_hopeless(self, now: float) -> bool:
         """Whether the job is given up with this fault; asked once, when all that live are parked."""
@@ -329,7 +330,7 @@ class Crew:
             return False
         self._outcome = Done()
         self._go(CrewState.ENDING, now + self._limits.leave_s)
-        self._send(self._roster.aboard, Done())
+        self._commands.send(self._roster.aboard, Done())
         return True
 
     def _leave(self, text: str, now: float) -> None:
@@ -337,7 +338,7 @@ class Crew:
         self._record("NOT_SAVED", now)
         self._go(CrewState.ENDING, now + self._limits.leave_s)
         self._tell("the job ends", text=text)
-        self._send(self._roster.aboard, self._outcome)
+        self._commands.send(self._roster.aboard, self._outcome)
 
     # -- what all of it uses
 
@@ -345,7 +346,7 @@ class Crew:
         if self._began is not None:
             began, why = self._began
             fields = {"generation": self.generation, "term": self.term, "world": self.world, "lost": dict(self._lost_since), "why": why}
-            self._commands.append(Record({**fields, "status": status, "text": self.status, "took_s": round(now - began, 3)}))
+            self._commands.add(Record({**fields, "status": status, "text": self.status, "took_s": round(now - began, 3)}))
         self._began = None
 
     def _go(self, state: CrewState, deadline: float = math.inf) -> None:
@@ -354,18 +355,12 @@ class Crew:
             self._tell("state", before=self.state.value, now=state.value)
         self.state, self._deadline = state, deadline
 
-    def _send(self, ranks: Iterable[int], message: FromCoordinator) -> None:
-        if to := tuple(ranks):
-            self._commands.append(Send(to, message))
-
     def _tell(self, event: str, **fields: object) -> None:
-        self._commands.append(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
+        self._commands.add(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
 
     def _ended(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
-        if self.state is CrewState.ENDING and not self._roster.aboard and not any(isinstance(one, Finish) for one in self._commands):
-            self._commands.append(Finish())
+        is_over = self.state is CrewState.ENDING and not self._roster.aboard
         beats = self._look_at if self.state is not CrewState.STANDBY and self._roster.aboard else math.inf
         self.wake_at = min(self._deadline, beats)
-        commands, self._commands = self._commands, []
-        return commands
+        return self._commands.take(is_over=is_over)

@@ -8,7 +8,7 @@ term lower than the highest that it has voted in or heard of. The first coordina
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 FIRST_TERM = 1
@@ -113,6 +113,6 @@ class Standing:
         return max(self.votes.values(), default=0)
 
 
-def next_to_stand(number: int, known: Mapping[int, str]) -> int:
+def next_to_stand(number: int, known: Iterable[int]) -> int:
     """Place of a standby in the queue: it waits so many turns longer than the first before it asks, so that two do not split the votes."""
     return sum(other < number for other in known)

@@ -44,7 +44,7 @@ class Processes:
             del self._pids[rank]
 
     @property
-    def any(self) -> bool:
+    def are_watched(self) -> bool:
         """Whether a process is looked at, and lives as far as is known."""
         return bool(self._open)
 

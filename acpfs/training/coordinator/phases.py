@@ -14,10 +14,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from acpfs.training.coordinator.commands import RUN, AskWitness, Command, Commands, Finish, Record, Tell
 from acpfs.training.coordinator.dialogue import Patience, Round
 from acpfs.training.coordinator.hearing import Hearing
 from acpfs.training.coordinator.limits import Limits
@@ -25,7 +26,6 @@ from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover
 from acpfs.training.messages import (
     Beat,
     ExitStatus,
-    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -61,8 +61,6 @@ class State(Enum):
     LEAVING = "leaving"
 
 
-RUN = 0
-"""The generation that runs. There is no other yet: nobody resumes."""
 _FAULTY = frozenset({State.STOPPING, State.LEAVING, State.STANDBY})
 TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.STANDBY: frozenset({State.REGISTERING, State.RUNNING}),
@@ -74,45 +72,6 @@ TRANSITIONS: Mapping[State, frozenset[State]] = {
     State.PUBLISHING: _FAULTY,
     State.LEAVING: frozenset({State.STANDBY}),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """To these ranks, under the machine's generation and term."""
-
-    ranks: tuple[int, ...]
-    message: FromCoordinator
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """A line for the log."""
-
-    event: str
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A line for `faults.jsonl`."""
-
-    fields: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AskWitness:
-    """Claim this generation of the job; answer with `claimed`."""
-
-    generation: int
-    majority: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Nobody is left to speak to."""
-
-
-Command = Send | Tell | Record | AskWitness | Finish
 
 
 class Phases:
@@ -142,7 +101,7 @@ class Phases:
         self._naming: set[str] = set()
         """Nodes whose rank was asked to publish: it may have done so before it died."""
         self._round = Round({}, {}, {})
-        self._commands: list[Command] = []
+        self._commands = Commands()
         self._began: tuple[float, str] | None = None
         self._status = ""
         self._outcome: Leave | None = None
@@ -170,7 +129,7 @@ class Phases:
             self.lost.pop(rank, None)  # only the connection to this standby was gone
             self._alive[rank] = None
         if rank in self.lost:
-            self._send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
+            self._commands.send([rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost[rank]}"))
         elif isinstance(message, Hello | Goodbye):
             self._handlers[type(message)](rank, message, now)
         elif rank not in self._hellos:
@@ -277,16 +236,16 @@ class Phases:
 
     def _hello(self, rank: int, hello: Hello, now: float) -> None:
         if self.state is State.LEAVING:
-            self._send([rank], Leave(ExitStatus.NOT_SAVED, "the job ends"))
+            self._commands.send([rank], Leave(ExitStatus.NOT_SAVED, "the job ends"))
         elif rank in self._hellos and self._hellos[rank] != hello:
-            self._send([rank], Refused(f"rank {rank} is another process"))
+            self._commands.send([rank], Refused(f"rank {rank} is another process"))
         elif rank not in self._hellos:
             self._hellos[rank] = hello
             self._alive[rank] = None
             if self.state in (State.STANDBY, State.REGISTERING):
                 self._register(now)
         elif self.state is State.RUNNING:
-            self._send([rank], Protected())
+            self._commands.send([rank], Protected())
 
     def _register(self, now: float) -> None:
         if len(self._hellos) < max(self.world, 1):
@@ -296,14 +255,14 @@ class Phases:
         except LayoutError as error:
             if self.state is State.REGISTERING:
                 self._tell("no protection", why=str(error))
-                self._send(self._live, Refused(str(error)))
+                self._commands.send(self._live, Refused(str(error)))
                 self._gone(self._hellos)  # training goes on or not as its program decides
                 self._leave(ExitStatus.NOT_SAVED, f"no protection: {error}", now)
             return
         if self.state is State.REGISTERING:
             self._go(State.RUNNING)
             self._hearing.begin(self._alive, now)  # whoever registered first may have waited long
-            self._send(self._live, Protected())
+            self._commands.send(self._live, Protected())
             self._tell("all ranks are registered", world=self.world, shards=len(self.layout.holders))
 
     def _goodbye(self, rank: int, _: Goodbye, now: float) -> None:
@@ -337,7 +296,7 @@ class Phases:
         if self.state is State.STANDBY:
             return
         self._tell("ranks are lost", ranks=tuple(new), why=why, marks={rank: _marks(self.marks.get(rank)) for rank in new})
-        self._send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+        self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
         save = self._round.save
         needed = set() if save is None else {*save.savers, self._round.publisher}
         if self.state in (State.SAVING, State.PUBLISHING) and save is not None and not needed & set(new):
@@ -361,7 +320,7 @@ class Phases:
         self.generation += 1
         self._round = Round({}, {}, {}, set(self._alive))
         self._patience.begin(now, self._limits.stuck_s)
-        self._send(self._live, Stop(tuple(sorted(self.lost))))
+        self._commands.send(self._live, Stop(tuple(sorted(self.lost))))
         self._meet_if_all_parked(now)
 
     def _trouble(self, rank: int, trouble: Trouble, now: float) -> None:
@@ -384,7 +343,7 @@ class Phases:
         """The deadline of the state has passed."""
         if self.state is State.LEAVING:
             self._patience.end()
-            self._commands.append(Finish())
+            self._commands.add(Finish())
             return
         late = sorted(self._round.waiting if self._round.publisher is None else {self._round.publisher})
         if not self.could_save(self._alive.keys() - set(late)) and (self._patience.is_left(now) or self._hearing.busy(late, now)):
@@ -430,11 +389,11 @@ class Phases:
         self._round.waiting = set(self._round.asked)
         self._go(State.SETTLING, now, self._limits.settle_s)
         self._tell("survivors meet", step=found.step, there=len(found.there), coming=tuple(sorted(found.coming)), behind=len(found.behind))
-        self._send(sorted(self._round.asked), Settle(found.step, found.gate))
+        self._commands.send(sorted(self._round.asked), Settle(found.step, found.gate))
         if self.lost and len(set(layout.nodes.values())) > 1:
             if self._witness:
                 self._round.claim = None
-                self._commands.append(AskWitness(RUN, self._has_majority))
+                self._commands.add(AskWitness(RUN, self._has_majority))
             else:
                 self._round.claim = self._has_majority
 
@@ -466,7 +425,7 @@ class Phases:
         self._round.manifest = Manifest(self._job, self.generation, found.step, lost, chosen, (), digests, nodes, different)
         self._round.waiting = set(savers)
         self._go(State.SAVING, now, self._limits.save_s)
-        self._send(self._live, self._round.save)
+        self._commands.send(self._live, self._round.save)
 
     def _saved(self, rank: int, saved: Saved, now: float) -> None:
         save, manifest = self._round.save, self._round.manifest
@@ -488,7 +447,7 @@ class Phases:
         self._round.publisher = publisher = (*choices, *save.savers)[0]
         elsewhere = tuple(sorted(self._naming - {nodes[publisher]}))
         self._naming.add(nodes[publisher])
-        self._send([publisher], replace(order, elsewhere=elsewhere))
+        self._commands.send([publisher], replace(order, elsewhere=elsewhere))
 
     def _published(self, rank: int, published: Published, now: float) -> None:
         if self.state is State.PUBLISHING and self._round.save is not None and rank == self._round.publisher:
@@ -501,7 +460,7 @@ class Phases:
         self._stop_at = None
         self._go(State.LEAVING, now, self._limits.leave_s)
         self._tell("the job ends", status=status.name, text=text, gasp=gasp)
-        self._send(self._live, Leave(status, text, gasp))
+        self._commands.send(self._live, Leave(status, text, gasp))
 
     # -- what all of it uses
 
@@ -510,7 +469,7 @@ class Phases:
         marks = {rank: _marks(self.marks.get(rank)) for rank in sorted(self.lost)}
         fields = {"generation": self.generation, "term": self.term, "world": self.world, "lost": self.lost, "marks": marks, "why": why}
         step = self._round.meeting.step if self._round.meeting else None
-        self._commands.append(
+        self._commands.add(
             Record({**fields, "step": step, "status": status.name, "text": text, "gasp": gasp, "took_s": round(now - began, 3)})
         )
 
@@ -559,21 +518,15 @@ class Phases:
         self.state = state
         self._patience.begin(now, patience_s)
 
-    def _send(self, ranks: Iterable[int], message: FromCoordinator) -> None:
-        if to := tuple(ranks):
-            self._commands.append(Send(to, message))
-
     def _tell(self, event: str, **fields: object) -> None:
-        self._commands.append(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
+        self._commands.add(Tell(event, {"generation": self.generation, "term": self.term, **fields}))
 
     def _done(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
-        if self.state is State.LEAVING and not self._alive and not any(isinstance(command, Finish) for command in self._commands):
-            self._commands.append(Finish())
+        is_over = self.state is State.LEAVING and not self._alive
         beats = math.inf if self.state is State.STANDBY or not self._alive else self._look_at
         self.wake_at = min(self._patience.until, beats, math.inf if self._stop_at is None else self._stop_at)
-        commands, self._commands = self._commands, []
-        return commands
+        return self._commands.take(is_over=is_over)
 
 
 def _marks(beat: Beat | None) -> str:

@@ -7,7 +7,6 @@ HELLO or WATCH said, and every later message on it must say the same. Whoever ha
 from __future__ import annotations
 
 import os
-import random
 import ssl
 import time
 from collections import Counter
@@ -21,17 +20,20 @@ import trio
 
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
-from acpfs.training.coordinator.connections import FIRST_WORD_S, Connection
+from acpfs.training.coordinator.commands import AskWitness, Command, Finish, Record, Send, Tell
+from acpfs.training.coordinator.connections import FIRST_WORD_S, Connected, Connection
 from acpfs.training.coordinator.crew import Crew
+from acpfs.training.coordinator.electing import Elections
 from acpfs.training.coordinator.election import Standing
 from acpfs.training.coordinator.exiting import POLL_S, Processes
 from acpfs.training.coordinator.faults_log import note_fault
 from acpfs.training.coordinator.limits import Limits
-from acpfs.training.coordinator.phases import RUN, AskWitness, Command, Finish, Phases, Record, Send, Tell
+from acpfs.training.coordinator.lingering import Lingering
+from acpfs.training.coordinator.phases import Phases
 from acpfs.training.coordinator.store import Store
 from acpfs.training.coordinator.successors import Successors
 from acpfs.training.coordinator.watchdog import Patience, Stall, Watchdog
-from acpfs.training.coordinator.witness import Claimant, owner_after
+from acpfs.training.coordinator.witness import Claimant, Witness
 from acpfs.training.coordinator.working import LOOK_S, Working
 from acpfs.training.credentials import HANDSHAKE_S, Credentials, make_credentials
 from acpfs.training.credentials import NAME as CREDENTIALS
@@ -40,41 +42,31 @@ from acpfs.training.messages import (
     Beat,
     Exited,
     Exiting,
-    ExitStatus,
     FromMember,
     Goodbye,
-    Header,
     Hello,
     Leave,
-    Message,
     Refused,
     Sent,
     ShowStacks,
     Stacks,
     StoreAsk,
-    Vote,
     Voted,
     Vouching,
     Watch,
     Welcome,
 )
 from acpfs.training.records import MalformedError, to_json
-from acpfs.training.wire import LinkClosedError, TrioLink, frame
+from acpfs.training.wire import LinkClosedError, TrioLink
 
 _log = get_logger(__name__)
 ACTIVE_EVERY_S, REDIAL_S = 1.0, 0.5
-TURN_S = 0.5
-"""Between two standbys that could ask for votes."""
 BACKLOG = 4096
 CREDENTIALS_S = 50.0
 """So long a standby waits for the job's certificate to appear; less than its members wait for it."""
 LOOK_AGAIN_S = 0.05
 STACKS_MAX = 16
 """Ranks whose stacks are asked for; more of them hang for one reason."""
-UNUSED_S = 600.0
-"""A coordinator to which nobody ever comes ends."""
-ORPHANED_S = 60.0
-"""So does a standby whose job ended while it was started, or behind a cut that hid its end; it has a file open in the mount."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +112,10 @@ class Coordinator:
             else Phases(settings.job, settings.limits, witness=settings.witness is not None)
         )
         self._standing = Standing(settings.number)
-        self._members: dict[int, Connection] = {}
-        self._others: dict[int, Connection] = {}
-        """Coordinators and watchers; a watcher has a negative number of its own."""
+        self._connected = Connected(settings.job, settings.number, self._phases)
+        limits = settings.limits
+        self._witness = Witness(settings.witness, limits.claim_s) if settings.witness is not None else None
+        self._elections = Elections(self._standing, self._phases, self._connected, self._witness, self._do, active_s=limits.active_s)
         self._addresses: dict[int, str] = dict(settings.peers)
         self._dialled: set[int] = set()
         self._processes = Processes()
@@ -133,8 +126,7 @@ class Coordinator:
         self._stall: Stall | None = None
         self._stacks: dict[int, str] = {}
         self._counts: Counter[str] = Counter()
-        self._heard_active = self._began = self._last_member = trio.current_time()
-        self._active_is_gone = self._is_dismissed = False
+        self._lingering = Lingering(trio.current_time(), knows_its_job=settings.first or settings.replaces)
         self._look_again = trio.Event()
         self._nursery: trio.Nursery
         self._credentials: Credentials | None = None
@@ -149,11 +141,12 @@ class Coordinator:
         self.address = f"{settings.advertised or settings.host}:{port}"
         async with trio.open_nursery() as self._nursery:
             if settings.first:
-                self._standing.begin()
-                self._do(self._phases.take_over(self._standing.term, trio.current_time()))
+                self._elections.begin()
             self._nursery.start_soon(partial(trio.serve_listeners, self._serve, listeners))
-            for task in (self._poll, self._vouch, self._tick, self._tell_active, self._elect, self._end_unused):
+            for task in (self._poll, self._vouch, self._tick, self._tell_active, self._end_unused):
                 self._nursery.start_soon(task)
+            if settings.stands:
+                self._nursery.start_soon(self._elections.run)
             self._dial()
             _log.info("coordinator", number=settings.number, address=self.address, tls=settings.tls, first=settings.first, pid=os.getpid())
             if announce is not None:
@@ -227,7 +220,7 @@ class Coordinator:
         """Whoever has the certificate says who they are."""
         if first.header.job != self._settings.job:
             self._refuse("job", peer, first.header.job)
-            connection.post(self._sent(Refused(f"this is the coordinator of job {self._settings.job}")))
+            connection.post(self._connected.framed(Refused(f"this is the coordinator of job {self._settings.job}")))
         elif isinstance(first.message, Hello):
             await self._member(connection, first.message, first)
         elif isinstance(first.message, Watch):
@@ -237,36 +230,36 @@ class Coordinator:
 
     async def _member(self, connection: Connection, hello: Hello, first: Sent) -> None:
         rank = hello.rank
-        self._members[rank] = connection
+        self._connected.members[rank] = connection
         if hello.node == self._settings.node:
             self._processes.watch(rank, hello.pid, hello.started)
-        connection.post(self._sent(self._welcome()))
+        connection.post(self._connected.framed(self._welcome()))
         if self._standing.commands:
-            connection.post(self._sent(self._active()))
+            connection.post(self._connected.framed(self._elections.active()))
         why = "its connection ended"
         try:
             sent: Sent | None = first
-            while sent is not None and self._members.get(rank) is connection:  # not the rank's process before this one
+            while sent is not None and self._connected.members.get(rank) is connection:  # not the rank's process before this one
                 self._from_member(rank, sent)
-                ends = isinstance(sent.message, Goodbye) or self._members.get(rank) is not connection
+                ends = isinstance(sent.message, Goodbye) or self._connected.members.get(rank) is not connection
                 sent = None if ends else await connection.receive()
         except LinkClosedError as error:
             why += "" if str(error) == "closed" else f": {error}"
         except MalformedError as error:
             why = f"it sent what is no message: {error}"
             self._counts["malformed"] += 1
-        if self._members.get(rank) is connection:
-            del self._members[rank]
-            self._last_member = trio.current_time()
-            self._do(self._phases.lose(rank, why, self._last_member))
+        if self._connected.members.get(rank) is connection:
+            del self._connected.members[rank]
+            now = trio.current_time()
+            self._lingering.needed(now)
+            self._do(self._phases.lose(rank, why, now))
 
     def _from_member(self, rank: int, sent: Sent) -> None:
         now, message = trio.current_time(), sent.message
         if sent.header.job != self._settings.job:
             self._counts["other_job"] += 1
         elif isinstance(message, Voted):
-            if self._standing.voted(rank, message.term, message.granted, sent.header.generation, self._phases.world):
-                self._take_over(now)
+            self._elections.voted(rank, message, sent.header.generation)
         elif isinstance(message, StoreAsk):
             late = sent.header.generation != self._phases.generation
             self._answer([(rank, answer) for rank, answer in self._store.ask(rank, message, now)] if not late else [])
@@ -274,41 +267,41 @@ class Coordinator:
             self._stacks[rank] = message.text
             _log.warning("stacks", rank=rank, text=message.text)
         elif isinstance(message, FromMember):
-            self._hears(sent.header.term, None)
+            self._elections.hears(sent.header.term, None)
             self._do(self._phases.arrived(rank, sent.header.generation, message, now))
-            if isinstance(message, Beat) and self._standing.commands and rank in self._members:
-                self._members[rank].post(self._sent(self._active()))
+            if isinstance(message, Beat) and self._standing.commands and rank in self._connected.members:
+                self._connected.to_members(self._elections.active(), [rank])
                 self._watchdog.heard(rank, message, now)
         else:
             self._counts["no_member_says"] += 1
 
     async def _other(self, connection: Connection, watch: Watch) -> None:
         """A coordinator or watcher called."""
-        number = watch.coordinator if watch.coordinator is not None else -1 - len(self._others)
+        number = watch.coordinator if watch.coordinator is not None else -1 - len(self._connected.others)
         if watch.coordinator is not None and watch.address and self._addresses.get(number) != watch.address:
             self._addresses[number] = watch.address
-            self._to_members(self._welcome())
-        connection.post(self._sent(self._welcome()))
+            self._connected.to_members(self._welcome())
+        connection.post(self._connected.framed(self._welcome()))
         await self._listen_to(connection, number)
 
     async def _listen_to(self, connection: Connection, number: int) -> None:
-        self._others[number] = connection
+        self._connected.others[number] = connection
         if self._standing.commands:
-            connection.post(self._sent(self._active()))
+            connection.post(self._connected.framed(self._elections.active()))
         try:
             while True:
                 self._from_other(await connection.receive())
         except (LinkClosedError, MalformedError) as error:
             _log.info("a coordinator's connection ended", number=number, why=str(error))
         finally:
-            if self._others.get(number) is connection:
-                del self._others[number]
-                self._active_is_gone = self._active_is_gone or number == self._standing.active
+            if self._connected.others.get(number) is connection:
+                del self._connected.others[number]
+                self._elections.disconnected(number)
 
     def _from_other(self, sent: Sent) -> None:
         message, now = sent.message, trio.current_time()
         if isinstance(message, Active):
-            self._hears(message.term, message.coordinator)
+            self._elections.hears(message.term, message.coordinator)
         elif isinstance(message, Welcome):
             self._addresses.update(message.coordinators)
             self._dial()
@@ -344,75 +337,18 @@ class Coordinator:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.send_all)
                 mine = self._settings.number if self._settings.stands else None
-                connection.post(self._sent(Watch(self._settings.node, mine, self.address)))
+                connection.post(self._connected.framed(Watch(self._settings.node, mine, self.address)))
                 await self._listen_to(connection, number)
                 connection.cut()
             await trio.sleep(REDIAL_S)
 
-    # -- who commands
-
-    def _hears(self, term: int, coordinator: int | None) -> None:
-        deposed = self._standing.hears(term, coordinator)
-        if coordinator is not None and self._standing.active == coordinator:
-            self._heard_active, self._active_is_gone = trio.current_time(), False
-        if deposed:
-            _log.warning("another coordinator commands", term=term, coordinator=coordinator)
-            self._do(self._phases.deposed(trio.current_time()))
-
-    def _take_over(self, now: float) -> None:
-        _log.warning("take-over", term=self._standing.term, votes=len(self._standing.votes), generation=self._standing.generation)
-        self._to_all(self._active(), term=self._standing.term)
-        self._do(self._phases.take_over(self._standing.term, now, self._standing.generation))
-
-    async def _elect(self) -> None:
-        """Ask for votes when nobody commands."""
-        while self._settings.stands:
-            await trio.sleep(0.1)
-            now = trio.current_time()
-            if self._standing.commands or not self._members:
-                self._heard_active = now
-                continue
-            if (term := self._half(now)) is not None:
-                await self._stand_with_claim(term)
-                continue
-            turns = sum(number < self._settings.number for number in self._others if number >= 0 and number != self._standing.active)
-            patience = (0.1 if self._active_is_gone else self._settings.limits.active_s) + turns * TURN_S
-            if now - self._heard_active > patience:
-                term = self._standing.ask()
-                self._heard_active, self._active_is_gone = now + random.uniform(-0.3, 0.3) - TURN_S, False  # noqa: S311
-                _log.info("asks for votes", term=term)
-                self._to_members(Vote(term, self._settings.number))
-
-    def _half(self, now: float) -> int | None:
-        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything."""
-        voters = self._standing.votes.keys()
-        if self._settings.witness is None or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
-            return None
-        return self._standing.half_of(self._phases.world)
-
-    async def _stand_with_claim(self, term: int) -> None:
-        """Nobody has a majority where the job is in two equal halves: the claim decides which of them goes on."""
-        owner = await self._owner(Claimant(self._settings.number, term, majority=False), RUN)
-        if owner is None or owner.coordinator in self._others:
-            return  # the storage does not answer, or another one on this side is about to command
-        if owner.coordinator == self._settings.number:
-            if self._standing.claimed(term):
-                self._take_over(trio.current_time())
-            return
-        sent = self._sent(Leave(ExitStatus.OTHER_SIDE, "the job is split, and the other half may save"), term)
-        for rank in self._standing.votes if self._standing.asked == term else ():
-            if rank in self._members:
-                self._members[rank].post(sent)
-
     async def _tell_active(self) -> None:
         while True:
             if self._standing.commands:
-                sent = self._sent(self._active())
-                for connection in self._others.values():
-                    connection.post(sent)
-                if self._successors is not None and self._members and not self._is_dismissed:
+                self._connected.to_others(self._elections.active())
+                if self._successors is not None and self._connected.members and not self._lingering.is_dismissed:
                     own = self._settings.number
-                    self._successors.look({**self._addresses, own: self.address}, (own, *self._others), trio.current_time())
+                    self._successors.look({**self._addresses, own: self.address}, (own, *self._connected.others), trio.current_time())
             await trio.sleep(ACTIVE_EVERY_S)
 
     # -- clocks
@@ -422,8 +358,7 @@ class Coordinator:
         while True:
             for rank in self._processes.exiting():
                 _log.info("a process is exiting", rank=rank)
-                for other in self._others.values():
-                    other.post(self._sent(Exiting(rank, self._pid_of(rank))))
+                self._connected.to_others(Exiting(rank, self._pid_of(rank)))
                 self._do(self._phases.lose(rank, "its process is exiting", trio.current_time()))
             await trio.sleep(POLL_S)
 
@@ -435,8 +370,7 @@ class Coordinator:
             if at_work := self._working.at_work(self._phases.quiet(now), now):
                 self._counts["silent_and_at_work"] += 1
                 self._phases.vouched(at_work, now)
-                for other in self._others.values():
-                    other.post(self._sent(Vouching(tuple(at_work))))
+                self._connected.to_others(Vouching(tuple(at_work)))
 
     async def _tick(self) -> None:
         while True:
@@ -459,9 +393,7 @@ class Coordinator:
         if stall is not None:
             self._stall = stall
             _log.warning("nothing moves", behind=stall.behind, group=stall.group, waited_s=round(stall.waited_s, 1))
-            for rank in stall.behind[:STACKS_MAX]:
-                if rank in self._members:
-                    self._members[rank].post(self._sent(ShowStacks()))
+            self._connected.to_members(ShowStacks(), stall.behind[:STACKS_MAX])
             if self._settings.stall_is_fault and len(stall.behind) < len(self._phases.live):
                 for rank in stall.behind:
                     self._do(self._phases.lose(rank, f"it hangs: nothing moved for {stall.waited_s:.0f} s", now))
@@ -471,17 +403,17 @@ class Coordinator:
         while True:
             await trio.sleep(1)
             now = trio.current_time()
-            unused_s = UNUSED_S if self._settings.first or self._settings.replaces or self._others else ORPHANED_S  # who replaces knows it
-            patience = 0.0 if self._is_dismissed else self._phases.alone_s if self._phases.world else unused_s
-            if self._members and (self._standing.commands or self._processes.any or self._phases.heard(now)):
-                self._last_member = now  # others are connected, but a network that is cut says nothing of their ends
-            if now - max(self._last_member, self._began) > max(patience, ORPHANED_S if self._members else 0.0):
+            has_members, has_others = bool(self._connected.members), bool(self._connected.others)
+            if has_members and (self._standing.commands or self._processes.are_watched or self._phases.heard(now)):
+                self._lingering.needed(now)
+            alone_s = self._phases.alone_s if self._phases.world else None
+            if self._lingering.is_over(now, has_members=has_members, has_others=has_others, alone_s=alone_s):
                 _log.info("nobody is left")
                 self._nursery.cancel_scope.cancel()
 
     def dismiss(self) -> None:
         """End as soon as no rank is connected: schedulers tell all processes of a job to end, also who has to command the last save."""
-        self._is_dismissed = True
+        self._lingering.dismiss()
         if self._successors is not None:
             self._successors.dismiss()
 
@@ -493,13 +425,9 @@ class Coordinator:
             self._store, self._store_generation = Store(), self._phases.generation
         for command in commands:
             if isinstance(command, Send):
-                sent = self._sent(command.message)
                 if isinstance(command.message, Leave):
-                    for other in self._others.values():  # before anybody leaves
-                        other.post(sent)
-                for rank in command.ranks:
-                    if rank in self._members:
-                        self._members[rank].post(sent)
+                    self._connected.to_others(command.message)  # before anybody leaves
+                self._connected.to_members(command.message, command.ranks)
             elif isinstance(command, Tell):
                 _log.info(command.event, **command.fields)
             elif isinstance(command, Record):
@@ -512,53 +440,21 @@ class Coordinator:
 
     async def _ask_witness(self, asked: AskWitness) -> None:
         claimant = Claimant(self._settings.number, self._standing.term, asked.majority)
-        owner = await self._owner(claimant, asked.generation)
+        owner = None if self._witness is None else await self._witness.owner(claimant, asked.generation)
         self._do(self._phases.claimed(None if owner is None else owner == claimant, trio.current_time()))
 
-    async def _owner(self, claimant: Claimant, generation: int) -> Claimant | None:
-        """Whose the claim is now; None when the directory did not answer in time."""
-        owner = None
-        if self._settings.witness is not None:
-            with trio.move_on_after(self._settings.limits.claim_s):
-                try:
-                    owner = await trio.to_thread.run_sync(owner_after, self._settings.witness, generation, claimant, abandon_on_cancel=True)
-                except OSError as error:
-                    _log.error("the witness fails", error=str(error))
-        _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
-        return owner
-
     async def _finish(self) -> None:
-        for connection in (*self._members.values(), *self._others.values()):
-            connection.cut()
+        self._connected.cut()
         await trio.sleep(0.2)
         self._nursery.cancel_scope.cancel()
 
     def _answer(self, answers: Iterable[tuple[int, Any]]) -> None:
         for rank, answer in answers:
-            if rank in self._members:
-                self._members[rank].post(self._sent(answer))
-
-    def _to_members(self, message: Message) -> None:
-        sent = self._sent(message)
-        for connection in self._members.values():
-            connection.post(sent)
-
-    def _to_all(self, message: Message, term: int | None = None) -> None:
-        sent = self._sent(message, term)
-        for connection in (*self._members.values(), *self._others.values()):
-            connection.post(sent)
-
-    def _sent(self, message: Message, term: int | None = None) -> bytes:
-        """A frame, to be sent to as many as there are."""
-        own = self._phases.term if term is None else term
-        return frame(Sent(Header(self._settings.job, self._phases.generation, own, f"coordinator {self._settings.number}"), message))
+            self._connected.to_members(answer, [rank])
 
     def _welcome(self) -> Welcome:
         known = {**self._addresses, **({self._settings.number: self.address} if self._settings.stands else {})}
         return Welcome(self._settings.number, self._standing.commands, known)
-
-    def _active(self) -> Active:
-        return Active(self._standing.term, self._settings.number)
 
     # -- status
 
@@ -584,7 +480,7 @@ class Coordinator:
             "generation": phases.generation,
             "state": phases.state.value,
             "world": phases.world,
-            "connected": len(self._members),
+            "connected": len(self._connected.members),
             "gate": phases.layout.gate.value if phases.layout else None,
             "shards": len(phases.layout.holders) if phases.layout else None,
             "tls": self._settings.tls,

@@ -3,7 +3,7 @@
 `claim-<generation>` in the job's directory belongs to the side whose name is inside. It is made by renaming a directory that has the name
 already: a rename onto a directory that is not empty fails, wherever it is carried out, so there is never a claim without an owner, and a
 side whose answer was lost finds its own name. (A bare `mkdir` would leave one.) It must be the backing directory, not the mount, whose
-answer would be this node's. Blocking; for a thread.
+answer would be this node's. `owner_after` blocks; `Witness` asks in a thread, for the directory may hang.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import trio
+
+from acpfs.logger import get_logger
+
+_log = get_logger(__name__)
 _OWNER = re.compile(r"coordinator-(\d{1,9})\.term-(\d{1,18})(\.majority)?")
 
 
@@ -29,6 +34,25 @@ class Claimant:
     def name(self) -> str:
         """The file inside a claim."""
         return f"coordinator-{self.coordinator}.term-{self.term}{'.majority' if self.majority else ''}"
+
+
+class Witness:
+    """The directory, asked from trio's thread."""
+
+    def __init__(self, directory: Path, claim_s: float) -> None:
+        """`claim_s`: how long it may take to answer."""
+        self._directory, self._claim_s = directory, claim_s
+
+    async def owner(self, claimant: Claimant, generation: int) -> Claimant | None:
+        """Whose the claim is when this claimant has tried to get it; None when the directory did not answer in time."""
+        owner = None
+        with trio.move_on_after(self._claim_s):
+            try:
+                owner = await trio.to_thread.run_sync(owner_after, self._directory, generation, claimant, abandon_on_cancel=True)
+            except OSError as error:
+                _log.error("the witness fails", error=str(error))
+        _log.info("claim", claimant=claimant.name, owner=None if owner is None else owner.name)
+        return owner
 
 
 def claim(directory: Path, generation: int, claimant: Claimant) -> bool:

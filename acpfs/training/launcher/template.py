@@ -138,7 +138,7 @@ def _warm() -> None:
 def _touching(size: int) -> Iterator[None]:
     """Meanwhile a thread touches so much memory of this process's heap, which is the only one and gives none back from then on.
 
-    A new page costs 1.4 us, and 5 us where a hypervisor has taken back what was free for some seconds: a GiB takes more than a second, in
+    A new page costs a fault, and more where a hypervisor has taken back what was free for some seconds: all of a large state's fall into
     the first step of a rank that all others wait for.
     """
     if not size:

@@ -17,27 +17,24 @@ from acpfs.backing.attributes import DIGEST_XATTR
 from acpfs.backing.lower import LowerPath, LowerStat, Note
 from acpfs.types import Ino
 from acpfs.writeback.commits.conflicts import Conflicts
-from acpfs.writeback.commits.given_back import GivenBack, make_directories
+from acpfs.writeback.commits.given_back import GivenBack
 from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.placing import Placing, StagingLostError
 from acpfs.writeback.commits.store_runs import CERTAIN, RUN_OPS_MAX, StoreRuns, ours
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.log import REMOVING
 from acpfs.writeback.log.lower_tree import Place
-from acpfs.writeback.log.ops import Metadata, Op, OpKind, Version, VersionState
+from acpfs.writeback.log.ops import Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Step
 from acpfs.writeback.manifest.manifest import Manifest
 from acpfs.writeback.parts import DrainParts
-from acpfs.writeback.streams.equal import is_as_noted, is_linked
+from acpfs.writeback.streams.equal import is_linked
 from acpfs.writeback.streams.noted import with_note
 from acpfs.writeback.streams.spares import Spares
 
 NO_NUMBER = 0
 """In place of an inode number: there is nothing."""
-
-
-class StagingLostError(Exception):
-    """The staging file is gone and was not renamed into place: the version must be streamed again."""
 
 
 class Committer:
@@ -46,6 +43,7 @@ class Committer:
     def __init__(
         self,
         parts: DrainParts,
+        placing: Placing,
         manifest: Manifest,
         applied: dict[int, str],
         conflicts: Conflicts,
@@ -60,7 +58,7 @@ class Committer:
         `before`: called ahead of each operation that is carried out (`Mirror.before`). `one_by_one`: each is recorded before it is called
         for the next, as the mirror's journal needs it.
         """
-        self._parts, self._before, self._manifest = parts, before, manifest
+        self._parts, self._placing, self._before, self._manifest = parts, placing, before, manifest
         self._lower, self._tree, self._log, self._state, self._lock = parts.lower, parts.tree, parts.log, parts.state, parts.lock
         self._applied, self._conflicts, self._spares, self._there = applied, conflicts, spares, there
         self._listings = absence.Listings(parts.lower)
@@ -242,10 +240,6 @@ class Committer:
                 self._tree.end_move()
             raise
 
-    def repaired(self) -> None:
-        with self._lock:
-            self._parts.counters.repairs += 1
-
     def place_of(self, op: Op) -> Place:
         """`parent`/`name` of the operation, or where that lies since a conflict."""
         return self._conflicts.place(op, op.parent, op.name)
@@ -289,51 +283,6 @@ class Committer:
             raise FileNotFoundError(errno.ENOENT, "its directory is not on the backing directory")
         return path
 
-    def with_parents(self, target: LowerPath, action: Callable[[], None]) -> None:
-        """Do something that makes `target`; make its directories again if they are gone."""
-        try:
-            action()
-        except FileNotFoundError:
-            if not self.make_parents(target):
-                raise
-            action()
-
-    def make_parents(self, path: LowerPath) -> bool:
-        """Make what is missing above `path`; False when nothing was."""
-        made = make_directories(self._lower, path[:-1])
-        if made:
-            self.repaired()
-        return bool(made)
-
-    def make(self, op: Op, path: LowerPath) -> None:
-        """The directory, symlink or special file that the operation makes."""
-        if op.kind is OpKind.MKDIR:
-            self._lower.mkdir(path)
-        elif op.kind is OpKind.SYMLINK:
-            self._lower.symlink(op.payload, path)
-        else:
-            self._lower.mknod(path, op.meta.mode or 0, op.meta.rdev)
-
-    def _is_made(self, op: Op, path: LowerPath) -> bool:
-        """Whether what lies there is that."""
-        present = self._lower.lstat(path)
-        if op.kind is OpKind.MKDIR:
-            return stat.S_ISDIR(present.mode)
-        if op.kind is OpKind.SYMLINK:
-            return stat.S_ISLNK(present.mode) and self._lower.readlink(path) == op.payload
-        return stat.S_IFMT(present.mode) == stat.S_IFMT(op.meta.mode or 0) and present.rdev == op.meta.rdev
-
-    def put_in_place(self, op: Op, target: LowerPath) -> None:
-        """Make an entry under a name that another has taken from outside: beside it first, then over it."""
-        self._put_over(f"entry-{op.seq}", target, lambda path: self.make(op, path))
-        self.repaired()
-
-    def _put_over(self, name: str, target: LowerPath, make: Callable[[LowerPath], None]) -> None:
-        path = self._lower.staging_path(staging := self._lower.stage_near(name, target[:-1]))
-        self._lower.remove_staging(staging)
-        make(path)
-        self.with_parents(target, lambda: self._lower.rename(path, target))
-
     # -- files
 
     def _store(self, op: Op) -> LowerStat:
@@ -345,76 +294,25 @@ class Committer:
             targets = [self._path_at(*place) for place in places] or [self._path_at(*self.place_of(op))]
         staging, first = self._lower.staging_path(version.staging_name), targets[0]
         if is_linked(version):
-            self._check_linked(version, staging)
+            self._placing.check_linked(version, staging)
         self._complete_attributes(op, staging, first if places else None)
         self._spares.keep(version, first)
-        try:
-            staging = self._place(version, first)
-        except FileNotFoundError:
-            self._store_again(op, staging, first)
+        staging = self._placing.put_version(version, first)
         self._changed = True
         st = self._lower.lstat(first)
         if st.size != version.size:
             raise StagingLostError
-        if self._has_left(staging, st, version.staging_ino) or is_linked(version):
+        if self._placing.has_left(staging, st, version.staging_ino) or is_linked(version):
             self._lower.remove_staging(version.staging_name)  # both were names of one file: that rename does nothing
             st = self._lower.lstat(first)
         for target in targets[1:]:
-            if self.add_name(op, first, target, st.ino):
+            if self._placing.add_name(op, first, target, st.ino):
                 st = self._lower.lstat(first)
         with self._settling(op):
             if not places:
                 self._tree.add(op.ino, *self.place_of(op))
             self._stores.record(version, targets, st)
         return ours(self._lower, op, st)
-
-    def _place(self, version: Version, target: LowerPath) -> LowerPath:
-        """Rename the staging file into place; returns where it was staged.
-
-        What did not fit into RAM is staged before it has a place, and directories move: then it lies on another file system, and is copied.
-        The copy is what the version is staged as before it is renamed: who comes after a crash knows it by its number. What it was made of
-        is removed last, for it may be all that there is of the file.
-        """
-        before = version.staging_name
-        staging = self._lower.staging_path(before)
-        try:
-            self._lower.rename(staging, target)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-        else:
-            return staging
-        self._stage_as(version, self._lower.bring_near(before, target))
-        staging = self._place(version, target)
-        self._lower.remove_staging(before)
-        return staging
-
-    def _stage_as(self, version: Version, name: str) -> None:
-        number = self._lower.lstat(self._lower.staging_path(name)).ino
-        with self._lock:
-            before, version.staging_name, version.staging_ino = version.staging_name, name, number
-            self._parts.listener.restaged(version, before)
-            self._log.save_version(version)
-            self._state.must_commit()  # before the earlier staging file goes: a next worker would look for that one
-
-    def _check_linked(self, version: Version, staging: LowerPath) -> None:
-        """That nobody has written into the staging file since; acpfs never does, a native writer might."""
-        with suppress(FileNotFoundError):  # committed before
-            if not is_as_noted(self._lower, staging, version.digest, version.size):
-                self._lower.remove_staging(version.staging_name)
-                raise StagingLostError
-
-    def _store_again(self, op: Op, staging: LowerPath, target: LowerPath) -> None:
-        """The rename found nothing: done already, or the directory or the staging file was removed from outside."""
-        assert op.version is not None
-        if self._parts.look(staging) is not None:
-            self.make_parents(target)
-            self._lower.rename(staging, target)
-            return
-        st = self._parts.look(target)
-        if st is None or st.ino != op.version.staging_ino:
-            absence.make_sure(self._lower, staging)
-            raise StagingLostError
 
     def _complete_attributes(self, op: Op, staging: LowerPath, replaced: LowerPath | None) -> None:
         """Give the staging file what it lacks: attributes changed since it was staged, xattrs of the file that it replaces."""
@@ -435,14 +333,6 @@ class Committer:
             self._lower.apply(staging, meta)
             self._lower.sync_entry(staging)
 
-    def add_name(self, op: Op, source: LowerPath, target: LowerPath, ino: int) -> bool:
-        """Make `target` a further name of the file at `source`, over whatever it is now; False when it is one already."""
-        present = self._parts.look(target)
-        if present is not None and present.ino == ino:
-            return False
-        self._put_over(f"link-{op.seq}", target, lambda path: self._lower.link(source, path))
-        return True
-
     def _link(self, op: Op) -> LowerStat | None:
         self._places(op.ino)
         source, target = self._parts.path(op.ino), self._path_at(*self.place_of(op))
@@ -450,15 +340,15 @@ class Committer:
         if source is None or st is None:
             if source is not None:
                 absence.make_sure(self._lower, source)
-            self.repaired()  # the file was removed from outside: there is nothing to give a name to
+            self._placing.repaired()  # the file was removed from outside: there is nothing to give a name to
             with self._settling(op):
                 pass
             return None
         try:
-            self.with_parents(target, lambda: self._lower.link(source, target))
+            self._placing.with_parents(target, lambda: self._lower.link(source, target))
         except FileExistsError:
-            if self.add_name(op, source, target, st.ino):
-                self.repaired()
+            if self._placing.add_name(op, source, target, st.ino):
+                self._placing.repaired()
         with self._settling(op):
             self._tree.add(op.ino, *self.place_of(op))
             self._manifest.copy(source, target)
@@ -483,12 +373,12 @@ class Committer:
         """MKDIR, SYMLINK, MKNOD: what is made without a staging file."""
         path = self._path_at(*self.place_of(op))
         try:
-            self.with_parents(path, lambda: self.make(op, path))
+            self._placing.with_parents(path, lambda: self._placing.make(op, path))
         except FileExistsError:
-            if not self._is_made(op, path):
+            if not self._placing.is_made(op, path):
                 if op.kind is OpKind.MKDIR:
                     raise
-                self.put_in_place(op, path)
+                self._placing.put_in_place(op, path)
         self._changed = True
         self._lower.apply(path, op.meta)
         st = self._lower.lstat(path)
@@ -512,7 +402,10 @@ class Committer:
         source, target = self._path_at(*self.place_of(op)), self._path_at(*self.target_of(op))
         with self._moving():
             # What is moved aside has a number: whatever lies there was moved there by this, and under the old name lies something else.
-            st = (self._parts.look(target) if op.new_parent < 0 else None) or self.rename(source, target)
+            st = self._parts.look(target) if op.new_parent < 0 else None
+            if st is None and self._placing.move(source, target):
+                self._changed = True
+                st = self._placing.arrived(source, target)
         with self._settling(op, moves=True):
             self._tree.move(self.place_of(op), self.target_of(op))
             if st is None:
@@ -526,40 +419,6 @@ class Committer:
         kept = self._parts.path(op.ino) if op.moved_for else None
         if kept is not None and stat.S_ISDIR(self._lower.lstat(kept).mode):
             self._given_back.give(op.ino, kept, self._parts.path(op.moved_for) or self._path_at(*self.place_of(op)))
-
-    def rename(self, source: LowerPath, target: LowerPath) -> LowerStat | None:
-        try:
-            self._lower.rename(source, target)
-        except FileNotFoundError:
-            if self._parts.look(source) is not None:
-                self.make_parents(target)
-                self._lower.rename(source, target)
-            else:
-                absence.make_sure(self._lower, source)
-                if self._parts.look(target) is None:
-                    absence.make_sure(self._lower, target)
-                    self.repaired()  # removed from outside: there is nothing to move
-                    return None
-        self._changed = True
-        st = self._lower.lstat(target)
-        self._has_left(source, st)
-        return st
-
-    def _has_left(self, source: LowerPath, st: LowerStat, moved: int = 0) -> bool:
-        """Whether a rename was carried out: the new name may be shown by a cache that believed the answer, the old one is looked up anew.
-
-        A GlusterFS client that is changing to another graph answers 0 to renames that it could not begin. `moved`: inode number, if known.
-
-        Raises:
-            OSError: ESTALE, a passing failure: it was not.
-        """
-        still = self._parts.look(source)
-        if still is None:
-            return False
-        is_same = still.ino == st.ino  # else the new name shows what it showed before
-        if (is_same and (stat.S_ISDIR(st.mode) or still.nlink == 1)) or (not is_same and still.ino == moved):
-            raise OSError(errno.ESTALE, "said to be renamed, and still under its old name")
-        return is_same
 
     def _exchange(self, op: Op) -> LowerStat:
         """Not idempotent by nature: the inode numbers before it are noted in the operation first."""
@@ -594,7 +453,7 @@ class Committer:
                 st = self._lower.lstat(path)
             except FileNotFoundError:
                 absence.make_sure(self._lower, path)
-                self.repaired()  # removed from outside
+                self._placing.repaired()  # removed from outside
         with self._settling(op):
             pass
         return st

@@ -22,6 +22,7 @@ from acpfs.errors import PERMANENT_ERRNOS, errno_name
 from acpfs.logger import get_logger, shown
 from acpfs.writeback.commits.commit import Committer
 from acpfs.writeback.commits.group import GroupOutcome
+from acpfs.writeback.commits.placing import Placing
 from acpfs.writeback.evidence.whereabouts import Whereabouts
 from acpfs.writeback.log.lower_tree import Place
 from acpfs.writeback.log.ops import Op, OpKind
@@ -36,8 +37,8 @@ _log = get_logger(__name__)
 class Recheck:
     """Looks at commit groups again."""
 
-    def __init__(self, parts: DrainParts, committer: Committer, there: Whereabouts) -> None:
-        self._parts, self._lower, self._committer, self._there = parts, parts.lower, committer, there
+    def __init__(self, parts: DrainParts, committer: Committer, placing: Placing, there: Whereabouts) -> None:
+        self._parts, self._lower, self._committer, self._placing, self._there = parts, parts.lower, committer, placing, there
 
     def look(self, group: GroupOutcome) -> bool:
         """Put right what is missing; contents that are not there any more go to `group.undone`. True: all of it is to be flushed anew.
@@ -86,9 +87,10 @@ class Recheck:
         is_lost = there is None and self._parts.node_at(to) == op.ino and self._parts.node_at(at) is None
         if not (is_lost or here.ino == st.ino):
             return False  # another file has that name by now
-        self._committer.rename(source, target)
+        if self._placing.move(source, target):
+            self._placing.arrived(source, target)
         self._committer.give_back(op)
-        self._committer.repaired()
+        self._placing.repaired()
         return True
 
     def _exchange(self, op: Op, a: tuple[Place, LowerPath], b: tuple[Place, LowerPath]) -> bool:
@@ -98,7 +100,7 @@ class Recheck:
         if found != [int(part) for part in op.payload.split()]:
             return False
         self._lower.exchange(a[1], b[1])
-        self._committer.repaired()
+        self._placing.repaired()
         return True
 
     # -- what lies there
@@ -115,8 +117,8 @@ class Recheck:
         if op.kind in (OpKind.SYMLINK, OpKind.MKNOD):
             return self._special(op, st, paths[0])
         if op.kind is OpKind.MKDIR and self._parts.look(paths[0]) is None:
-            self._committer.with_parents(paths[0], lambda: self._committer.make(op, paths[0]))
-            self._committer.repaired()
+            self._placing.with_parents(paths[0], lambda: self._placing.make(op, paths[0]))
+            self._placing.repaired()
         return (op.kind is OpKind.MKDIR or op.kind in _ATTRIBUTES) and self._attributes(op, paths[0])
 
     def _content(self, group: GroupOutcome, op: Op, paths: list[LowerPath]) -> bool:
@@ -125,7 +127,7 @@ class Recheck:
             return False  # the last one decides
         present = self._parts.look(paths[0])
         if present is not None and present.ino == op.version.staging_ino:
-            added = [self._committer.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
+            added = [self._placing.add_name(op, paths[0], path, present.ino) for path in paths[1:]]
             return any(added)
         with self._parts.lock:
             for later in after:
@@ -133,7 +135,7 @@ class Recheck:
                     op.meta.merge(later.meta)  # given to what is lost
         group.done[:] = [one for one in group.done if one[0] is not op]
         group.undone.append(op)
-        self._committer.repaired()
+        self._placing.repaired()
         return True
 
     def _link(self, op: Op, st: LowerStat, paths: list[LowerPath]) -> bool:
@@ -145,7 +147,7 @@ class Recheck:
         for path in paths:
             present = self._parts.look(path)
             if path != target and present is not None and present.ino == st.ino:
-                return self._committer.add_name(op, path, target, st.ino)
+                return self._placing.add_name(op, path, target, st.ino)
         return False
 
     def _special(self, op: Op, st: LowerStat, path: LowerPath) -> bool:
@@ -153,8 +155,8 @@ class Recheck:
         if present is not None and present.ino == st.ino:
             return False
         if present is None:
-            self._committer.make_parents(path)
-        self._committer.put_in_place(op, path)
+            self._placing.make_parents(path)
+        self._placing.put_in_place(op, path)
         return self._attributes(op, path)
 
     def _attributes(self, op: Op, path: LowerPath) -> bool:

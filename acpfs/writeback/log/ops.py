@@ -160,6 +160,8 @@ class Op:
     """Only `put` changes it."""
     held_for: Why = Why.READY
     """While it is held: as the order last saw it. Not persisted."""
+    # What follows is no state: each says what has happened to the operation, whatever stage it is in and wherever it stands, and stays.
+    # `let_go` is set once, and outlives GUARDED: the guard would hold the deletion again. `delayed` outlives PUT_OFF in the same way.
     let_go: bool = False
     """A deletion that the guard has nothing against, or not any more."""
     delayed: bool = False
