@@ -191,7 +191,7 @@ def namespaces() -> Iterator[list[str]]:
 def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
     script = "note('ready', os.environ['MASTER_ADDR'])\nuntil('end' if attempt else 'never')"
     options = "--nnodes 1:2 --rdzv-endpoint 10.77.0.1:29400 --max-restarts 1 --shutdown-timeout 5"
-    nodes = [begin(script, options, "ip", "netns", "exec", name) for name in namespaces[:2]]
+    nodes = [begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name) for number, name in enumerate(namespaces[:2])]
     assert there(tmp_path, "ready-0-0-0", "ready-1-0-0") == ["10.77.0.1"] * 2
     subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
     assert there(tmp_path, "ready-0-1-0") == ["127.0.0.1"]  # alone, after a last call
@@ -205,7 +205,7 @@ def test_nodes_with_networks_of_their_own_and_a_cut(tmp_path: Path, begin: Begin
 def test_a_cut_between_two_nodes_leaves_one_of_them(tmp_path: Path, begin: Begin, namespaces: list[str]) -> None:
     script = "note('ready')\nuntil('end')"
     options = f"--nnodes 2 --rdzv-endpoint 10.77.0.1:29400 --on-fault replace --save-dir {tmp_path}/save --shutdown-timeout 5"
-    nodes = [begin(script, options, "ip", "netns", "exec", name) for name in namespaces[:2]]
+    nodes = [begin(script, f"{options} --node-rank {number}", "ip", "netns", "exec", name) for number, name in enumerate(namespaces[:2])]
     there(tmp_path, "ready-0-0-0", "ready-1-0-0")
     subprocess.run(["ip", "-n", namespaces[1], "link", "set", namespaces[2], "down"], check=True)
     deadline = time.monotonic() + 2 * BOUND_S
