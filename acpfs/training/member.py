@@ -104,8 +104,14 @@ class Member:
         interrupter: Interrupter,
         policy: Policy,
         call: Callable[[str], SocketLink] | None = None,
+        *,
+        clues: Callable[[], Mapping[str, int]] = dict,
+        on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait."""
+        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait.
+
+        `clues`: what beats say of collectives. `on_stuck`: called in each turn in which the main thread has not come out of C after a STOP.
+        """
         self._calling = Calling(call)
         self._job, self._hello, self._marks = job, hello, marks
         self._abort, self._interrupter, self._policy = abort, interrupter, policy
@@ -138,10 +144,8 @@ class Member:
         """Since when no coordinator is connected."""
         self.long_operation = False
         self._parked = False
-        self.clues: Callable[[], Mapping[str, int]] = dict
+        self._clues, self._on_stuck = clues, on_stuck
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
-        self.on_stuck: Callable[[], None] = lambda: None
-        """Called in each turn in which the main thread has not come out of C after a STOP."""
 
     # -- life
 
@@ -264,7 +268,7 @@ class Member:
         if self._interrupter.tick():
             self._end_collectives()  # a group that was being made had connections later; no order for a new one came since
         if self._interrupter.stuck:
-            self.on_stuck()
+            self._on_stuck()
         if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
             assert isinstance(self._order.command, Leave)
             self.on_leave_late(self._order.command)
@@ -468,12 +472,12 @@ class Member:
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
         moved = bytes_written() if self._saves else 0
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self._parked, moved))
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues_now(), self.long_operation, self._parked, moved))
 
-    def _clues(self) -> Mapping[str, int]:
+    def _clues_now(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""
         try:
-            return self.clues()
+            return self._clues()
         except Exception:
             log.exception("no clues")
             return {}

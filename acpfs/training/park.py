@@ -78,19 +78,27 @@ class Park:
     """Of one rank."""
 
     def __init__(
-        self, member: Member, interrupter: Interrupter, marks: Marks, rank: Rank, number: int, directory: Path, policy: Policy
+        self,
+        member: Member,
+        interrupter: Interrupter,
+        marks: Marks,
+        rank: Rank,
+        number: int,
+        directory: Path,
+        policy: Policy,
+        *,
+        at: Callable[[str], object] = str,
+        on_stopped: Callable[[], None] | None = None,
+        on_settled: Callable[[int], None] | None = None,
     ) -> None:
-        """`number`: of the rank in the job. `directory`: below which gasps are written."""
+        """`number`: of the rank in the job. `directory`: below which gasps are written. `at`: called at points by name."""
         self._member, self._interrupter, self._marks = member, interrupter, marks
         self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
         self._published: int | None = None
         self._handled = 0
         self._begun: set[Path] = set()
         """Where this rank has begun to write."""
-        self.at: Callable[[str], object] = str
-        """Called at points by name, for drills."""
-        self.on_stopped: Callable[[], None] = lambda: None
-        self.on_settled: Callable[[int], object] = int
+        self._at, self._on_stopped, self._on_settled = at, on_stopped, on_settled
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
@@ -151,23 +159,25 @@ class Park:
     def _stop(self) -> None:
         self._interrupter.disarm()
         self._rank.finish_begun()
-        self.on_stopped()
-        self.at("stopping")
+        if self._on_stopped is not None:
+            self._on_stopped()
+        self._at("stopping")
         mark = self._marks.now
         self._member.tell(Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published))
 
     def _settle(self, command: Settle) -> None:
         mark = self._marks.now
-        self.at("settling")
+        self._at("settling")
         if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
             self._rank.finish(command.gate)
-        self.on_settled(self._marks.now.done)
+        if self._on_settled is not None:
+            self._on_settled(self._marks.now.done)
         self._member.tell(Settled(self._marks.now.done, self._rank.digests()))
 
     def _save(self, command: Save) -> None:
         self._remove_void()
         if self._number in command.savers:
-            self.at("saving")
+            self._at("saving")
             directory = self._directory / command.directory
             self._begun.add(directory)
             with mounted.written_by_one(directory):
@@ -182,10 +192,10 @@ class Park:
         self._begun.clear()
 
     def _publish(self, command: Publish) -> None:
-        self.at("publishing")
+        self._at("publishing")
         path = publish(self._directory, command, self._policy.tracker, self._policy.files_s, self._policy.tracker_text)
         self._published = command.manifest.step
-        self.at("published")
+        self._at("published")
         self._member.tell(Published(str(path)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -112,12 +112,13 @@ class Rig:
         self.coordinators = [ScriptedCoordinator(number) for number in range(coordinators)]
         self.marks = Marks()
         self.aborted = threading.Event()
+        self.clues: Callable[[], Mapping[str, int]] = dict
         self.interrupter = Interrupter(
             threading.get_ident(), lambda: self.marks.updating, self.policy.interrupt_after_s, self.policy.interrupt_every_s
         )
         holders = tuple(range(world))
         hello = Hello(0, world, "node", os.getpid(), 1, Gate.EXPLICIT, {f"ranks-{'-'.join(map(str, holders))}": holders})
-        self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy)
+        self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy, clues=lambda: self.clues())
         if silent_ones_stay:
             self.member._look_at_active = lambda: None  # type: ignore[method-assign]
 

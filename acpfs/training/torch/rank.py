@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training import messages
+from acpfs.training.drill import Points
 from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
 from acpfs.training.member import GenerationOverError
@@ -104,10 +105,9 @@ class TorchRank:
         self.marks = Marks(begun)
         self.groups.learn()
         self._gate = self._made_gate(use)
-        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take)
+        self.points = Points()
+        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take, at=self.points, update=update)
         self._by_hand = update is not None
-        if update is not None:
-            self.hooks.update = update
         self.ask: Ask | None = None
         """How to reach the generation's store."""
 

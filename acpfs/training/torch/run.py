@@ -43,7 +43,10 @@ _LEFT: list[Any] = []
 class Run:
     """One per process."""
 
-    def __init__(self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy) -> None:
+    def __init__(
+        self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy, on_update: Callable[[], None]
+    ) -> None:
+        """`on_update`: called behind each update."""
         self.directory, self.rank, self.world = directory, rank, world
         self.generation = 0
         self._job, self._marks, self._policy = job, marks, policy
@@ -60,8 +63,7 @@ class Run:
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
         self.ask: Ask | None = None
-        self.on_update: Callable[[], None] = lambda: None
-        """Called behind each update."""
+        self._on_update = on_update
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
 
@@ -110,7 +112,7 @@ class Run:
             after_update=after_update,
         )
         group = dist.new_group(backend="gloo")
-        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host)))
+        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host), at=self._at))
         found = self._found_out(fresh)
         self.at("restoring")
         before = self._state
@@ -130,7 +132,6 @@ class Run:
         self._state = fresh
         if before is not None:
             before.release()
-        fresh.hooks.at = self._at
         fresh.hooks.install()
         self._entry.close()
         log.info("restored", step=found.step, origin=found.origin.value, generation=self.generation)
@@ -195,7 +196,7 @@ class Run:
 
     def _at(self, point: str) -> None:
         if point == "updated":
-            self.on_update()
+            self._on_update()
         self.at(point)
 
     # -- from where
