@@ -411,6 +411,18 @@ def test_no_banned_idioms_in_tests() -> None:
     assert [f"{named(path)}:{found}" for path in tests for found in _banned(path, library=False)] == []
 
 
+def _never_called(path: Path) -> Iterator[str]:
+    """What a function defines inside and does not use: a test whose `run(scenario)` is forgotten passes always."""
+    for outer in functions(path):
+        names = {node.id for node in ast.walk(outer) if isinstance(node, ast.Name)}
+        inner = [node for node in outer.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list]
+        yield from (f"{named(path)}:{node.lineno}: {node.name}" for node in inner if node.name not in names)
+
+
+def test_what_a_function_defines_inside_is_used() -> None:
+    assert [found for path in SOURCES + TESTS for found in _never_called(path)] == []
+
+
 # -- the contract
 
 
