@@ -89,6 +89,13 @@ HOMONYMS = {
 MEMBERS_ARE_NODES = {"config.py", "cli", "client", "control", "training", "compatible"}
 """There a node is what users know: a machine of the job, or a member by the name that commands and SEMANTICS give it."""
 
+VALUES = re.compile(r"^(bool|int|float|str|bytes|Path|Exception|BaseException|(dict|list|set|tuple)\b.*)$")
+"""State, and no part of anything: whoever knows it may say it."""
+PUT_IN_LATER = {
+    "writeback/engine.py: stream.following": "the stream that comes next is there when this one is under way",
+}
+"""Objects that others put in after construction → why. Only shorter from here."""
+
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
 CLAUSE = re.compile(r"\*\*([STX]\d+)\.\*\*")
@@ -313,6 +320,41 @@ def test_collaborators_come_through_constructors() -> None:
         callables = {name for path in paths for name in _of_callables(tree_of(path))}
         found |= {slot for path in paths for slot in _slots_filled(path, callables)}
     assert found == set(), "give it at construction"
+
+
+def _declared_empty(path: Path) -> Iterator[str]:
+    """Names of attributes of an object of ours that a constructor declares with nothing in them, or with None."""
+    for made in (node for node in functions(path) if node.name == "__init__"):
+        for node in ast.walk(made):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute) and ast.unparse(node.target.value) == "self":
+                kinds = {part.strip() for part in ast.unparse(node.annotation).split("|")} - {"None"}
+                is_empty = node.value is None or ast.unparse(node.value) == "None"
+                if is_empty and not all(VALUES.match(kind) for kind in kinds):
+                    yield node.target.attr
+
+
+def _objects_put_in(path: Path, empty: dict[str, set[str]]) -> Iterator[str]:
+    """What a module assigns to an attribute of another's object, which a module that it imports has declared empty.
+
+    A record and its keeper may share a module.
+    """
+    imported = {name for name, _line, _late in _modules(path)}
+    own = set(_declared_empty(path))
+    for node in ast.walk(tree_of(path)):
+        for target in _assigned(node):
+            if ast.unparse(target.value) != "self" and target.attr not in own and empty.get(target.attr, set()) & imported:
+                yield f"{path.relative_to(PACKAGE)}: {ast.unparse(target)}"
+
+
+def test_objects_are_not_put_in_later() -> None:
+    """As above, for what is no callable: `self.x: X | None = None`, which another module fills."""
+    empty: dict[str, set[str]] = {}
+    for path in SOURCES:
+        for name in _declared_empty(path):
+            empty.setdefault(name, set()).add(".".join(path.relative_to(REPOSITORY).with_suffix("").parts))
+    found = {slot for path in SOURCES for slot in _objects_put_in(path, empty)}
+    assert found - PUT_IN_LATER.keys() == set(), "give it at construction, or to the call that needs it"
+    assert PUT_IN_LATER.keys() - found == set(), "take it out of the list"
 
 
 def test_only_steps_change_where_an_operation_is() -> None:

@@ -19,6 +19,7 @@ from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
 from acpfs.training.messages import (
+    Ask,
     GateResult,
     Leave,
     Phase,
@@ -58,8 +59,8 @@ class Rank(Protocol):
 
     def digests(self) -> Mapping[Shard, str]: ...
 
-    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
-        """Write what the cover gives this rank, together with the other savers.
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
+        """Write what the cover gives this rank, together with the other savers, who meet by the store that `ask` reaches.
 
         Raises:
             OthersFailedError: it was another saver that could not.
@@ -181,7 +182,7 @@ class Park:
             directory = self._directory / command.directory
             self._begun.add(directory)
             with mounted.written_by_one(directory):
-                files = self._rank.save(command, directory)
+                files = self._rank.save(command, directory, self._member.ask)
             self._member.tell(Saved(files))
 
     def _remove_void(self) -> None:

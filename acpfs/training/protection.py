@@ -149,7 +149,6 @@ class Protection:
             clues=rank.groups.clues,
             on_stuck=self._charge.stand_in,
         )
-        rank.ask = member.ask
         self._park = Park(
             *(member, interrupter, rank.marks, rank, rank.number, self._directory, policy),
             at=rank.points,

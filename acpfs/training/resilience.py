@@ -118,7 +118,6 @@ class Voyage:
             booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call, on_stuck=self._stuck
         )
         member.parked = True
-        self._run.ask = member.ask
         try:
             member.start(booted.links, self._policy.protected_s)
             with rendezvous_by(self._run.rendezvous):
@@ -203,7 +202,7 @@ class Voyage:
 
     def _enter(self, order: Order) -> None:
         """Run the function in this generation."""
-        self._run.enter(order.generation)
+        self._run.enter(order.generation, self._member.ask)
         self._is_running = False
         try:
             self._value = self._train(self._run)

@@ -14,6 +14,7 @@ from acpfs.training.marks import Marks
 from acpfs.training.member import Member
 from acpfs.training.messages import (
     Active,
+    Ask,
     Beat,
     FromCoordinator,
     FromMember,
@@ -93,7 +94,7 @@ class FakeRank:
     def digests(self) -> Mapping[str, str]:
         return {"ranks-0-1": f"digest of {self.marks.now.done}"}
 
-    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
         self.done.append(f"save {order.step}")
         directory.mkdir(exist_ok=True)
         self.during_save.set()

@@ -21,7 +21,7 @@ from acpfs.logger import get_logger
 from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import name_of
-from acpfs.training.messages import Phase, Stopped
+from acpfs.training.messages import Ask, Phase, Stopped
 from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
@@ -32,7 +32,7 @@ from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.left_state import LeftState, State, leave_state, left_state
 from acpfs.training.torch.sockets import GroupSockets
-from acpfs.training.torch.store import Ask, LinkStore
+from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.transfer import receive, receive_bytes, send, send_bytes
 
 log = get_logger(__name__)
@@ -62,7 +62,6 @@ class Run:
         """The generation in which all took another state than the one of their last step: what was left before it is void."""
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
-        self.ask: Ask | None = None
         self._on_update = on_update
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
@@ -150,10 +149,9 @@ class Run:
 
     # -- what its life needs
 
-    def enter(self, generation: int) -> None:
-        """A generation begins."""
-        assert self.ask is not None
-        self.generation, self._store = generation, LinkStore(self.ask)
+    def enter(self, generation: int, ask: Ask) -> None:
+        """A generation begins. `ask`: how its store is asked."""
+        self.generation, self._store = generation, LinkStore(ask)
         self._sockets = GroupSockets()
         self._entry = ExitStack()
         self._entry.enter_context(self._sockets.noting())
