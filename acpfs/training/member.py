@@ -128,6 +128,8 @@ class Member:
         """Since when coordinators ask for votes, and none is elected."""
         self._commanded_at = math.inf
         """When somebody was last there who commands, in a save."""
+        self._left_save: Order | None = None
+        """The one that nobody commanded any more."""
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
@@ -315,6 +317,9 @@ class Member:
             log.warning("nobody commands a save: out of its group", seconds=self._policy.command_s)
             self._commanded_at = now
             self._end_collectives()
+            if self._left_save is not self._order:  # once: what comes behind it is not to be interrupted
+                self._left_save = self._order
+                self._interrupter.arm()  # it may wait for somebody who has not called: no connection's end brings it back
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):

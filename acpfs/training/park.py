@@ -71,6 +71,10 @@ class CutOffError(Exception):
     """No coordinator says anything any more."""
 
 
+class ReplacedError(Exception):
+    """This thread was stuck, and another one does what is to be done."""
+
+
 class OthersFailedError(AcpfsError):
     """What this rank had to write is written, and another saver failed: it says so itself."""
 
@@ -88,28 +92,34 @@ class Park:
         directory: Path,
         policy: Policy,
         *,
+        is_mine: Callable[[], bool] = lambda: True,
         at: Callable[[str], object] = str,
         on_stopped: Callable[[], None] | None = None,
         on_settled: Callable[[int], None] | None = None,
     ) -> None:
-        """`number`: of the rank in the job. `directory`: below which gasps are written. `at`: called at points by name."""
+        """`number`: of the rank in the job. `directory`: below which gasps are written. `at`: called at points by name.
+
+        `is_mine`: whether this thread is still the one that handles the fault.
+        """
         self._member, self._interrupter, self._marks = member, interrupter, marks
         self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
         self._published: int | None = None
         self._handled = 0
         self._begun: set[Path] = set()
         """Where this rank has begun to write."""
-        self._at, self._on_stopped, self._on_settled = at, on_stopped, on_settled
+        self._is_mine, self._at, self._on_stopped, self._on_settled = is_mine, at, on_stopped, on_settled
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
 
         Raises:
             CutOffError: nobody tells it to.
+            ReplacedError: another thread goes on with it.
         """
         told = False
         while True:
             try:
+                self._look_whose_it_is()
                 if not told and not self._member.stopped:
                     self._member.tell(trouble)
                 told = True
@@ -118,12 +128,19 @@ class Park:
                     self._interrupter.disarm()
                     return order.command
                 self._handle(order)
+                self._look_whose_it_is()
                 self._handled = order.number
             except Interrupted:
                 continue
 
+    def _look_whose_it_is(self) -> None:
+        if not self._is_mine():
+            raise ReplacedError("another thread stands in for this one")
+
     def _next(self) -> Order:
         commanded_at = time.monotonic()
+        if not self._member.commanded:  # what brings a thread out of a save that nobody commands has done so
+            self._interrupter.disarm()
         while True:
             order = self._member.order(self._handled, 1.0)
             if order is not None:
@@ -144,9 +161,14 @@ class Park:
                 self._save(command)
             elif isinstance(command, Publish):
                 self._publish(command)
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
+            if self._member.commanded or not isinstance(command, Save):
+                raise
+            log.warning("a save is left that nobody commands")  # else it would begin again
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever it is, another rank may be able to; torch's CheckpointException is no Exception
+            self._look_whose_it_is()
             until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
             mounted.wait_until_back(self._directory, lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until)
             newer = self._member.order(order.number, 0.0)

@@ -21,7 +21,7 @@ from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
 from acpfs.training.mounted import wait_persisted
-from acpfs.training.park import CutOffError, Park, told
+from acpfs.training.park import CutOffError, Park, ReplacedError, told
 from acpfs.training.policy import Policy
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ class Protection:
         )
         self._park = Park(
             *(member, interrupter, rank.marks, rank, rank.number, self._directory, policy),
+            is_mine=lambda: self._charge is not None and self._charge.is_mine,
             at=rank.points,
             on_stopped=self._on_stopped,
             on_settled=self._on_settled,
@@ -182,7 +183,7 @@ class Protection:
         while True:
             try:
                 return self._handle_fault(error)
-            except Interrupted:  # between two lines of what handles it
+            except (Interrupted, ReplacedError):  # the first: between two lines of what handles it
                 continue
 
     def _handle_fault(self, error: BaseException | None) -> None:

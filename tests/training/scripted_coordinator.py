@@ -148,3 +148,4 @@ class Rig:
         for one in self.coordinators:
             one.link.close()
         self.member.end()
+        self.interrupter.disarm()  # a save that nobody commands any more is interrupted
