@@ -89,21 +89,12 @@ HOMONYMS = {
 MEMBERS_ARE_NODES = {"config.py", "cli", "client", "control", "training", "compatible"}
 """There a node is what users know: a machine of the job, or a member by the name that commands and SEMANTICS give it."""
 
-FILLED_LATER = {
-    "training/launcher/together.py: self._introduce",
-    "training/protection.py: member.clues",
-    "training/protection.py: member.on_stuck",
-    "training/protection.py: self._before",
-    "training/protection.py: self._drill",
-    "training/protection.py: self._park.at",
-    "training/protection.py: self._park.on_settled",
-    "training/protection.py: self._park.on_stopped",
-    "training/protection.py: self._rank.hooks.at",
-    "training/resilience.py: member.on_stuck",
-    "training/resilience.py: self._run.on_update",
-    "training/torch/rank.py: self.hooks.update",
+VALUES = re.compile(r"^(bool|int|float|str|bytes|Path|Exception|BaseException|(dict|list|set|tuple)\b.*)$")
+"""State, and no part of anything: whoever knows it may say it."""
+PUT_IN_LATER = {
+    "writeback/engine.py: stream.following": "the stream that comes next is there when this one is under way",
 }
-"""What is still given after construction: inside a rank, whose parts know each other in circles. Only shorter from here."""
+"""Objects that others put in after construction → why. Only shorter from here."""
 
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 TESTS = sorted(p for p in (REPOSITORY / "tests").rglob("*.py"))
@@ -328,8 +319,42 @@ def test_collaborators_come_through_constructors() -> None:
     for paths in apart.values():
         callables = {name for path in paths for name in _of_callables(tree_of(path))}
         found |= {slot for path in paths for slot in _slots_filled(path, callables)}
-    assert found - FILLED_LATER == set(), "give it at construction"
-    assert FILLED_LATER - found == set(), "take it out of the list"
+    assert found == set(), "give it at construction"
+
+
+def _declared_empty(path: Path) -> Iterator[str]:
+    """Names of attributes of an object of ours that a constructor declares with nothing in them, or with None."""
+    for made in (node for node in functions(path) if node.name == "__init__"):
+        for node in ast.walk(made):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute) and ast.unparse(node.target.value) == "self":
+                kinds = {part.strip() for part in ast.unparse(node.annotation).split("|")} - {"None"}
+                is_empty = node.value is None or ast.unparse(node.value) == "None"
+                if is_empty and not all(VALUES.match(kind) for kind in kinds):
+                    yield node.target.attr
+
+
+def _objects_put_in(path: Path, empty: dict[str, set[str]]) -> Iterator[str]:
+    """What a module assigns to an attribute of another's object, which a module that it imports has declared empty.
+
+    A record and its keeper may share a module.
+    """
+    imported = {name for name, _line, _late in _modules(path)}
+    own = set(_declared_empty(path))
+    for node in ast.walk(tree_of(path)):
+        for target in _assigned(node):
+            if ast.unparse(target.value) != "self" and target.attr not in own and empty.get(target.attr, set()) & imported:
+                yield f"{path.relative_to(PACKAGE)}: {ast.unparse(target)}"
+
+
+def test_objects_are_not_put_in_later() -> None:
+    """As above, for what is no callable: `self.x: X | None = None`, which another module fills."""
+    empty: dict[str, set[str]] = {}
+    for path in SOURCES:
+        for name in _declared_empty(path):
+            empty.setdefault(name, set()).add(".".join(path.relative_to(REPOSITORY).with_suffix("").parts))
+    found = {slot for path in SOURCES for slot in _objects_put_in(path, empty)}
+    assert found - PUT_IN_LATER.keys() == set(), "give it at construction, or to the call that needs it"
+    assert PUT_IN_LATER.keys() - found == set(), "take it out of the list"
 
 
 def test_only_steps_change_where_an_operation_is() -> None:
@@ -426,6 +451,18 @@ def test_no_banned_idioms_in_the_package() -> None:
 def test_no_banned_idioms_in_tests() -> None:
     tests = [path for path in TESTS if "frameworks" not in path.parts]
     assert [f"{named(path)}:{found}" for path in tests for found in _banned(path, library=False)] == []
+
+
+def _never_called(path: Path) -> Iterator[str]:
+    """What a function defines inside and does not use: a test whose `run(scenario)` is forgotten passes always."""
+    for outer in functions(path):
+        names = {node.id for node in ast.walk(outer) if isinstance(node, ast.Name)}
+        inner = [node for node in outer.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list]
+        yield from (f"{named(path)}:{node.lineno}: {node.name}" for node in inner if node.name not in names)
+
+
+def test_what_a_function_defines_inside_is_used() -> None:
+    assert [found for path in SOURCES + TESTS for found in _never_called(path)] == []
 
 
 # -- the contract

@@ -7,7 +7,7 @@ So a record that does not prove the end of its mount is watched before anything 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from acpfs.backing.leftovers import Machine
 from acpfs.backing.member_records import NodeRecord, NodeRecords, NodeState
@@ -49,18 +49,13 @@ class Rival:
                 f"and its record is being written; choose another --node-id here, or unmount there"
             )
 
-    def watch(self, look: Callable[[], None], sleep: Callable[[float], None]) -> None:
-        """Look until a mount that lives would have written. `look`: `self.look`, with the caller's patience around it.
-
-        Raises:
-            RefusedError: it has.
-        """
+    def pauses(self) -> Iterator[float]:
+        """Seconds to wait before each look; when they end, a mount that lives would have written. Waiting is the caller's."""
         left_s = max(WATCH_S_MIN, WATCH_HEARTBEATS * self.heartbeat_s)
         while left_s > 0:
             pause_s = min(left_s, self.heartbeat_s / LOOKS_PER_HEARTBEAT)
-            sleep(pause_s)
+            yield pause_s
             left_s -= pause_s
-            look()
 
 
 def _read(records: NodeRecords, node: str) -> NodeRecord | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,21 @@ def parsed(text: str) -> tuple[Kill, ...]:
             raise ConfigError(f"drill = {word!r}: " + ("say in which update" if point in OF_AN_UPDATE else f"{point} has no update"))
         found.append(Kill(int(rank), point, int(update or 0)))
     return tuple(found)
+
+
+class Points:
+    """Where a rank's points are told: called with the name of each that it reaches."""
+
+    def __init__(self) -> None:
+        self._followers: list[Callable[[str], object]] = []
+
+    def follow(self, reached: Callable[[str], object]) -> None:
+        """Have this called, before those who asked earlier: a drill, which asks when protection begins, may end the process."""
+        self._followers.insert(0, reached)
+
+    def __call__(self, point: str) -> None:
+        for reached in self._followers:
+            reached(point)
 
 
 class Drill:

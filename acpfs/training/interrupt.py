@@ -4,10 +4,11 @@ It never comes while an update is under way: a local update is finished, not tor
 closing sockets or aborting communicators is what brings it back, and is somebody else's (`torch.groups`). Where that does not help, the
 thread is *stuck*: it uses no processor time, turn after turn. Turns are counted, not seconds: a process that stood still had none.
 
-Then another thread stands in for it. gloo forgets whom to tell of an error when a send is half-way (torch 2.13: `Pair::signalException`
-looks at `tx_` without its unbound buffers): whoever waits for that send waits for the group's time-out, whatever is done to its
-connections. The state does not need the main thread: nothing moves in it while that one waits, no update begins after a hold, and what it
-meets when it is back is `Interrupted`. No torch here.
+Then another thread stands in for it, and yet another one where that one is stuck, too. gloo forgets whom to tell of an error when a send
+is half-way (torch 2.13: `Pair::signalException` looks at `tx_` without its unbound buffers): whoever waits for that send waits for the
+group's time-out, whatever is done to its connections. And who waits to be called by a rank that is dead has no connection yet
+(`Pair::waitUntilConnected`). The state does not need the thread: nothing moves in it while that one waits, no update begins after a hold,
+and what it meets when it is back is `Interrupted`. No torch here.
 """
 
 from __future__ import annotations
@@ -98,26 +99,40 @@ class Interrupter:
         """Whether the thread waits in C, and nothing has brought it back."""
         return self._due is not None and self._still >= self._stuck_turns
 
-    def hand_over(self, thread: int) -> None:
-        """Another thread stands in for this one, which gets its `Interrupted` when it is back."""
+    def hand_over(self, start: Callable[[], int]) -> bool:
+        """If the thread is stuck even now, another one stands in for it; whether one does.
+
+        `start`: starts that one, and returns its identifier. The stuck one gets its `Interrupted` when it is back.
+        """
         with self._sending:
-            _set_asynchronous(self._thread, Interrupted)
-            self._thread, self._due = thread, None
+            if not self.stuck or time.clock_gettime(time.pthread_getcpuclockid(self._thread)) != self._used:
+                return False
+            stuck, self._thread = self._thread, start()
+            self._due, self._still = None, 0
+            _set_asynchronous(stuck, Interrupted)
+            return True
 
     def disarm(self) -> None:
-        """In the thread itself: nothing comes after this returns, and what was on its way is swallowed."""
+        """In the thread itself: nothing comes after this returns, and what was on its way is swallowed.
+
+        Raises:
+            Interrupted: another thread stands in for this one.
+        """
         while True:
             try:
                 with self._sending:
+                    if self._thread != threading.get_ident():
+                        break
                     self._due = None
                     _set_asynchronous(self._thread, None)
                 return
             except Interrupted:
                 continue
+        raise Interrupted
 
 
 class Charge:
-    """One thread has it, from the first that takes it to the end of the process."""
+    """One thread has it, from the first that takes it to the end of the process, or until it is stuck."""
 
     def __init__(self, interrupter: Interrupter, run: Callable[[], None]) -> None:
         """`run`: what handles the fault; it takes the charge first."""
@@ -147,14 +162,22 @@ class Charge:
         """Nobody says what to do: a main thread that waits for this one goes on with its exception."""
         self._given_up.set()
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._owner is threading.current_thread()
+
     def stand_in(self) -> None:
-        """The main thread is stuck: handle the fault in a new thread, unless somebody does."""
-        if self._owner is None:
-            threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True).start()
+        """The thread that has it, or is to take it, is stuck: unless it has come back, a new one has it from now on."""
+        with self._taking:
+            self._interrupter.hand_over(self._start)
+
+    def _start(self) -> int:
+        self._owner = thread = threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True)
+        thread.start()
+        assert thread.ident is not None
+        return thread.ident
 
     def _in_its_place(self) -> None:
-        if not self._take():
-            return
-        log.warning("the main thread is stuck: another thread does what is to be done", stacks=all_stacks())
-        self._interrupter.hand_over(threading.get_ident())
+        log.warning("a thread is stuck: another one does what is to be done", stacks=all_stacks())
         self._run()

@@ -104,8 +104,14 @@ class Member:
         interrupter: Interrupter,
         policy: Policy,
         call: Callable[[str], SocketLink] | None = None,
+        *,
+        clues: Callable[[], Mapping[str, int]] = dict,
+        on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
-        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait."""
+        """`abort`: ends all collectives of this process; called by the member's thread. `call`: a coordinator that came later; may wait.
+
+        `clues`: what beats say of collectives. `on_stuck`: called in each turn in which the main thread has not come out of C after a STOP.
+        """
         self._calling = Calling(call)
         self._job, self._hello, self._marks = job, hello, marks
         self._abort, self._interrupter, self._policy = abort, interrupter, policy
@@ -122,6 +128,8 @@ class Member:
         """Since when coordinators ask for votes, and none is elected."""
         self._commanded_at = math.inf
         """When somebody was last there who commands, in a save."""
+        self._left_save: Order | None = None
+        """The one that nobody commanded any more."""
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
@@ -138,10 +146,8 @@ class Member:
         """Since when no coordinator is connected."""
         self.long_operation = False
         self._parked = False
-        self.clues: Callable[[], Mapping[str, int]] = dict
+        self._clues, self._on_stuck = clues, on_stuck
         self.on_leave_late: Callable[[Leave], None] = lambda leave: os._exit(leave.status)
-        self.on_stuck: Callable[[], None] = lambda: None
-        """Called in each turn in which the main thread has not come out of C after a STOP."""
 
     # -- life
 
@@ -264,7 +270,7 @@ class Member:
         if self._interrupter.tick():
             self._end_collectives()  # a group that was being made had connections later; no order for a new one came since
         if self._interrupter.stuck:
-            self.on_stuck()
+            self._on_stuck()
         if self._leave_at is not None and time.monotonic() > self._leave_at and self._order is not None:
             assert isinstance(self._order.command, Leave)
             self.on_leave_late(self._order.command)
@@ -311,6 +317,9 @@ class Member:
             log.warning("nobody commands a save: out of its group", seconds=self._policy.command_s)
             self._commanded_at = now
             self._end_collectives()
+            if self._left_save is not self._order:  # once: what comes behind it is not to be interrupted
+                self._left_save = self._order
+                self._interrupter.arm()  # it may wait for somebody who has not called: no connection's end brings it back
 
     def _wait(self) -> None:
         if any(link.buffered for link in self._links.values()):
@@ -468,12 +477,12 @@ class Member:
         self._beat_at = time.monotonic() + self._policy.beat_s
         mark = self._marks.now
         moved = bytes_written() if self._saves else 0
-        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues(), self.long_operation, self._parked, moved))
+        self._broadcast(Beat(mark.done, mark.ready, mark.phase, self._clues_now(), self.long_operation, self._parked, moved))
 
-    def _clues(self) -> Mapping[str, int]:
+    def _clues_now(self) -> Mapping[str, int]:
         """None where groups are being made or destroyed right now."""
         try:
-            return self.clues()
+            return self._clues()
         except Exception:
             log.exception("no clues")
             return {}

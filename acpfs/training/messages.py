@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from types import MappingProxyType
@@ -488,6 +488,10 @@ class StoreAnswer:
     request: int
     value: str = ""
     late: bool = False
+
+
+Ask = Callable[[StoreVerb, tuple[str, ...], str, str, float], StoreAnswer]
+"""How a generation's store is asked: (verb, keys, value, expected, seconds) → answer."""
 
 
 FromMember = Hello | Beat | Trouble | Stopped | Settled | Saved | Published | Stacks | Goodbye | Voted | StoreAsk | Running | Finished

@@ -19,6 +19,7 @@ from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member, Order
 from acpfs.training.messages import (
+    Ask,
     GateResult,
     Leave,
     Phase,
@@ -58,8 +59,8 @@ class Rank(Protocol):
 
     def digests(self) -> Mapping[Shard, str]: ...
 
-    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
-        """Write what the cover gives this rank, together with the other savers.
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
+        """Write what the cover gives this rank, together with the other savers, who meet by the store that `ask` reaches.
 
         Raises:
             OthersFailedError: it was another saver that could not.
@@ -70,6 +71,10 @@ class CutOffError(Exception):
     """No coordinator says anything any more."""
 
 
+class ReplacedError(Exception):
+    """This thread was stuck, and another one does what is to be done."""
+
+
 class OthersFailedError(AcpfsError):
     """What this rank had to write is written, and another saver failed: it says so itself."""
 
@@ -78,29 +83,43 @@ class Park:
     """Of one rank."""
 
     def __init__(
-        self, member: Member, interrupter: Interrupter, marks: Marks, rank: Rank, number: int, directory: Path, policy: Policy
+        self,
+        member: Member,
+        interrupter: Interrupter,
+        marks: Marks,
+        rank: Rank,
+        number: int,
+        directory: Path,
+        policy: Policy,
+        *,
+        is_mine: Callable[[], bool] = lambda: True,
+        at: Callable[[str], object] = str,
+        on_stopped: Callable[[], None] | None = None,
+        on_settled: Callable[[int], None] | None = None,
     ) -> None:
-        """`number`: of the rank in the job. `directory`: below which gasps are written."""
+        """`number`: of the rank in the job. `directory`: below which gasps are written. `at`: called at points by name.
+
+        `is_mine`: whether this thread is still the one that handles the fault.
+        """
         self._member, self._interrupter, self._marks = member, interrupter, marks
         self._rank, self._number, self._directory, self._policy = rank, number, directory, policy
         self._published: int | None = None
         self._handled = 0
         self._begun: set[Path] = set()
         """Where this rank has begun to write."""
-        self.at: Callable[[str], object] = str
-        """Called at points by name, for drills."""
-        self.on_stopped: Callable[[], None] = lambda: None
-        self.on_settled: Callable[[int], object] = int
+        self._is_mine, self._at, self._on_stopped, self._on_settled = is_mine, at, on_stopped, on_settled
 
     def run(self, trouble: Trouble) -> Leave:
         """From the exception that brought the main thread here to LEAVE.
 
         Raises:
             CutOffError: nobody tells it to.
+            ReplacedError: another thread goes on with it.
         """
         told = False
         while True:
             try:
+                self._look_whose_it_is()
                 if not told and not self._member.stopped:
                     self._member.tell(trouble)
                 told = True
@@ -109,12 +128,19 @@ class Park:
                     self._interrupter.disarm()
                     return order.command
                 self._handle(order)
+                self._look_whose_it_is()
                 self._handled = order.number
             except Interrupted:
                 continue
 
+    def _look_whose_it_is(self) -> None:
+        if not self._is_mine():
+            raise ReplacedError("another thread stands in for this one")
+
     def _next(self) -> Order:
         commanded_at = time.monotonic()
+        if not self._member.commanded:  # what brings a thread out of a save that nobody commands has done so
+            self._interrupter.disarm()
         while True:
             order = self._member.order(self._handled, 1.0)
             if order is not None:
@@ -135,9 +161,14 @@ class Park:
                 self._save(command)
             elif isinstance(command, Publish):
                 self._publish(command)
-        except (Interrupted, KeyboardInterrupt):
+        except Interrupted:
+            if self._member.commanded or not isinstance(command, Save):
+                raise
+            log.warning("a save is left that nobody commands")  # else it would begin again
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever it is, another rank may be able to; torch's CheckpointException is no Exception
+            self._look_whose_it_is()
             until = time.monotonic() + BACK_S  # whoever asks again at once would meet the same
             mounted.wait_until_back(self._directory, lambda: self._member.order(order.number, 0.0) is None and time.monotonic() < until)
             newer = self._member.order(order.number, 0.0)
@@ -151,27 +182,29 @@ class Park:
     def _stop(self) -> None:
         self._interrupter.disarm()
         self._rank.finish_begun()
-        self.on_stopped()
-        self.at("stopping")
+        if self._on_stopped is not None:
+            self._on_stopped()
+        self._at("stopping")
         mark = self._marks.now
         self._member.tell(Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published))
 
     def _settle(self, command: Settle) -> None:
         mark = self._marks.now
-        self.at("settling")
+        self._at("settling")
         if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
             self._rank.finish(command.gate)
-        self.on_settled(self._marks.now.done)
+        if self._on_settled is not None:
+            self._on_settled(self._marks.now.done)
         self._member.tell(Settled(self._marks.now.done, self._rank.digests()))
 
     def _save(self, command: Save) -> None:
         self._remove_void()
         if self._number in command.savers:
-            self.at("saving")
+            self._at("saving")
             directory = self._directory / command.directory
             self._begun.add(directory)
             with mounted.written_by_one(directory):
-                files = self._rank.save(command, directory)
+                files = self._rank.save(command, directory, self._member.ask)
             self._member.tell(Saved(files))
 
     def _remove_void(self) -> None:
@@ -182,10 +215,10 @@ class Park:
         self._begun.clear()
 
     def _publish(self, command: Publish) -> None:
-        self.at("publishing")
+        self._at("publishing")
         path = publish(self._directory, command, self._policy.tracker, self._policy.files_s, self._policy.tracker_text)
         self._published = command.manifest.step
-        self.at("published")
+        self._at("published")
         self._member.tell(Published(str(path)))
 
 

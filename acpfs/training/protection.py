@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from acpfs.training.interrupt import Charge, Interrupted, Interrupter
 from acpfs.training.member import Member
 from acpfs.training.messages import Hello, Leave, Trouble, TroubleKind
 from acpfs.training.mounted import wait_persisted
-from acpfs.training.park import CutOffError, Park, told
+from acpfs.training.park import CutOffError, Park, ReplacedError, told
 from acpfs.training.policy import Policy
 
 if TYPE_CHECKING:
@@ -124,10 +124,8 @@ class Protection:
         self._member: Member | None = None
         self._park: Park | None = None
         self._charge: Charge | None = None
-        self._drill: Callable[[str], object] = str
-        """Kills this rank where `acpfs-train drill` wants it to."""
         self._pid = os.getpid()
-        self._before: Callable[[], None] = lambda: None
+        self._handlers = ExitStack()
         """Gives signal and exception handlers back."""
 
     # -- life
@@ -145,16 +143,19 @@ class Protection:
             name=policy.name,
             begun=rank.marks.now.done,
         )
-        member = Member(booted.job, hello, rank.marks, rank.abort, interrupter, policy, booted.call)
-        rank.ask, member.clues = member.ask, rank.groups.clues
         self._charge = Charge(interrupter, lambda: self._fault(None))
-        member.on_stuck = self._charge.stand_in
-        self._member = member
-        self._park = Park(member, interrupter, rank.marks, rank, rank.number, self._directory, policy)
-        if self._on_stopped is not None:
-            self._park.on_stopped = self._on_stopped
-        if self._on_settled is not None:
-            self._park.on_settled = self._on_settled
+        self._member = member = Member(
+            *(booted.job, hello, rank.marks, rank.abort, interrupter, policy, booted.call),
+            clues=rank.groups.clues,
+            on_stuck=self._charge.stand_in,
+        )
+        self._park = Park(
+            *(member, interrupter, rank.marks, rank, rank.number, self._directory, policy),
+            is_mine=lambda: self._charge is not None and self._charge.is_mine,
+            at=rank.points,
+            on_stopped=self._on_stopped,
+            on_settled=self._on_settled,
+        )
         try:
             member.start(booted.links, policy.protected_s)
         except BaseException:
@@ -162,9 +163,8 @@ class Protection:
             raise
         rank.install()
         if policy.drill:
-            self._drill = Drill(parsed(policy.drill), rank.number, rank.marks, self._directory / JOBS / booted.job)
-            self.at(str)
-        self._before = self._handle_signals()
+            rank.points.follow(Drill(parsed(policy.drill), rank.number, rank.marks, self._directory / JOBS / booted.job))
+        self._handle_signals()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -173,7 +173,7 @@ class Protection:
         self._close()
 
     def _close(self) -> None:
-        self._before()
+        self._handlers.close()
         self._rank.remove()
         if self._member is not None:
             self._member.end()
@@ -183,7 +183,7 @@ class Protection:
         while True:
             try:
                 return self._handle_fault(error)
-            except Interrupted:  # between two lines of what handles it
+            except (Interrupted, ReplacedError):  # the first: between two lines of what handles it
                 continue
 
     def _handle_fault(self, error: BaseException | None) -> None:
@@ -218,7 +218,7 @@ class Protection:
             is_safe = wait_persisted(self._directory / Path(leave.gasp).name, tracker, self._policy.durable_s)
             log.warning("the gasp is persisted" if is_safe else "the gasp is not persisted yet", gasp=leave.gasp)
         if threading.current_thread() is threading.main_thread():  # no other may set signal handlers
-            self._before()
+            self._handlers.close()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(leave.status)  # threads of groups that are broken would wait for each other
@@ -254,30 +254,16 @@ class Protection:
 
     def at(self, reached: Callable[[str], object]) -> None:
         """Have this called with the name of each point that this rank reaches; for drills."""
-
-        def both(point: str) -> None:
-            reached(point)
-            self._drill(point)
-
-        self._rank.hooks.at = both
-        if self._park is not None:
-            self._park.at = both
+        self._rank.points.follow(reached)
 
     # -- signals
 
-    def _handle_signals(self) -> Callable[[], None]:
+    def _handle_signals(self) -> None:
         """SIGTERM is a fault like others: a launcher sends it when another rank has died, a scheduler when it wants the node."""
-        previous_hook = sys.excepthook
+        self._handlers.callback(setattr, sys, "excepthook", sys.excepthook)
         sys.excepthook = self._last_net
-        if threading.current_thread() is not threading.main_thread():
-            return lambda: setattr(sys, "excepthook", previous_hook)
-        previous = signal.signal(signal.SIGTERM, self._terminated)
-
-        def give_back() -> None:
-            sys.excepthook = previous_hook
-            signal.signal(signal.SIGTERM, previous)
-
-        return give_back
+        if threading.current_thread() is threading.main_thread():
+            self._handlers.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self._terminated))
 
     def _terminated(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a data loader's worker, forked while this was the handler

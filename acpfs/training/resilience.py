@@ -90,9 +90,11 @@ class Voyage:
             *(main, lambda: self._marks.updating or importing(main, Voyage._enter.__code__)),
             *(policy.interrupt_after_s, policy.interrupt_every_s, policy.stuck_s),
         )
-        self._run = Run(directory, place.job, place.rank, place.world, self._marks, policy)
+        self._run = Run(directory, place.job, place.rank, place.world, self._marks, policy, self._updated)
         self._member: Member
         self._handled = 0
+        self._is_running = False
+        """Whether this generation has made an update."""
         self._damaged = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -112,10 +114,10 @@ class Voyage:
             self._directory.mkdir(parents=True, exist_ok=True)
         booted = muster(self._directory, place, self._policy)
         hello = Hello(place.rank, place.world, booted.node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {}, self._policy.name)
-        self._member = member = Member(booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call)
+        self._member = member = Member(
+            booted.job, hello, self._marks, self._run.abort, self._interrupter, self._policy, booted.call, on_stuck=self._stuck
+        )
         member.parked = True
-        member.on_stuck = self._stuck
-        self._run.ask = member.ask
         try:
             member.start(booted.links, self._policy.protected_s)
             with rendezvous_by(self._run.rendezvous):
@@ -200,17 +202,8 @@ class Voyage:
 
     def _enter(self, order: Order) -> None:
         """Run the function in this generation."""
-        self._run.enter(order.generation)
-        said: list[bool] = []
-
-        def updated() -> None:
-            if not said:
-                said.append(True)
-                self._member.parked = False  # the store has done its work
-                self._member.tell(Running())
-                tell_launcher()
-
-        self._run.on_update = updated
+        self._run.enter(order.generation, self._member.ask)
+        self._is_running = False
         try:
             self._value = self._train(self._run)
         except SystemExit as error:
@@ -224,6 +217,14 @@ class Voyage:
             return
         self._member.parked = False
         self._member.tell(Finished())
+
+    def _updated(self) -> None:
+        """Behind each update: the first of a generation says that it runs."""
+        if not self._is_running:
+            self._is_running = True
+            self._member.parked = False  # the store has done its work
+            self._member.tell(Running())
+            tell_launcher()
 
     def _failed(self, error: BaseException) -> None:
         """The loop was left by an exception: the fault's cause, or what the abort of its collectives raised."""

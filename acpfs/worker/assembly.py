@@ -394,8 +394,7 @@ def _refuse_rival(directory: BackingDirectory, identity: Identity, link: Link, c
     if rival is None:
         return
 
-    def look() -> None:
+    for pause_s in rival.pauses():
         link.step(f"watching whether node id {identity.node_id} is in use elsewhere")
+        time.sleep(pause_s)  # the main thread, which SIGTERM ends at once: signals have their default action until the worker serves
         within(BACKING_WAIT_S, complaint, rival.look)
-
-    rival.watch(look, time.sleep)

@@ -36,16 +36,16 @@ def found(records: NodeRecords, record: NodeRecord, lock: str = "1:2") -> Rival 
 def test_one_that_writes_its_record_is_refused_and_named(records: NodeRecords) -> None:
     rival = found(records, THERE)
     assert rival is not None
-    slept: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if sum(slept) > 1.5 * THERE.heartbeat_s:
-            records.publish(replace(THERE, beat=8))
-
+    waited_s = 0.0
+    for pause_s in rival.pauses():
+        waited_s += pause_s
+        if waited_s > 1.5 * THERE.heartbeat_s:
+            break
+        rival.look()
+    records.publish(replace(THERE, beat=8))
     with pytest.raises(RefusedError, match=r"node id n1 is in use: host2 serves /mnt/a"):
-        rival.watch(rival.look, sleep)
-    assert sum(slept) <= 2 * THERE.heartbeat_s
+        rival.look()
+    assert waited_s <= 2 * THERE.heartbeat_s
 
 
 @pytest.mark.parametrize("then", [None, THERE, replace(THERE, state=NodeState.LEFT)], ids=["removed", "silent", "the same beat"])
@@ -56,9 +56,11 @@ def test_one_that_is_silent_is_succeeded_after_some_heartbeats(records: NodeReco
         records.remove("n1")
     else:
         records.publish(then)
-    slept: list[float] = []
-    rival.watch(rival.look, slept.append)
-    assert sum(slept) == WATCH_HEARTBEATS * THERE.heartbeat_s
+    waited_s = 0.0
+    for pause_s in rival.pauses():
+        waited_s += pause_s
+        rival.look()
+    assert waited_s == WATCH_HEARTBEATS * THERE.heartbeat_s
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,14 @@ def markdown(commands: Sequence[str], kernel: str, outcomes: Sequence[Outcome]) 
     first = outcomes[0]
     kills, wrong = sum(outcome.killed for outcome in outcomes), sum(outcome.violations_total for outcome in outcomes)
     terms = f"Seed {first.seed}, Linux {kernel}, heartbeat {first.heartbeat_s:g} s, clock bound {first.clock_bound_s:g} s"
-    how = (
-        "What is done and checked: docs/CONFORMANCE.md, Several nodes. "
-        "A delay is from a checkpoint's last shard to its pointer, as the observer sees both."
-    )
     lines = [
         f"# Kills on {first.nodes} nodes over {first.storage}, order {first.order}",
         "",
         *(f"    {command}" for command in commands),
         "",
-        f"{terms}: **{kills} kills, {wrong} violations**. {how}",
+        f"{terms}: **{kills} kills, {wrong} violations**.",
+        "What is done and checked: docs/CONFORMANCE.md, Several nodes.",
+        "A delay is from a checkpoint's last shard to its pointer, as the observer sees both.",
         "",
         f"| {' | '.join(HEAD)} |",
         "|" + "---|" * len(HEAD),

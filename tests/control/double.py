@@ -110,7 +110,8 @@ class DoubleSubject:
         left = [op for op in self.ops if op[0] <= until]
         if paths:
             left = [op for op in left if not op[3] or any(op[1].startswith(p.decode()) for p in paths)]
-        return Remaining(len(left), sum(op[2] for op in left), stuck=bool(left) and all(op[3] for op in left), withheld=self.withheld)
+        stuck = bool(left) and all(op[3] for op in left)
+        return Remaining(len(left), sum(op[2] for op in left), stuck=stuck, withheld=stuck and self.withheld)
 
     def left(self, until: int) -> list[QueueEntry]:
         return [QueueEntry(n, name, "store", size, "parked" if p else "complete", 1.0) for n, name, size, p in self.ops if n <= until]

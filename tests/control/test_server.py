@@ -1,5 +1,6 @@
 """The control socket: answers, refuses, and survives whatever a client does."""
 
+import itertools
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import trio
 
-from acpfs.control import client, server
+from acpfs.control import client, server, verbs
 from acpfs.control.registry import MountRecord, process_started
 from acpfs.control.reports import FileState
 from acpfs.control.server import ControlServer
@@ -284,6 +285,20 @@ def test_flush_looks_at_the_nodes_once_more_before_it_says_that_one_is_missing(t
             await ask(record, "flush")
         assert caught.value.exit_code == ExitCode.FAILED
         subject.when_seen = lambda: subject.done(1)  # it is back, and drains
+        assert (await ask(record, "flush"))["operations"] == 1
+
+    serve(tmp_path, scenario)
+
+
+@pytest.mark.clause("S161")
+def test_flush_goes_by_no_look_of_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by review: in a drain that goes on for long, the look at its beginning knew nothing of a node that came back later."""
+    monkeypatch.setattr(verbs, "LOOK_AGAIN_S", 0.0)
+
+    async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
+        subject.ops, subject.withheld = [(1, "latest", 5, True)], True
+        looks = itertools.count(1)
+        subject.when_seen = lambda: subject.done(1) if next(looks) == 3 else None
         assert (await ask(record, "flush"))["operations"] == 1
 
     serve(tmp_path, scenario)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +14,7 @@ from acpfs.training.marks import Marks
 from acpfs.training.member import Member
 from acpfs.training.messages import (
     Active,
+    Ask,
     Beat,
     FromCoordinator,
     FromMember,
@@ -93,7 +94,7 @@ class FakeRank:
     def digests(self) -> Mapping[str, str]:
         return {"ranks-0-1": f"digest of {self.marks.now.done}"}
 
-    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
         self.done.append(f"save {order.step}")
         directory.mkdir(exist_ok=True)
         self.during_save.set()
@@ -112,12 +113,13 @@ class Rig:
         self.coordinators = [ScriptedCoordinator(number) for number in range(coordinators)]
         self.marks = Marks()
         self.aborted = threading.Event()
+        self.clues: Callable[[], Mapping[str, int]] = dict
         self.interrupter = Interrupter(
             threading.get_ident(), lambda: self.marks.updating, self.policy.interrupt_after_s, self.policy.interrupt_every_s
         )
         holders = tuple(range(world))
         hello = Hello(0, world, "node", os.getpid(), 1, Gate.EXPLICIT, {f"ranks-{'-'.join(map(str, holders))}": holders})
-        self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy)
+        self.member = Member(JOB, hello, self.marks, self._abort, self.interrupter, self.policy, clues=lambda: self.clues())
         if silent_ones_stay:
             self.member._look_at_active = lambda: None  # type: ignore[method-assign]
 
@@ -146,3 +148,4 @@ class Rig:
         for one in self.coordinators:
             one.link.close()
         self.member.end()
+        self.interrupter.disarm()  # a save that nobody commands any more is interrupted

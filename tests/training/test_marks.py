@@ -139,13 +139,57 @@ def test_a_thread_that_waits_in_c_is_stuck_until_another_is_in_charge() -> None:
     interrupter.arm()
     while not interrupter.stuck:
         interrupter.tick()
-    interrupter.hand_over(threading.get_ident())
+    assert interrupter.hand_over(threading.get_ident)
+    assert not interrupter.hand_over(threading.get_ident)
     assert [*seen, interrupter.stuck] == [False, False]
     goes_on.set()
     thread.join()
     assert interrupted == [True]
     interrupter.arm()
     interrupter.disarm()
+
+
+@pytest.mark.clause("T24")
+def test_a_thread_that_came_back_just_now_is_not_replaced() -> None:
+    begun, goes_on, worked, ends = (threading.Event() for _ in range(4))
+
+    def waits() -> None:
+        begun.set()
+        goes_on.wait()
+        worked.set()
+        ends.wait()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    begun.wait()
+    assert thread.ident is not None
+    interrupter = Interrupter(thread.ident, lambda: False, 3600.0, 3600.0, stuck_s=0.1)
+    interrupter.arm()
+    while not interrupter.stuck:
+        interrupter.tick()
+    goes_on.set()
+    worked.wait()
+    assert interrupter.stuck  # as of the last look
+    assert not interrupter.hand_over(threading.get_ident)
+    ends.set()
+    thread.join()
+
+
+@pytest.mark.clause("T24")
+def test_who_was_replaced_does_not_disarm_for_the_other() -> None:
+    interrupter = Interrupter(threading.main_thread().ident or 0, lambda: False, 3600.0, 3600.0)
+    caught = list[BaseException]()
+
+    def replaced() -> None:
+        try:
+            interrupter.disarm()
+        except Interrupted as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=replaced)
+    thread.start()
+    thread.join()
+    assert len(caught) == 1
 
 
 @pytest.mark.clause("T24")

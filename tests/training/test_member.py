@@ -119,7 +119,7 @@ def stop(coordinator: ScriptedCoordinator, generation: int) -> Stopped:
 def test_it_says_where_the_marks_are(rig: Rig) -> None:
     rig.start()
     rig.marks.ready()
-    rig.member.clues = lambda: {"0": 7}
+    rig.clues = lambda: {"0": 7}
     rig.member.long_operation = True
     while not (beat := rig.coordinator.hears(Beat)).long_operation:
         pass
@@ -164,7 +164,7 @@ def test_clues_and_collectives_that_fail_are_no_end_of_it(rig: Rig) -> None:
         raise ZeroDivisionError("a bug")
 
     rig.member._abort = fails
-    rig.member.clues = fails  # type: ignore[assignment]
+    rig.clues = fails  # type: ignore[assignment]
     rig.start()
     assert rig.coordinator.hears(Beat).clues == {}
     rig.coordinator.say(Stop((1,)), generation=1)
@@ -221,7 +221,7 @@ def test_what_is_said_again_is_of_the_generation_in_which_it_was_true(make_rig: 
         goes_on.wait()
         return {}
 
-    rig.member.clues = held
+    rig.clues = held
     holds.wait()
     second.say(Active(2, 1), term=2)
     second.say(Stop((1,)), generation=2, term=2)
@@ -367,10 +367,9 @@ def test_savers_that_nobody_commands_any_more_leave_their_group(rig: Rig, tmp_pa
             pass
         rig.coordinator.link.close()
         assert rig.aborted.wait(120)
-        rank.goes_on.set()
 
     script = Script(part)
-    with pytest.raises(CutOffError):
+    with pytest.raises(CutOffError):  # though it waits for somebody who never comes
         park.run(TROUBLE)
     script.end()
 

@@ -1,47 +1,128 @@
-"""Who has the charge of a fault: the first that takes it."""
+"""Who has the charge of a fault: the first that takes it, and whoever stands in for a thread that is stuck."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from pathlib import Path
 
 import pytest
 
-from acpfs.training.interrupt import Charge, Interrupter
+from acpfs.training.interrupt import Charge, Interrupted, Interrupter
+from acpfs.training.messages import Ask, Running, Save, SavedFile, Stop, Stopped, Trouble, TroubleKind
+from acpfs.training.park import Park, ReplacedError
+from tests.training.scripted_coordinator import FakeRank, Rig
 
 
-def charge_of(run: list[str], done: threading.Event | None = None) -> Charge:
-    def handle() -> None:
-        assert charge.take()
-        run.append(threading.current_thread().name)
-        if done:
-            done.set()
+class Handling:
+    """A main thread that waits until it is let go, and a handler that does the same, in each thread that stands in."""
 
-    charge = Charge(Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), handle)
-    return charge
+    def __init__(self) -> None:
+        self.back = [threading.Event(), threading.Event(), threading.Event()]
+        self.handled: list[str] = []
+        self.took: list[bool] = []
+        self.waits = threading.Semaphore(0)
+        self.main = threading.Thread(target=self._main, name="main")
+        self.main.start()
+        self.waits.acquire()
+        assert self.main.ident is not None
+        self.interrupter = Interrupter(self.main.ident, lambda: False, 3600.0, 3600.0, stuck_s=0.1)
+        self.charge = Charge(self.interrupter, self._handle)
+
+    def _main(self) -> None:
+        self._wait(0)
+        self.took.append(self.charge.take())
+
+    def _handle(self) -> None:
+        assert self.charge.take()
+        number = len(self.handled) + 1
+        self.handled.append(threading.current_thread().name)
+        self._wait(number)
+        self.took.append(self.charge.is_mine)
+
+    def _wait(self, number: int) -> None:
+        with contextlib.suppress(Interrupted):  # it may come behind the next line
+            self.waits.release()
+            self.back[number].wait()
+
+    def let_one_stand_in(self) -> None:
+        self.interrupter.arm()
+        while not self.interrupter.stuck:
+            self.interrupter.tick()
+        self.charge.stand_in()
+        self.waits.acquire()
 
 
 def test_a_main_thread_that_came_is_not_replaced() -> None:
-    run: list[str] = []
-    charge = charge_of(run)
+    handled: list[str] = []
+    charge = Charge(Interrupter(threading.get_ident(), lambda: False, 3600.0, 3600.0), lambda: handled.append("somebody else"))
     assert charge.take()
     charge.stand_in()
     assert charge.take()  # may be asked again
-    assert not run
+    assert not handled
 
 
 @pytest.mark.clause("T24")
 def test_a_main_thread_that_comes_late_waits_and_goes_on_when_nobody_commands() -> None:
-    run: list[str] = []
-    done = threading.Event()
-    charge = charge_of(run, done)
-    late = list[bool]()
-    main = threading.Thread(target=lambda: late.append(charge.take()))
-    charge._interrupter.hand_over = lambda thread: None  # type: ignore[method-assign]  # this thread is not to get an exception
-    charge.stand_in()
-    done.wait()
-    main.start()
-    assert run == ["acpfs-stand-in"]
-    assert not late
-    charge.give_up()
-    main.join()
-    assert late == [False]
+    handling = Handling()
+    handling.let_one_stand_in()
+    assert handling.handled == ["acpfs-stand-in"]
+    handling.back[0].set()
+    handling.back[1].set()
+    while not handling.took:
+        pass
+    assert handling.took == [True]
+    handling.charge.give_up()
+    handling.main.join()
+    assert handling.took == [True, False]
+
+
+@pytest.mark.clause("T24", "T160")
+def test_one_that_stands_in_and_is_stuck_is_replaced_too() -> None:
+    handling = Handling()
+    handling.let_one_stand_in()
+    handling.let_one_stand_in()
+    assert handling.handled == ["acpfs-stand-in"] * 2
+    for back in handling.back:
+        back.set()
+    while len(handling.took) < 2:
+        pass
+    handling.charge.give_up()
+    handling.main.join()
+    assert sorted(handling.took) == [False, False, True]
+
+
+class Failing(FakeRank):
+    """A saver that fails when what it waits for comes."""
+
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
+        super().save(order, directory, ask)
+        raise MemoryError("of what it waited for")
+
+
+@pytest.mark.clause("T160")
+def test_who_was_replaced_in_a_save_says_nothing_of_it(tmp_path: Path) -> None:
+    rig, replaced = Rig(), threading.Event()
+    rig.start()
+    rank = Failing(rig.marks)
+    rank.goes_on.clear()
+    park = Park(rig.member, rig.interrupter, rig.marks, rank, 0, tmp_path, rig.policy, is_mine=lambda: not replaced.is_set())
+
+    def coordinate() -> None:
+        rig.coordinator.hears(Trouble)
+        rig.coordinator.generation = 1
+        rig.coordinator.say(Stop((1,)))
+        rig.coordinator.hears(Stopped)
+        rig.coordinator.say(Save(1, {"ranks-0-1": 0}, (0,), "step-1.gasp-1.tmp", "step-1", (1,)))
+        rank.during_save.wait()
+        replaced.set()
+        rank.goes_on.set()
+
+    coordinator = threading.Thread(target=coordinate)
+    coordinator.start()
+    with pytest.raises(ReplacedError):
+        park.run(Trouble(TroubleKind.COLLECTIVE, "connection closed"))
+    coordinator.join()
+    rig.member.tell(Running())
+    rig.coordinator.hears(Running)  # the next word, and no Trouble before it
+    rig.close()

@@ -34,9 +34,8 @@ def test_a_launcher_that_ends_leaves_the_meeting_at_once() -> None:
 
     async def call(link: Silent) -> None:
         together = Together(Options(("rank.py",), endpoint="127.0.0.1:1"))
-        together.begin(lambda host: Launcher("0", "node", host, 1, 1))
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(together._talk, link, "127.0.0.1")
+            nursery.start_soon(together._talk, link, Launcher("0", "node", "127.0.0.1", 1, 1))
             await link.introduced.wait()
             nursery.cancel_scope.cancel()
 

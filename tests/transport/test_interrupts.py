@@ -21,7 +21,7 @@ from acpfs.transport.native import continuations
 from acpfs.transport.native.callers import Fate, fate_of
 from acpfs.transport.native.continuations import EARLY_MAX, Continuations
 from acpfs.transport.native.errnos import errno_of
-from acpfs.transport.native.operation import Operation
+from acpfs.transport.native.operations import Operation
 from tests.transport.test_readers import WAIT_S
 
 UNIQUE = 4

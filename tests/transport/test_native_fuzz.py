@@ -14,12 +14,12 @@ import pytest
 from acpfs.descriptors import readable
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.filesystem import FileSystem
-from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import WANTED, Negotiated
+from acpfs.transport.native.operations import Calls
 from acpfs.transport.native.protocol import IN_HEADER, OUT_HEADER, Opcode
 from acpfs.transport.native.references import References
 from acpfs.transport.native.replies import Replies

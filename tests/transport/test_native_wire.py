@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from acpfs.transport.native import protocol
+from acpfs.transport.native import operations, protocol
 from acpfs.transport.native.negotiate import ALL_FEATURES, Negotiated, ProtocolError, answer_init
 from acpfs.transport.native.protocol import INIT_IN, INIT_IN_V7_31, INIT_OUT, MINOR_MAX, InitFlag, Layout
 from acpfs.transport.timeouts import RequestTimeouts
@@ -17,7 +17,7 @@ from acpfs.transport.timeouts import RequestTimeouts
 NEWEST = int(
     InitFlag.MAX_PAGES | InitFlag.INIT_EXT | InitFlag.PASSTHROUGH | InitFlag.HAS_RESEND | InitFlag.WRITEBACK_CACHE | InitFlag.ASYNC_DIO
 )
-LAYOUTS = {layout.name: layout for layout in vars(protocol).values() if isinstance(layout, Layout)}
+LAYOUTS = {layout.name: layout for module in (protocol, operations) for layout in vars(module).values() if isinstance(layout, Layout)}
 
 
 def init_body(minor: int, flags: int) -> bytes:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -300,17 +301,19 @@ def test_all_that_a_missing_node_withheld_goes_when_it_is_back(node: Node, run: 
             assert all(map(node.gate.is_open, removals))
             nursery.cancel_scope.cancel()
 
+    run(scenario)
+
 
 @clause("S161")
 def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(node: Node, run: Run) -> None:
     """Found by CI: `flush` went by a look from before it had come back, and failed. Who asks does not wait for the clock's next one."""
 
     async def scenario() -> None:
-        node.other(watermark=time.time() - 1000.0, heartbeat_s=1e6)
+        node.other(watermark=time.time() - 1000.0)
         await node.cluster.join()
         await node.cluster.look()
         node.gate.begin()
-        node.now += 4e6
+        node.now += 31.0
         removal = node.remove(b"old")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(node.cluster._gate_forever)
@@ -320,6 +323,45 @@ def test_a_node_that_came_back_is_missing_no_more_once_they_were_looked_at(node:
             await node.cluster.looked()
             assert not any(op.withheld for op in [removal]), "it waits, as for anyone who lives"
             nursery.cancel_scope.cancel()
+
+    run(scenario)
+
+
+@clause("S161")
+def test_a_look_that_is_under_way_does_not_count_for_who_asks_now(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have read the record of a node that came back before the question already."""
+
+    async def scenario() -> None:
+        node.other(watermark=time.time() - 1000.0)
+        await node.cluster.join()
+        await node.cluster.look()
+        node.gate.begin()
+        node.now += 31.0
+        removal = node.remove(b"old")
+        has_read, goes_on = trio.Event(), trio.Event()
+        looks = node.cluster._look
+
+        async def slow(*gated: Any) -> None:
+            await looks(*gated)
+            has_read.set()
+            await goes_on.wait()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(node.cluster._gate_forever)
+            await node.cluster.looked()
+            assert removal.withheld
+            monkeypatch.setattr(node.cluster, "_look", slow)
+            node.cluster._bell.ring()
+            await has_read.wait()
+            node.other(beat=2, watermark=time.time() - 1000.0)
+            async with trio.open_nursery() as asking:
+                asking.start_soon(node.cluster.looked)
+                await trio.testing.wait_all_tasks_blocked()
+                goes_on.set()
+            assert not any(op.withheld for op in [removal])
+            nursery.cancel_scope.cancel()
+
+    run(scenario)
 
 
 @clause("S161")

@@ -41,6 +41,8 @@ SUCCEED_S = 10.0
 PLACE = "meeting"
 """File in the job's directory that says where launchers meet now, for one that begins later."""
 FILE_S = 5.0
+Introduce = Callable[[str], Launcher]
+"""What this launcher registers with, given how other nodes reach it."""
 
 
 class Together:
@@ -57,16 +59,16 @@ class Together:
         self._hear, self._heard = trio.open_memory_channel(1000)
         self._outbox: trio.MemorySendChannel[FromLauncher] | None = None
         """To the connection that there is."""
-        self._introduce: Callable[[str], Launcher]
-        self._begun = trio.Event()
+        self._begin: trio.MemorySendChannel[Introduce]
+        self._begun: trio.MemoryReceiveChannel[Introduce]
+        self._begin, self._begun = trio.open_memory_channel(1)
         self._start: Start | None = None
         self._told_place = ""
         self._conducts = False
         self._nursery: trio.Nursery
 
-    def begin(self, introduce: Callable[[str], Launcher]) -> None:
-        self._introduce = introduce
-        self._begun.set()
+    def begin(self, introduce: Introduce) -> None:
+        self._begin.send_nowait(introduce)
 
     def tell(self, message: FromLauncher) -> None:
         if self._outbox is not None:
@@ -77,12 +79,12 @@ class Together:
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        await self._begun.wait()
+        introduce = await self._begun.receive()
         self._told_place = await self._read_place()
         async with trio.open_nursery() as self._nursery:
             if self._hosts() and not await self._is_conducted():
                 self._conduct(self._host if _is_here(self._host) else "", 0)
-            self._nursery.start_soon(self._keep_calling)
+            self._nursery.start_soon(self._keep_calling, introduce)
 
     # -- the meeting's process
 
@@ -175,18 +177,18 @@ class Together:
         later = [f"{host}:{self._port}" for host in self._start.hosts[1:]] if self._start is not None else []
         return list(dict.fromkeys([*filter(None, [self._told_place]), f"{self._host}:{self._port}", *later]))
 
-    async def _keep_calling(self) -> None:
+    async def _keep_calling(self, introduce: Introduce) -> None:
         alone_since, patience = trio.current_time(), NODES_S
         while trio.current_time() < alone_since + patience:
             for place in self._places():
-                if await self._called(place):
+                if await self._called(place, introduce):
                     alone_since, patience = trio.current_time(), REJOIN_S
                     break
             await self._conduct_if_next(trio.current_time() - alone_since)
             await trio.sleep(REDIAL_S)
         await self._hear.send(Over(NODE_LOST, f"nobody conducts at {' or '.join(self._places())} for {patience:g} s"))
 
-    async def _called(self, place: str) -> bool:
+    async def _called(self, place: str, introduce: Introduce) -> bool:
         """Whether somebody was there; returns when that is over."""
         host, _, port = place.rpartition(":")
         link: TrioLink | None = None
@@ -196,7 +198,7 @@ class Together:
                 own_host = str(stream.socket.getsockname()[0])
                 notice_silence(stream.socket)
                 link = TrioLink(await self._secured(stream))
-            await self._talk(link, own_host)
+            await self._talk(link, introduce(own_host))
         except (OSError, ValueError, RefusedError, trio.BrokenResourceError, trio.TooSlowError) as error:
             log.info("nobody conducts", place=place, error=str(error))
         if link is None:
@@ -204,11 +206,11 @@ class Together:
         await link.close()
         return True
 
-    async def _talk(self, link: TrioLink, host: str) -> None:
+    async def _talk(self, link: TrioLink, introduction: Launcher) -> None:
         """Until the connection ends."""
         self._outbox, waiting = trio.open_memory_channel[FromLauncher](math.inf)
         try:
-            await link.send(self._sent(self._introduce(host)))
+            await link.send(self._sent(introduction))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._send_all, link, waiting)
                 try:

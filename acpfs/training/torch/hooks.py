@@ -32,8 +32,20 @@ def local_optimizer(optimizer: Any) -> Any:
 class UpdateHooks:
     """The hooks of one rank's optimizers."""
 
-    def __init__(self, optimizers: Sequence[Any], marks: Marks, gate: Gate, at_ready: Callable[[int], None]) -> None:
-        """`at_ready`: called with an update's number when its gradients are complete, before the mark says so."""
+    def __init__(
+        self,
+        optimizers: Sequence[Any],
+        marks: Marks,
+        gate: Gate,
+        at_ready: Callable[[int], None],
+        *,
+        at: Callable[[str], object] = str,
+        update: Callable[[], None] | None = None,
+    ) -> None:
+        """`at_ready`: called with an update's number when its gradients are complete, before the mark says so.
+
+        `at`: called at points by name. `update`: does an update that is ready and was not begun; None: the optimizers' steps do.
+        """
         self._optimizers = [local_optimizer(optimizer) for optimizer in optimizers]
         self._whole = optimizers
         self._marks, self._gate, self._at_ready = marks, gate, at_ready
@@ -42,10 +54,7 @@ class UpdateHooks:
         """Whether an update is under way, and no optimizer is."""
         self._handles: list[Any] = []
         self._alone = False
-        self.at: Callable[[str], object] = str
-        """Called at points by name, for drills."""
-        self.update: Callable[[], None] = self._step_all
-        """What does an update that is ready and was not begun; somebody who marks updates by hand gives another."""
+        self._at, self._update = at, update or self._step_all
 
     def install(self) -> None:
         for optimizer in self._optimizers:
@@ -103,7 +112,7 @@ class UpdateHooks:
         """
         self._at_ready(self._marks.now.done + 1)
         step = self._marks.ready()
-        self.at("ready")
+        self._at("ready")
         self._gate.wait(step)
         self._gated()
 
@@ -118,22 +127,22 @@ class UpdateHooks:
             raise ConfigError("protect was not told what to do with the result of this gate: give gate=")
         self._at_ready(self._marks.now.done + 1)
         step, passage = self._marks.ready(), Passage()
-        self.at("ready")
+        self._at("ready")
         yield passage
         if not passage.skipped:
             self._gate.passed(step, tuple(passage.values))
             self._gated()
 
     def _gated(self) -> None:
-        self.at("gated")
+        self._at("gated")
         self._stepped.clear()
         self._marks.begin()
-        self.at("updating")
+        self._at("updating")
 
     def end(self) -> None:
         """The local update is complete."""
         self._marks.end()
-        self.at("updated")
+        self._at("updated")
 
     def finish_alone(self, values: tuple[float, ...] | None = None) -> None:
         """Do the update that is ready, without gate and without anybody else. For SETTLE.
@@ -148,7 +157,7 @@ class UpdateHooks:
             self._stepped.clear()
             if values is not None and isinstance(self._gate, ImplicitGate):
                 self._gate.use(values)
-            self.update()
+            self._update()
         self._marks.end()
 
     def finish_begun(self) -> None:

@@ -12,11 +12,12 @@ import torch.distributed as dist
 
 from acpfs.errors import ConfigError
 from acpfs.training import messages
+from acpfs.training.drill import Points
 from acpfs.training.host_state import HostState
 from acpfs.training.marks import Marks
 from acpfs.training.member import GenerationOverError
 from acpfs.training.memory_left import GoneError
-from acpfs.training.messages import GateResult, Save, SavedFile, Shard, TroubleKind
+from acpfs.training.messages import Ask, GateResult, Save, SavedFile, Shard, TroubleKind
 from acpfs.training.policy import Policy
 from acpfs.training.torch.gate import ExplicitGate, Gate, ImplicitGate, NoGate
 from acpfs.training.torch.groups import Groups
@@ -24,7 +25,7 @@ from acpfs.training.torch.hooks import UpdateHooks, refuse_several_with_scaler
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.layout import Copies, Layout, everywhere, layout_of
 from acpfs.training.torch.local_state import LocalState, OwnState
-from acpfs.training.torch.store import Ask, LinkStore
+from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.writers import DistributedWriter, SingleWriter, Writer, own_failures
 
 _OF_OTHERS = re.compile(
@@ -104,12 +105,9 @@ class TorchRank:
         self.marks = Marks(begun)
         self.groups.learn()
         self._gate = self._made_gate(use)
-        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take)
+        self.points = Points()
+        self.hooks = UpdateHooks(optimizers, self.marks, self._gate, self._host.take, at=self.points, update=update)
         self._by_hand = update is not None
-        if update is not None:
-            self.hooks.update = update
-        self.ask: Ask | None = None
-        """How to reach the generation's store."""
 
     def _made_writer(self, save: Callable[[int, Path], None] | None) -> Writer:
         if save is not None:
@@ -152,12 +150,11 @@ class TorchRank:
     def digests(self) -> Mapping[Shard, str]:
         return {shard: self._state.digest(shard) for shard in self.layout.holders}
 
-    def save(self, order: Save, directory: Path) -> tuple[SavedFile, ...]:
+    def save(self, order: Save, directory: Path, ask: Ask) -> tuple[SavedFile, ...]:
         """Write what the cover gives this rank, in a group of the savers; everything is then at the end of that step."""
-        assert self.ask is not None
         self._writer.prepare(order.step)
         member = order.savers.index(self.number)
-        self.groups.regroup(LinkStore(self.ask), member, len(order.savers))
+        self.groups.regroup(LinkStore(ask), member, len(order.savers))
         self._host.bring(order.step)
         with own_failures(member):
             return self._writer.write(directory, order, tuple(shard for shard, rank in order.cover.items() if rank == self.number))

@@ -21,7 +21,7 @@ from acpfs.logger import get_logger
 from acpfs.training.host_state import HostState, Taken
 from acpfs.training.marks import Marks
 from acpfs.training.memory_left import name_of
-from acpfs.training.messages import Phase, Stopped
+from acpfs.training.messages import Ask, Phase, Stopped
 from acpfs.training.policy import Policy
 from acpfs.training.sources import Having, Origin, Sources, sources
 from acpfs.training.torch import snapshot
@@ -32,7 +32,7 @@ from acpfs.training.torch.hooks import UpdateHooks
 from acpfs.training.torch.host_parts import host_state
 from acpfs.training.torch.left_state import LeftState, State, leave_state, left_state
 from acpfs.training.torch.sockets import GroupSockets
-from acpfs.training.torch.store import Ask, LinkStore
+from acpfs.training.torch.store import LinkStore
 from acpfs.training.torch.transfer import receive, receive_bytes, send, send_bytes
 
 log = get_logger(__name__)
@@ -43,7 +43,10 @@ _LEFT: list[Any] = []
 class Run:
     """One per process."""
 
-    def __init__(self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy) -> None:
+    def __init__(
+        self, directory: Path, job: str, rank: int, world: int, marks: Marks, policy: Policy, on_update: Callable[[], None]
+    ) -> None:
+        """`on_update`: called behind each update."""
         self.directory, self.rank, self.world = directory, rank, world
         self.generation = 0
         self._job, self._marks, self._policy = job, marks, policy
@@ -59,9 +62,7 @@ class Run:
         """The generation in which all took another state than the one of their last step: what was left before it is void."""
         self._store: Any = None
         """Kept: what torch has of a store written in Python ends with the Python object."""
-        self.ask: Ask | None = None
-        self.on_update: Callable[[], None] = lambda: None
-        """Called behind each update."""
+        self._on_update = on_update
         self.at: Callable[[str], object] = str
         """Called at points by name, for drills."""
 
@@ -110,7 +111,7 @@ class Run:
             after_update=after_update,
         )
         group = dist.new_group(backend="gloo")
-        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host)))
+        fresh = State(held, host, UpdateHooks(held.optimizers, self._marks, ExplicitGate(group), self._ready(host), at=self._at))
         found = self._found_out(fresh)
         self.at("restoring")
         before = self._state
@@ -130,7 +131,6 @@ class Run:
         self._state = fresh
         if before is not None:
             before.release()
-        fresh.hooks.at = self._at
         fresh.hooks.install()
         self._entry.close()
         log.info("restored", step=found.step, origin=found.origin.value, generation=self.generation)
@@ -149,10 +149,9 @@ class Run:
 
     # -- what its life needs
 
-    def enter(self, generation: int) -> None:
-        """A generation begins."""
-        assert self.ask is not None
-        self.generation, self._store = generation, LinkStore(self.ask)
+    def enter(self, generation: int, ask: Ask) -> None:
+        """A generation begins. `ask`: how its store is asked."""
+        self.generation, self._store = generation, LinkStore(ask)
         self._sockets = GroupSockets()
         self._entry = ExitStack()
         self._entry.enter_context(self._sockets.noting())
@@ -195,7 +194,7 @@ class Run:
 
     def _at(self, point: str) -> None:
         if point == "updated":
-            self.on_update()
+            self._on_update()
         self.at(point)
 
     # -- from where

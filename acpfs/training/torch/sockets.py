@@ -79,15 +79,20 @@ class GroupSockets:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Whatever is opened inside belongs to a group, but for acpfs's own: a coordinator may be called meanwhile, by another thread."""
+        """Whatever is opened inside belongs to a group, but for acpfs's own: a coordinator may be called meanwhile, by another thread.
+
+        A thread that is stuck inside stays there, and the one that stands in for it makes another group.
+        """
         with self._noting:
-            self._before = {identity for _, identity in _descriptors()}
+            self._noted |= self._opened()
+            self._before = before = {identity for _, identity in _descriptors()}
         try:
             yield
         finally:
             with self._noting:
-                self._noted |= self._opened()
-                self._before = None
+                if self._before is before:
+                    self._noted |= self._opened()
+                    self._before = None
 
     def _opened(self) -> set[Identity]:
         before = self._before

@@ -5,16 +5,14 @@ torch calls it from the main thread, under its own names. `ask` raises where the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from acpfs.training.messages import StoreAnswer, StoreVerb
+from acpfs.training.messages import Ask, StoreVerb
 
-Ask = Callable[[StoreVerb, tuple[str, ...], str, str, float], StoreAnswer]
-"""(verb, keys, value, expected, seconds) → answer."""
 DEFAULT_TIMEOUT_S = 300.0
 
 

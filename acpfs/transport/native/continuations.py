@@ -25,7 +25,7 @@ from typing import Any
 
 from acpfs.filesystem.steps import Call, Steps
 from acpfs.transport.native.callers import Fate, fate_of
-from acpfs.transport.native.operation import Operation
+from acpfs.transport.native.operations import Operation
 from acpfs.transport.native.request import Request
 
 DYING_CHECK_INTERVAL_S = 0.5

@@ -15,9 +15,8 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.transport.native.continuations import Continuations
-from acpfs.transport.native.decoding import Calls, operations
 from acpfs.transport.native.errnos import MALFORMED, MalformedError, errno_of
-from acpfs.transport.native.operation import Operation
+from acpfs.transport.native.operations import Calls, Operation, operations
 from acpfs.transport.native.protocol import INTERRUPT_IN, Opcode
 from acpfs.transport.native.replies import Replies
 from acpfs.transport.native.request import Request, RequestBuffers

@@ -1,6 +1,6 @@
-"""The FUSE kernel protocol (linux/fuse.h, 7.31 to 7.45): opcodes, flags, ioctls, notification codes, and the layouts of what travels.
+"""The FUSE kernel protocol (linux/fuse.h, 7.31 to 7.45): opcodes, flags, ioctls, notifications, and layouts that several modules read.
 
-Owns names, sizes and layouts, and no meaning: decoding is in `decoding`, encoding in `replies`. A layout is a `struct.Struct`
+Owns names, sizes and layouts, and no meaning. What one operation alone reads or writes is in `operations`. A layout is a `struct.Struct`
 (native byte order, no implicit padding: the protocol pads itself), declared once from the protocol's field table; its size is checked
 at import. Pure data, any thread.
 """
@@ -213,7 +213,7 @@ INIT_OUT = Layout(
 INTERRUPT_IN = Layout("fuse_interrupt_in", 8, "u64 unique")
 SYNCFS_IN = Layout("fuse_syncfs_in", 8, "u64 padding")
 
-# -- names and attributes. Seconds are signed on both sides of the wire: times before 1970 exist.
+# -- attributes. Seconds are signed on both sides of the wire: times before 1970 exist.
 
 ATTR_FIELDS = (
     "u64 ino, u64 size, u64 blocks, i64 atime, i64 mtime, i64 ctime, u32 atimensec, u32 mtimensec, u32 ctimensec, "
@@ -223,17 +223,6 @@ ATTR = Layout("fuse_attr", 88, ATTR_FIELDS)
 ENTRY_FIELDS = f"u64 nodeid, u64 generation, u64 entry_valid, u64 attr_valid, u32 entry_valid_nsec, u32 attr_valid_nsec, {ATTR_FIELDS}"
 ENTRY_OUT = Layout("fuse_entry_out", 128, ENTRY_FIELDS)
 ATTR_OUT = Layout("fuse_attr_out", 104, f"u64 attr_valid, u32 attr_valid_nsec, u32 dummy, {ATTR_FIELDS}")
-FORGET_IN = Layout("fuse_forget_in", 8, "u64 nlookup")
-FORGET_ONE = Layout("fuse_forget_one", 16, "u64 nodeid, u64 nlookup")
-BATCH_FORGET_IN = Layout("fuse_batch_forget_in", 8, "u32 count, u32 dummy")
-GETATTR_IN = Layout("fuse_getattr_in", 16, "u32 getattr_flags, u32 dummy, u64 fh")
-SETATTR_IN = Layout(
-    "fuse_setattr_in",
-    88,
-    "u32 valid, u32 padding, u64 fh, u64 size, u64 lock_owner, i64 atime, i64 mtime, i64 ctime, "
-    "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 unused5",
-)
-STATX_IN = Layout("fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask")
 STATX_OUT = Layout(
     "fuse_statx_out",
     288,
@@ -246,44 +235,15 @@ STATX_OUT = Layout(
 )
 ACCESS_IN = Layout("fuse_access_in", 8, "u32 mask, u32 padding")
 
-# -- changes of names; the names themselves follow, each ended by a zero byte
-
-MKNOD_IN = Layout("fuse_mknod_in", 16, "u32 mode, u32 rdev, u32 umask, u32 padding")
-MKDIR_IN = Layout("fuse_mkdir_in", 8, "u32 mode, u32 umask")
-RENAME_IN = Layout("fuse_rename_in", 8, "u64 newdir")
-RENAME2_IN = Layout("fuse_rename2_in", 16, "u64 newdir, u32 flags, u32 padding")
-LINK_IN = Layout("fuse_link_in", 8, "u64 oldnodeid")
-
 # -- files
 
-OPEN_IN = Layout("fuse_open_in", 8, "u32 flags, u32 open_flags")
-CREATE_IN = Layout("fuse_create_in", 16, "u32 flags, u32 mode, u32 umask, u32 open_flags")
 OPEN_OUT = Layout("fuse_open_out", 16, "u64 fh, u32 open_flags, i32 backing_id")
 READ_IN = Layout("fuse_read_in", 40, "u64 fh, u64 offset, u32 size, u32 read_flags, u64 lock_owner, u32 flags, u32 padding")
 WRITE_IN = Layout("fuse_write_in", 40, "u64 fh, u64 offset, u32 size, u32 write_flags, u64 lock_owner, u32 flags, u32 padding")
-WRITE_OUT = Layout("fuse_write_out", 8, "u32 size, u32 padding")
-FLUSH_IN = Layout("fuse_flush_in", 24, "u64 fh, u32 unused, u32 padding, u64 lock_owner")
-RELEASE_IN = Layout("fuse_release_in", 24, "u64 fh, u32 flags, u32 release_flags, u64 lock_owner")
-FSYNC_IN = Layout("fuse_fsync_in", 16, "u64 fh, u32 fsync_flags, u32 padding")
-FALLOCATE_IN = Layout("fuse_fallocate_in", 32, "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
-LSEEK_IN = Layout("fuse_lseek_in", 24, "u64 fh, u64 offset, u32 whence, u32 padding")
-LSEEK_OUT = Layout("fuse_lseek_out", 8, "u64 offset")
-COPY_FILE_RANGE_IN = Layout(
-    "fuse_copy_file_range_in", 56, "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags"
-)
-COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
 
-# -- extended attributes and space
+# -- extended attributes
 
-SETXATTR_IN_COMPAT = Layout("fuse_setxattr_in without SETXATTR_EXT", 8, "u32 size, u32 flags")
-SETXATTR_IN = Layout("fuse_setxattr_in", 16, "u32 size, u32 flags, u32 setxattr_flags, u32 padding")
-GETXATTR_IN = Layout("fuse_getxattr_in", 8, "u32 size, u32 padding")
 GETXATTR_OUT = Layout("fuse_getxattr_out", 8, "u32 size, u32 padding")
-STATFS_OUT = Layout(
-    "fuse_statfs_out",
-    80,
-    "u64 blocks, u64 bfree, u64 bavail, u64 files, u64 ffree, u32 bsize, u32 namelen, u32 frsize, u32 padding, u32*6 spare",
-)
 
 # -- directories
 

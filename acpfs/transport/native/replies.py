@@ -1,7 +1,7 @@
 """Encoding: what a call returned becomes the body of a reply.
 
-Owns the layout of replies, the times for which the kernel may cache, and the undoing of what a reply that nobody waits for any
-more had taken. Any thread; no state but what was negotiated.
+Owns the layout of answers that several operations have in common, or that need what is known of the session: the times for which the
+kernel may cache, lanes, and the undoing of what a reply that nobody waits for any more had taken. Any thread; no state but that.
 """
 
 from __future__ import annotations
@@ -10,22 +10,17 @@ import errno
 import os
 from collections.abc import Sequence
 
-from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.records import Attributes, DirEntry, OpenFile
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.protocol import (
     ATTR_OUT,
-    COPY_FILE_RANGE_OUT,
     DIRENT,
     ENTRY_OUT,
     GETXATTR_OUT,
-    LSEEK_OUT,
     OPEN_OUT,
     RECORD_ALIGNMENT,
-    STATFS_OUT,
     STATX_BASIC_STATS,
     STATX_OUT,
-    WRITE_OUT,
     Opcode,
 )
 from acpfs.transport.native.references import References
@@ -37,7 +32,6 @@ NS = 1_000_000_000
 BLOCK_SIZE_BYTES = 4096
 """st_blksize, as on tmpfs."""
 _READDIRPLUS = int(Opcode.READDIRPLUS)
-_COPY_FILE_RANGE_64 = int(Opcode.COPY_FILE_RANGE_64)
 
 
 class Replies:
@@ -107,22 +101,6 @@ class Replies:
         return self.entry(request, attributes) + OPEN_OUT.pack(file.handle, flags, backing_id)
 
     @staticmethod
-    def opened_directory(_request: Request, handle: int) -> bytes:
-        return OPEN_OUT.pack(handle, 0, 0)
-
-    @staticmethod
-    def written(_request: Request, size: int) -> bytes:
-        return WRITE_OUT.pack(size, 0)
-
-    @staticmethod
-    def copied(request: Request, size: int) -> bytes:
-        return COPY_FILE_RANGE_OUT.pack(size) if request.opcode == _COPY_FILE_RANGE_64 else WRITE_OUT.pack(size, 0)
-
-    @staticmethod
-    def position(_request: Request, offset: int) -> bytes:
-        return LSEEK_OUT.pack(offset)
-
-    @staticmethod
     def data(_request: Request, value: bytes | memoryview) -> bytes | memoryview:
         return value
 
@@ -148,13 +126,6 @@ class Replies:
 
     def xattr_names(self, request: Request, names: list[bytes]) -> bytes:
         return self.xattr(request, b"".join(name + b"\0" for name in names))
-
-    @staticmethod
-    def space(_request: Request, s: SpaceInfo) -> bytes:
-        size = s.block_bytes
-        return STATFS_OUT.pack(
-            s.blocks, s.blocks_free, s.blocks_available, s.files, s.files_free, size, s.name_bytes_max, size, 0, 0, 0, 0, 0, 0, 0
-        )
 
     # -- directories
 

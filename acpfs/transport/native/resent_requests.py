@@ -18,8 +18,8 @@ from acpfs.filesystem.names import RENAME_EXCHANGE
 from acpfs.filesystem.records import Attributes
 from acpfs.filesystem.steps import Call
 from acpfs.ram.kept import Kept
-from acpfs.transport.native.decoding import name_in, two_names
-from acpfs.transport.native.protocol import LINK_IN, MKDIR_IN, MKNOD_IN, RENAME2_IN, Opcode
+from acpfs.transport.native.operations import LINK_IN, MKDIR_IN, MKNOD_IN, RENAME2_IN, name_in, two_names
+from acpfs.transport.native.protocol import Opcode
 from acpfs.transport.native.request import Request, plain
 from acpfs.types import NO_INO, Ino
 

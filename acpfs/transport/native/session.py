@@ -17,7 +17,6 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
 from acpfs.transport.invalidations import Invalidations
-from acpfs.transport.native.decoding import Calls
 from acpfs.transport.native.device import Device, clones
 from acpfs.transport.native.dispatch import Dispatch
 from acpfs.transport.native.holding import Holding
@@ -30,6 +29,7 @@ from acpfs.transport.native.negotiate import (
     answer_init,
     max_pages_limit,
 )
+from acpfs.transport.native.operations import Calls
 from acpfs.transport.native.protocol import InitFlag, Opcode
 from acpfs.transport.native.reader import Readers, reader_count
 from acpfs.transport.native.references import References

@@ -39,7 +39,10 @@ HEARD_MAX = 16
 """So many others' clocks are told of in a record, and so many records are read per record of ours while nothing is gated; of many, less."""
 BEATS_PER_LISTING = 5
 """While nothing is gated, the nodes are listed so seldom; with many nodes more seldom."""
-LEAVE_WAIT_S = LOOK_PATIENCE_S = 10.0
+LEAVE_WAIT_S = 10.0
+"""How long the end of a mount waits for its last record to be written."""
+LOOK_PATIENCE_S = 10.0
+"""How long who asks about missing nodes waits for a look at them; after that it goes by what is known, as where storage hangs."""
 WITHHOLDING = (Verdict.MISSING, Verdict.UNKNOWN, Verdict.LOST)
 
 _log = get_logger(__name__)

@@ -44,10 +44,10 @@ class Fault:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def protected(rank: int, fault: Fault, directory: Path, store: Path) -> None:
-    """A rank that was forked."""
+def protected(rank: int, fault: Fault, directory: Path, store: Path, **settings: Any) -> None:
+    """A rank that was forked. `settings`: of `protect`."""
     join_group(rank, WORLD, store)
-    train(rank, fault, directory)
+    train(rank, fault, directory, **settings)
 
 
 def train(rank: int, fault: Fault, directory: Path, **settings: Any) -> None:

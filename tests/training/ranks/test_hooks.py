@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,9 @@ def parameter(value: float = 1.0) -> Any:
     return made
 
 
-def hooked(optimizers: list[Any], gate: Any = None) -> tuple[UpdateHooks, Marks, list[int]]:
+def hooked(optimizers: list[Any], gate: Any = None, update: Callable[[], None] | None = None) -> tuple[UpdateHooks, Marks, list[int]]:
     marks, ready = Marks(), list[int]()
-    hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append)
+    hooks = UpdateHooks(optimizers, marks, gate or NoGate(), ready.append, update=update)
     hooks.install()
     return hooks, marks, ready
 
@@ -148,14 +149,13 @@ def test_an_update_whose_gate_failed_is_done_alone() -> None:
 @pytest.mark.clause("T41")
 def test_an_update_that_fails_says_that_it_is_torn() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=1)
-    hooks, marks, _ = hooked([optimizer], Broken())
-    with pytest.raises(RuntimeError):
-        optimizer.step()
 
     def fail() -> None:
         raise MemoryError
 
-    hooks.update = fail
+    hooks, marks, _ = hooked([optimizer], Broken(), fail)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
     with pytest.raises(MemoryError):
         hooks.finish_alone()
     assert marks.updating

@@ -19,8 +19,9 @@ from acpfs.training.messages import ExitStatus, Leave, Trouble
 from acpfs.training.policy import Policy
 from acpfs.training.protection import Protection
 from acpfs.training.torch.rank import TorchRank
+from acpfs.training.torch.store import LinkStore
 from tests.training.ranks.forked import Ranks, join_group
-from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_same_as_without, yardstick
+from tests.training.ranks.gasps import DIES, STEPS, WORLD, Fault, assert_same_as_without, protected, yardstick
 from tests.training.ranks.jobs import JOBS
 
 STUCK, DEAD = 0, 3
@@ -73,6 +74,31 @@ def test_a_send_that_nobody_will_ever_take(tmp_path: Path, yardsticks: Path) -> 
             assert ranks.status(rank) == (-signal.SIGKILL if rank == DEAD else ExitStatus.SAVED), ranks.said()
     manifest = assert_same_as_without(Fault("zero", {DEAD: "half-way"}), directory, expected)
     assert manifest.step == DIES - 1
+
+
+class LeavesAnAddress(LinkStore):
+    """A saver's way to the others: it dies when they know where it is, and before it has called anybody."""
+
+    def set(self, key: str, value: Any) -> None:
+        super().set(key, value)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.clause("T160")
+def test_a_saver_that_dies_while_the_others_wait_for_its_call(tmp_path: Path, yardsticks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no connection to it that could be ended, so nothing brings their threads back."""
+    expected, directory = yardstick("tensor", yardsticks), tmp_path / "run"
+
+    def main(rank: int) -> None:
+        if rank == DEAD:
+            monkeypatch.setattr("acpfs.training.torch.rank.LinkStore", LeavesAnAddress)
+        protected(rank, Fault("tensor", {0: "updated"}), directory, tmp_path / "store", stuck_s=0.1)
+
+    with Ranks(WORLD, tmp_path, main) as ranks:
+        for rank in range(WORLD):
+            assert ranks.status(rank) == (-signal.SIGKILL if rank in (0, DEAD) else ExitStatus.SAVED), ranks.said()
+    manifest = assert_same_as_without(Fault("tensor", {0: "updated"}), directory, expected)
+    assert manifest.lost == (0, DEAD)
 
 
 class Interrupting:

@@ -1,54 +1,36 @@
-"""Decoding: each request becomes a call of the file system.
+"""The operations: each opcode with its layouts, its call of the file system, and its answer.
 
-Owns the reading of request bodies, and no policy. Every function takes a request and returns the file system's coroutine, not yet
-started, so that bytes that do not parse are found before anything happens (`errnos.MALFORMED`). Reader threads call it at once
-from several threads: no state but what was negotiated.
+An opcode is at home here alone (beside its number, which the list of `protocol` has): a layout that no other module reads, a method
+that decodes it, the form of its answer where no other has it, and a line in `operations`. Owns no policy: what a call means is the
+file system's. Decoding returns the file system's coroutine, not yet started, so that bytes that do not parse are found before anything
+happens (`errnos.MALFORMED`). Reader threads call it at once from several threads: no state but what was negotiated.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from acpfs.backing.lower import SpaceInfo
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import AttributeChange, Attributes, Caller, DirEntry, OpenFile
 from acpfs.filesystem.steps import Call
 from acpfs.transport.native.holding import Holding
 from acpfs.transport.native.kernel_lanes import KernelLanes
 from acpfs.transport.native.negotiate import Negotiated
-from acpfs.transport.native.operation import Operation
 from acpfs.transport.native.protocol import (
-    BATCH_FORGET_IN,
-    COPY_FILE_RANGE_IN,
-    CREATE_IN,
-    FALLOCATE_IN,
-    FLUSH_IN,
-    FORGET_IN,
-    FORGET_ONE,
     FSYNC_DATASYNC,
-    FSYNC_IN,
     GETATTR_FH,
-    GETATTR_IN,
-    GETXATTR_IN,
     IN_HEADER,
-    LINK_IN,
-    LSEEK_IN,
-    MKDIR_IN,
-    MKNOD_IN,
-    OPEN_IN,
     OPEN_KILL_SUIDGID,
+    OPEN_OUT,
     READ_IN,
-    RELEASE_IN,
-    RENAME2_IN,
-    RENAME_IN,
-    SETATTR_IN,
-    SETXATTR_IN,
-    SETXATTR_IN_COMPAT,
-    STATX_IN,
     WRITE_IN,
     WRITE_KILL_SUIDGID,
     InitFlag,
+    Layout,
     Opcode,
     SetattrFlag,
 )
@@ -66,6 +48,57 @@ _FORGET = int(Opcode.FORGET)
 _MODE, _UID, _GID, _SIZE = (int(f) for f in (SetattrFlag.MODE, SetattrFlag.UID, SetattrFlag.GID, SetattrFlag.SIZE))
 _ATIME, _MTIME, _FH = int(SetattrFlag.ATIME), int(SetattrFlag.MTIME), int(SetattrFlag.FH)
 _ATIME_NOW, _MTIME_NOW, _KILL = int(SetattrFlag.ATIME_NOW), int(SetattrFlag.MTIME_NOW), int(SetattrFlag.KILL_SUIDGID)
+
+# -- layouts that only their operation knows
+
+# names and attributes
+
+FORGET_IN = Layout("fuse_forget_in", 8, "u64 nlookup")
+FORGET_ONE = Layout("fuse_forget_one", 16, "u64 nodeid, u64 nlookup")
+BATCH_FORGET_IN = Layout("fuse_batch_forget_in", 8, "u32 count, u32 dummy")
+GETATTR_IN = Layout("fuse_getattr_in", 16, "u32 getattr_flags, u32 dummy, u64 fh")
+SETATTR_IN = Layout(
+    "fuse_setattr_in",
+    88,
+    "u32 valid, u32 padding, u64 fh, u64 size, u64 lock_owner, i64 atime, i64 mtime, i64 ctime, "
+    "u32 atimensec, u32 mtimensec, u32 ctimensec, u32 mode, u32 unused4, u32 uid, u32 gid, u32 unused5",
+)
+STATX_IN = Layout("fuse_statx_in", 24, "u32 getattr_flags, u32 reserved, u64 fh, u32 sx_flags, u32 sx_mask")
+
+# changes of names; the names themselves follow, each ended by a zero byte
+
+MKNOD_IN = Layout("fuse_mknod_in", 16, "u32 mode, u32 rdev, u32 umask, u32 padding")
+MKDIR_IN = Layout("fuse_mkdir_in", 8, "u32 mode, u32 umask")
+RENAME_IN = Layout("fuse_rename_in", 8, "u64 newdir")
+RENAME2_IN = Layout("fuse_rename2_in", 16, "u64 newdir, u32 flags, u32 padding")
+LINK_IN = Layout("fuse_link_in", 8, "u64 oldnodeid")
+
+# files
+
+OPEN_IN = Layout("fuse_open_in", 8, "u32 flags, u32 open_flags")
+CREATE_IN = Layout("fuse_create_in", 16, "u32 flags, u32 mode, u32 umask, u32 open_flags")
+WRITE_OUT = Layout("fuse_write_out", 8, "u32 size, u32 padding")
+FLUSH_IN = Layout("fuse_flush_in", 24, "u64 fh, u32 unused, u32 padding, u64 lock_owner")
+RELEASE_IN = Layout("fuse_release_in", 24, "u64 fh, u32 flags, u32 release_flags, u64 lock_owner")
+FSYNC_IN = Layout("fuse_fsync_in", 16, "u64 fh, u32 fsync_flags, u32 padding")
+FALLOCATE_IN = Layout("fuse_fallocate_in", 32, "u64 fh, u64 offset, u64 length, u32 mode, u32 padding")
+LSEEK_IN = Layout("fuse_lseek_in", 24, "u64 fh, u64 offset, u32 whence, u32 padding")
+LSEEK_OUT = Layout("fuse_lseek_out", 8, "u64 offset")
+COPY_FILE_RANGE_IN = Layout(
+    "fuse_copy_file_range_in", 56, "u64 fh_in, u64 off_in, u64 nodeid_out, u64 fh_out, u64 off_out, u64 len, u64 flags"
+)
+COPY_FILE_RANGE_OUT = Layout("fuse_copy_file_range_out", 8, "u64 bytes_copied")
+
+# extended attributes and space
+
+SETXATTR_IN_COMPAT = Layout("fuse_setxattr_in without SETXATTR_EXT", 8, "u32 size, u32 flags")
+SETXATTR_IN = Layout("fuse_setxattr_in", 16, "u32 size, u32 flags, u32 setxattr_flags, u32 padding")
+GETXATTR_IN = Layout("fuse_getxattr_in", 8, "u32 size, u32 padding")
+STATFS_OUT = Layout(
+    "fuse_statfs_out",
+    80,
+    "u64 blocks, u64 bfree, u64 bavail, u64 files, u64 ffree, u32 bsize, u32 namelen, u32 frsize, u32 padding, u32*6 spare",
+)
 
 
 def name_in(body: bytes, start: int = 0) -> bytes:
@@ -96,6 +129,17 @@ def time_ns(seconds: int, nanoseconds: int) -> int:
 def caller_of(request: Request, umask: int = 0) -> Caller:
     """Who makes the call."""
     return Caller(request.uid, request.gid, request.pid, umask, plain(request.unique))
+
+
+class Operation(NamedTuple):
+    """How one opcode is handled."""
+
+    decode: Callable[[Request], Call[Any]]
+    encode: Callable[[Request, Any], bytes | memoryview]
+    undo: Callable[[Any], None] | None = None
+    """Gives back what the call took, when the kernel did not get the reply."""
+    at_once: Callable[[Request], Any | int | None] | None = None
+    """The value, or an errno, where that needs no call; None: make the call."""
 
 
 class Calls:
@@ -314,6 +358,33 @@ class Calls:
         return self._fs.statfs()
 
 
+# -- answers of a form that nothing else has; the others are in `replies`
+
+
+def written(_request: Request, size: int) -> bytes:
+    return WRITE_OUT.pack(size, 0)
+
+
+def copied(_request: Request, size: int) -> bytes:
+    """For COPY_FILE_RANGE_64; the older one tells 32 bits, as WRITE."""
+    return COPY_FILE_RANGE_OUT.pack(size)
+
+
+def position(_request: Request, offset: int) -> bytes:
+    return LSEEK_OUT.pack(offset)
+
+
+def opened_directory(_request: Request, handle: int) -> bytes:
+    return OPEN_OUT.pack(handle, 0, 0)
+
+
+def space(_request: Request, s: SpaceInfo) -> bytes:
+    size = s.block_bytes
+    return STATFS_OUT.pack(
+        s.blocks, s.blocks_free, s.blocks_available, s.files, s.files_free, size, s.name_bytes_max, size, 0, 0, 0, 0, 0, 0, 0
+    )
+
+
 def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operation]:
     """Opcode → how it is decoded, answered, and undone where the kernel does not take the answer."""
     nothing = replies.nothing
@@ -335,15 +406,15 @@ def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operatio
         Opcode.CREATE: Operation(calls.create, replies.created, undo.created),
         Opcode.TMPFILE: Operation(calls.tmpfile, replies.created, undo.created),
         Opcode.READ: Operation(calls.read, replies.data),
-        Opcode.WRITE: Operation(calls.write, replies.written),
+        Opcode.WRITE: Operation(calls.write, written),
         Opcode.FLUSH: Operation(calls.flush, nothing),
         Opcode.RELEASE: Operation(calls.release, nothing),
         Opcode.FSYNC: Operation(calls.fsync, nothing),
         Opcode.FALLOCATE: Operation(calls.fallocate, nothing),
-        Opcode.COPY_FILE_RANGE: Operation(calls.copy_file_range, replies.copied),
-        Opcode.COPY_FILE_RANGE_64: Operation(calls.copy_file_range, replies.copied),
-        Opcode.LSEEK: Operation(calls.lseek, replies.position),
-        Opcode.OPENDIR: Operation(calls.opendir, replies.opened_directory, undo.opened_directory),
+        Opcode.COPY_FILE_RANGE: Operation(calls.copy_file_range, written),
+        Opcode.COPY_FILE_RANGE_64: Operation(calls.copy_file_range, copied),
+        Opcode.LSEEK: Operation(calls.lseek, position),
+        Opcode.OPENDIR: Operation(calls.opendir, opened_directory, undo.opened_directory),
         Opcode.READDIR: Operation(calls.readdir, replies.entries),
         Opcode.READDIRPLUS: Operation(calls.readdirplus, replies.entries),
         Opcode.RELEASEDIR: Operation(calls.releasedir, nothing),
@@ -352,5 +423,5 @@ def operations(calls: Calls, replies: Replies, undo: Undo) -> dict[int, Operatio
         Opcode.GETXATTR: Operation(calls.getxattr, replies.xattr),
         Opcode.LISTXATTR: Operation(calls.listxattr, replies.xattr_names),
         Opcode.REMOVEXATTR: Operation(calls.removexattr, nothing),
-        Opcode.STATFS: Operation(calls.statfs, replies.space),
+        Opcode.STATFS: Operation(calls.statfs, space),
     }
