@@ -83,7 +83,7 @@ def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_mo
         storage.freeze(["write"], glob="__1_*")
         directory = storage.path / "run"
         with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")) as ranks:
-            storage.wait_frozen()
+            storage.wait_frozen()  # may take a while: a minute was all it had when this failed once under load, for whatever reason
             threading.Event().wait(HANGS_S)
             storage.thaw()
             manifest = assert_gasp(fault, ranks, directory, expected)
