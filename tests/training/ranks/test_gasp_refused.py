@@ -83,9 +83,10 @@ def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_mo
         storage.freeze(["write"], glob="__1_*")
         directory = storage.path / "run"
         with Ranks(WORLD, tmp_path, lambda rank: protected(rank, fault, directory, tmp_path / "store")) as ranks:
-            storage.wait_frozen()  # may take a while: a minute was all it had when this failed once under load, for whatever reason
+            storage.wait_frozen()
             threading.Event().wait(HANGS_S)
             storage.thaw()
             manifest = assert_gasp(fault, ranks, directory, expected)
-        assert manifest.generation == 1
+        # It was 2 in one of 6 runs at a load of 10, and the log was lost: a second STOP before the save, or a save that began again?
+        assert manifest.generation == 1, [path.read_text() for path in directory.glob(".acpfs-job/*/logs/coordinator-0.log")]
         assert troubles(directory) == []
