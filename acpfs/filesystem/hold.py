@@ -48,7 +48,10 @@ class Holder(Protocol):
     """Takes inode locks."""
 
     def take(self, ino: Ino) -> None:
-        """Begin to take a file's inode lock; `Hold.taken` is called when it is had. Returns at once."""
+        """Begin to take a file's inode lock; `Hold.taken` is called when it is had. Returns at once.
+
+        Where that has begun already, somebody else waits for the lock, too (`hold_process` says what for).
+        """
 
     def look_soon(self) -> None:
         """Something happened: call `Hold.tick` now. Returns at once."""
@@ -79,6 +82,8 @@ class Held:
     ended: bool = False
     gaps: int = 0
     """How often others got in between: the file may have changed."""
+    gap_blocks: int | None = None
+    """What the file took when the last gap began; None: there is none, or it was asked for once more in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -255,7 +260,7 @@ class Hold:
         held = self._held.get(ino)
         if held is None or self._holder is None:
             return None
-        held.until, held.taken_at = Future(), time.monotonic()
+        held.until, held.taken_at, held.gap_blocks = Future(), time.monotonic(), None
         held.steady.set()
         self._admission.stop(held.node, stopped=True)
         if self._gap == ino:
@@ -284,11 +289,11 @@ class Hold:
             self._end(held)
             return
         now = time.monotonic()
-        if held.until is None and now - held.asked_at > ASK_AGAIN_S:
-            held.asked_at = now
+        if held.until is None and (now - held.asked_at > ASK_AGAIN_S or _is_written_in_gap(held)):
+            held.asked_at, held.gap_blocks = now, None
             self._holder.take(held.node.ino)
         elif held.until is not None and now - held.taken_at > SLICE_S and self._may_open(held):
-            self._gap, held.gaps, held.asked_at = held.node.ino, held.gaps + 1, now
+            self._gap, held.gaps, held.asked_at, held.gap_blocks = held.node.ino, held.gaps + 1, now, held.node.blocks
             _settle(held, again=True)
 
     def _granted(self, held: Held) -> int:
@@ -362,6 +367,11 @@ class Hold:
             for h in self._held.values()
             if h.room is None
         )
+
+
+def _is_written_in_gap(held: Held) -> bool:
+    """Whether a writer has the lock now, or had it: only who asks from now on is sure to come next (`hold_process.Locks.take`)."""
+    return held.gap_blocks is not None and held.node.blocks > held.gap_blocks
 
 
 def _settle(held: Held, *, again: bool) -> None:

@@ -234,6 +234,29 @@ def test_others_get_in_between_now_and_then(tmp_path: Path, monkeypatch: pytest.
     run(tmp_path, scenario)
 
 
+def test_whoever_writes_in_between_is_asked_to_let_go_once_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock taker waited before the writer had the lock: it was overtaken, and a second write met a full tmpfs."""
+    monkeypatch.setattr(hold, "SLICE_S", 0.0)
+    monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 0)
+    monkeypatch.setattr(hold, "ASK_AGAIN_S", 600.0)
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        kernel.retakes = False
+        await dirty(w, b"before", 30 * MIB)
+        ino, opened = await writer(w, b"a", 32 * MIB)
+        tick(w)
+        assert kernel.locks[ino].result() is True
+        tick(w)
+        assert not kernel.is_held(ino)  # nobody has written: it would be in the queue before the writer again
+        monkeypatch.setattr(hold, "GAP_ROOM_BYTES", 1 << 60)
+        os.pwrite(opened.backing_fd, b"x" * MIB, 32 * MIB)
+        tick(w)
+        assert kernel.is_held(ino)
+        await w.close(opened)
+
+    run(tmp_path, scenario)
+
+
 def test_a_lock_that_was_lost_is_taken_again(tmp_path: Path) -> None:
     async def scenario(w: World, kernel: Kernel) -> None:
         await dirty(w, b"before", 30 * MIB)

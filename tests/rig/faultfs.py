@@ -43,7 +43,10 @@ TASKS_MAX = 2000
 DESCRIPTORS_MAX = 1 << 19
 WATCHDOG_S = 600.0
 START_TIMEOUT_S = 240.0
-ORDER_TIMEOUT_S = 120.0
+ORDER_TIMEOUT_S = 300.0
+"""Longer than what an order may wait for."""
+AWAIT_TIMEOUT_S = 240.0
+"""What a test waits for may begin late: a job of four ranks took 25 s of a minute to its first write, on a machine with a load of 10."""
 
 
 class FaultFs:
@@ -188,11 +191,11 @@ class FaultFs:
         """Start counting from zero."""
         self.order(order="reset_counters")
 
-    def wait_frozen(self, count: int = 1, timeout_s: float = 60.0) -> None:
+    def wait_frozen(self, count: int = 1, timeout_s: float = AWAIT_TIMEOUT_S) -> None:
         """Wait until that many calls hang."""
         self.order(order="await", frozen=count, timeout_s=timeout_s)
 
-    def wait_count(self, op: str, count: int, timeout_s: float = 60.0) -> None:
+    def wait_count(self, op: str, count: int, timeout_s: float = AWAIT_TIMEOUT_S) -> None:
         """Wait until an operation was called that often since the counters were reset."""
         self.order(order="await", op=op, count=count, timeout_s=timeout_s)
 
@@ -200,7 +203,7 @@ class FaultFs:
         """How often a rule was met so far."""
         return next(int(found["hits"]) for found in self.state()["rules"] if found["id"] == rule)
 
-    def wait_hits(self, rule: int, hits: int = 1, timeout_s: float = 60.0) -> None:
+    def wait_hits(self, rule: int, hits: int = 1, timeout_s: float = AWAIT_TIMEOUT_S) -> None:
         """Wait until a rule was met that often."""
         self.order(order="await", rule=rule, hits=hits, timeout_s=timeout_s)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import queue
 import signal
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +20,7 @@ import pytest
 
 from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
+from acpfs.transport.native import hold_process
 from acpfs.transport.native.hold_process import Locks, serve
 from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino
@@ -95,6 +99,43 @@ def test_it_ends_with_the_last_holder_of_its_channel(wired: Wired) -> None:
     other.send(json.dumps({"take": 1}).encode())
     other.close()
     assert wired.end() == ["take 1"]
+
+
+class Waiting:
+    """Double of the call that takes a lock: it ends when and as the test says. A thread is known by its descriptor."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = queue.SimpleQueue[int]()
+        self.answers: defaultdict[int, queue.SimpleQueue[int]] = defaultdict(queue.SimpleQueue)
+        monkeypatch.setattr(hold_process, "change_nothing", self._change_nothing)
+
+    def _change_nothing(self, fd: int) -> int:
+        self.calls.put(fd)
+        return self.answers[fd].get(timeout=WAIT_S)
+
+    def called(self) -> int:
+        return self.calls.get(timeout=WAIT_S)
+
+
+def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one may wait without being handed the lock: a second that comes while a writer has it makes the kernel hand it over."""
+    lock, locks = Waiting(monkeypatch), Locks()
+    locks._files[7] = os.open(tmp_path, os.O_PATH)
+    locks.take(7)
+    first = lock.called()
+    locks.take(7)
+    second = lock.called()
+    assert first != second
+    lock.answers[second].put(errno.EAGAIN)
+    lock.answers[first].put(errno.EAGAIN)
+    assert lock.called() == first  # again and again; the other one only once
+    lock.answers[first].put(errno.ECANCELED)
+    assert lock.called() == first  # once more: it was asked for meanwhile
+    lock.answers[first].put(errno.ECANCELED)
+    while locks._taking:
+        threading.Event().wait(0.01)
+    assert lock.calls.empty()
+    locks.watch([], -1)
 
 
 class Quiet:

@@ -11,6 +11,10 @@ from unmounting.
 
 It runs as a real-time task where it may: the kernel's inode lock is then handed over to it in turn (`RWSEM_FLAG_HANDOFF`), while a normal
 task that waits for the lock is overtaken by a writer that comes back for it within microseconds.
+
+The kernel notes that a lock is to be handed over when a real-time task tries to take it while somebody has it. A thread that comes while
+the lock is free, but handed to the writer before it, sleeps without that note, and is overtaken once. That is so after a gap, where the
+writer does not run at once. Any other real-time task that tries while the writer has the lock leaves the note for whoever is first.
 """
 
 from __future__ import annotations
@@ -57,6 +61,12 @@ def open_node(ino: int) -> int:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return fd
+
+
+def change_nothing(fd: int) -> int:
+    """Have a file's inode lock for as long as the daemon does not answer; returns the error that it ends with."""
+    nobody = ctypes.c_uint(0xFFFFFFFF)
+    return ctypes.get_errno() if _libc.fchownat(fd, b"", nobody, nobody, AT_EMPTY_PATH) != 0 else 0
 
 
 def check_is_mount(tree: int) -> None:
@@ -128,22 +138,26 @@ class Locks:
             self.take(ino)
 
     def take(self, ino: int) -> None:
-        """Begin to take the lock of a file, again and again, as long as the daemon says so."""
+        """Begin to take the lock of a file, again and again, as long as the daemon says so.
+
+        Where a thread does already, another one takes it once: that the first one waits does not say that the lock is handed to it.
+        """
         error = self.find() if ino in self._missing else None
         if ino not in self._files:
             sys.stderr.write(f"acpfs: node {ino} cannot be held: {error}\n")
             return
         with self._lock:
-            if ino in self._taking:
-                self._taking[ino] = True
-                return
-            self._taking[ino] = False
-        threading.Thread(target=self._hold, args=(ino, os.dup(self._files[ino])), daemon=True).start()
+            is_first = ino not in self._taking
+            self._taking[ino] = not is_first
+        threading.Thread(target=self._hold if is_first else self._hold_once, args=(ino, os.dup(self._files[ino])), daemon=True).start()
+
+    def _hold_once(self, _ino: int, fd: int) -> None:
+        change_nothing(fd)
+        os.close(fd)
 
     def _hold(self, ino: int, fd: int) -> None:
-        nobody = ctypes.c_uint(0xFFFFFFFF)
         while True:
-            while _libc.fchownat(fd, b"", nobody, nobody, AT_EMPTY_PATH) != 0 and ctypes.get_errno() == errno.EAGAIN:
+            while change_nothing(fd) == errno.EAGAIN:
                 pass
             with self._lock:
                 if not self._taking[ino]:
