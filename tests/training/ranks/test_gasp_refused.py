@@ -86,7 +86,8 @@ def test_a_storage_that_stands_still_for_one_saver_holds_the_others_up_and_no_mo
             storage.wait_frozen()
             threading.Event().wait(HANGS_S)
             storage.thaw()
-            manifest = assert_gasp(fault, ranks, directory, expected)
-        # It was 2 in one of 6 runs at a load of 10, and the log was lost: a second STOP before the save, or a save that began again?
-        assert manifest.generation == 1, [path.read_text() for path in directory.glob(".acpfs-job/*/logs/coordinator-0.log")]
+            assert_gasp(fault, ranks, directory, expected)
+        # not the generation: under load a broken collective may be heard of before the exit that broke it, and there are two STOPs
+        logs = [path.read_text() for path in directory.glob(".acpfs-job/*/logs/coordinator-*.log")]
+        assert sum(text.count('"now": "saving"') for text in logs) == 1, logs
         assert troubles(directory) == []
