@@ -44,9 +44,9 @@ class AtOnce:
         with self._steps.lock:
             now = self._steps.last_at = time.monotonic()
             parent = self._table.get(parent_ino)
-            if parent is None or parent.directory is None:
+            if parent is None or not parent.is_dir:
                 return None
-            child = parent.directory.children.get(name)
+            child = parent.dir.children.get(name)
             if not self._view.is_settled(parent, name, child, now, since=0.0):
                 return None
             if child is None or not child.ino:

@@ -54,7 +54,7 @@ class Invariants:
     def _places(self) -> Iterator[Place]:
         for node in self._table:
             yield node.ino, None
-            for name in list(node.directory.children) if node.directory is not None else ():
+            for name in list(node.dir.children) if node.is_dir else ():
                 yield node.ino, name
         for op in self._log:
             yield op.seq
@@ -76,7 +76,7 @@ class Invariants:
 
     def _wrong_name(self, parent: Node, name: bytes) -> list[Violation]:
         """One name in a directory against the node that it leads to."""
-        child = parent.directory.children.get(name) if parent.directory is not None else None
+        child = parent.dir.children.get(name) if parent.is_dir else None
         if child is None or not child.ino:
             return []
         node = self._table.get(child.ino)
@@ -92,7 +92,7 @@ class Invariants:
         """The names that a node counts against the directories."""
         for parent, name in node.names:
             above = self._table.get(parent)
-            child = above.directory.children.get(name) if above is not None and above.directory is not None else None
+            child = above.dir.children.get(name) if above is not None and above.is_dir else None
             if child is None or child.ino != node.ino:
                 yield f"it counts a name that no directory has ({shown(name)})"
         if len(set(node.names)) < len(node.names):

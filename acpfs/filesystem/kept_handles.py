@@ -68,14 +68,15 @@ class Handle:
     slot: int = field(default=NO_SLOT)
     """Its record."""
 
-    @property
-    def writable(self) -> bool:
-        return self.flags & os.O_ACCMODE != os.O_RDONLY
+    # Asked several times per request, and `flags` stay:
+    writable: bool = field(init=False)
+    may_map: bool = field(init=False)
+    """Whether the file can be mapped through it."""
+    synchronous: bool = field(init=False)
 
-    @property
-    def may_map(self) -> bool:
-        """Whether the file can be mapped through it."""
-        return self.flags & os.O_ACCMODE != os.O_WRONLY
+    def __post_init__(self) -> None:
+        access = self.flags & os.O_ACCMODE
+        self.writable, self.may_map, self.synchronous = access != os.O_RDONLY, access != os.O_WRONLY, bool(self.flags & os.O_DSYNC)
 
     @property
     def writes_unseen(self) -> bool:
@@ -86,10 +87,6 @@ class Handle:
     def rewrites_unseen(self) -> bool:
         """Whether that may be anywhere, and not behind what the file has."""
         return self.writes_unseen and (self.unseen or not self.flags & os.O_APPEND)
-
-    @property
-    def synchronous(self) -> bool:
-        return bool(self.flags & os.O_DSYNC)
 
 
 class KeptHandles:

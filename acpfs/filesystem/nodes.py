@@ -82,7 +82,10 @@ class Node:
     """None: not known, ask the backing directory."""
     body: Body = COLD
     """Of a regular file: where its bytes are. Given by `Contents` only."""
-    directory: Directory | None = None
+    is_dir: bool = False
+    """Set with `dir`, by the table."""
+    dir: Directory = field(init=False, repr=False)
+    """The names of a directory; nothing else has that attribute."""
     names: list[tuple[Ino, bytes]] = field(default_factory=list)
     lookups: int = 0
     handles: int = 0
@@ -122,18 +125,8 @@ class Node:
         return self.kernel_handles > 0 or self.bound_handles > 0
 
     @property
-    def is_dir(self) -> bool:
-        return stat.S_ISDIR(self.mode)
-
-    @property
     def is_file(self) -> bool:
         return stat.S_ISREG(self.mode)
-
-    @property
-    def dir(self) -> Directory:
-        """The names of a directory node."""
-        assert self.directory is not None, self.ino
-        return self.directory
 
     @property
     def modified(self) -> bool:
@@ -493,8 +486,8 @@ class NodeTable:
         return directory.dir.children.get(name) if directory is not None else None
 
     def _insert(self, node: Node) -> None:
-        if node.is_dir:
-            node.directory = Directory()
+        if stat.S_ISDIR(node.mode):
+            node.is_dir, node.dir = True, Directory()
         self._nodes[node.ino] = node
         self._last_upper = max(self._last_upper, node.ino)
 
@@ -508,13 +501,13 @@ class NodeTable:
                 self._note_lower(node)
         for parent, name, ino in self._state.rows("SELECT parent, name, ino FROM child"):
             directory = self._nodes.get(Ino(parent))
-            if directory is not None and directory.directory is not None and (ino == NO_INO or ino in self._nodes):
+            if directory is not None and directory.is_dir and (ino == NO_INO or ino in self._nodes):
                 directory.dir.children[name] = KnownName(Ino(ino), recorded=True)
                 if ino:
                     self._nodes[Ino(ino)].names.append((Ino(parent), name))
         for ino, listing in self._listings.load().items():
             found = self._nodes.get(ino)
-            if found is None or found.directory is None:
+            if found is None or not found.is_dir:
                 self._listings.drop(ino)
             else:
                 found.dir.was_listed(listing)

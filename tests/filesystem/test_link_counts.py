@@ -57,9 +57,7 @@ def slow(w: World) -> SlowAnswer:
 def check(w: World) -> None:
     """What must hold at any moment at which no call is under way."""
     with w.fs.lock:
-        names = Counter(
-            child.ino for node in w.inner.table if node.directory is not None for child in node.dir.children.values() if child.ino
-        )
+        names = Counter(child.ino for node in w.inner.table if node.is_dir for child in node.dir.children.values() if child.ino)
         for node in w.inner.table:
             assert len(node.names) == names[node.ino]
             assert node.names or node.handles or node.ino == ROOT or node.body.is_only_backing, node
