@@ -86,7 +86,7 @@ class Catalogue:
         for node in table:
             self._look_at(node)
         self._newly_settled = {c: 0 for c, times in self._times.items() if times.persisted_at and self.is_settled(c)}
-        state.before_commit(self._flush_rows)
+        state.before_commit(self._changed, self._flush_rows)
 
     def of(self, node: Node) -> Checkpoint | None:
         """The checkpoint that a node belongs to by its (first) name."""

@@ -74,8 +74,9 @@ class _Kept:
         if name in self.changed:
             return 0
         self.changed.add(name)
-        self.bytes += _row_bytes(name)
-        return _row_bytes(name)
+        more = _row_bytes(name)
+        self.bytes += more
+        return more
 
 
 class KeptListings:

@@ -1,7 +1,7 @@
 """Nodes and names: the upper tree, and its rows in the state database.
 
 Knows no policy and asks nobody: what is not here is "not known". Used under the file system's lock. Changed nodes and names
-are collected and written as rows at the end of the step (`flush_rows`).
+are collected and written as rows at the end of the step (`_flush_nodes`, `_flush_names`).
 
 A file that was only looked at has no row: the next worker asks the backing directory for it again. So the state grows with what is in
 RAM, open, or in the log, and not with what was listed. A row comes in the step in which something begins to need the node.
@@ -174,7 +174,9 @@ class NodeTable:
         self._listings = KeptListings(state)
         state.create(DDL)
         self._load()
-        state.before_commit(self.flush_rows)
+        state.before_commit(self._changed_names, self._need_pinned)
+        state.before_commit(self._changed, self._flush_nodes)
+        state.before_commit(self._changed_names, self._flush_names)
 
     # -- nodes
 
@@ -427,14 +429,15 @@ class NodeTable:
 
     # -- rows
 
-    def flush_rows(self) -> None:
-        """Write the rows of what changed in this step."""
-        if not (self._changed or self._changed_names):
-            return
+    # What changed in this step. In this order: a name that is pinned needs its node's row, and that comes with the rows of its names.
+
+    def _need_pinned(self) -> None:
         for parent, name in self._changed_names:
             child = self._known(parent, name)
             if child is not None and child.pins and child.ino:
                 self.needed(self._nodes[child.ino])
+
+    def _flush_nodes(self) -> None:
         for ino in self._changed:
             node = self._nodes.get(ino)
             if node is not None and self._outlives(node):
@@ -451,11 +454,11 @@ class NodeTable:
                     self._tree.leave_out(ino)
                     self._names_changed(node)
         self._changed.clear()
-        self._flush_names()
 
     def _flush_names(self) -> None:
         for (parent, name), has_row in self._changed_names.items():
-            child = self._known(parent, name)
+            directory = self._nodes.get(parent)
+            child = directory.dir.children.get(name) if directory is not None else None
             if child is not None and (child.pins or child.ino in self._recorded):
                 self._state.change("INSERT OR REPLACE INTO child VALUES (?, ?, ?)", (parent, name, child.ino))
                 child.recorded = True
@@ -463,19 +466,18 @@ class NodeTable:
                 self._state.change("DELETE FROM child WHERE parent = ? AND name = ?", (parent, name))
                 if child is not None:
                     child.recorded = False
-            directory = self._nodes.get(parent)
             if directory is not None:
                 self._listings.name(parent, name, self._entry(directory, name))
         self._changed_names.clear()
 
     def _write_row(self, node: Node, *, known: bool) -> None:
         """`known`: it has one. Mostly only what changes with each use of it is new, and takes half of what a whole row does."""
-        rest = _seldom_changed(node)
+        rest, often = _row_values(node)
         if known and node.row_rest == rest:
-            self._state.change(_UPDATE_NODE, (*_often_changed(node), node.ino))
+            self._state.change(_UPDATE_NODE, (*often, node.ino))
         else:
             node.row_rest = rest
-            self._state.change(_INSERT_NODE, (node.ino, *rest, *_often_changed(node)))
+            self._state.change(_INSERT_NODE, (node.ino, *rest, *often))
 
     def _names_changed(self, node: Node) -> None:
         for parent, name in node.names:
@@ -522,17 +524,13 @@ _INSERT_NODE = f"INSERT OR REPLACE INTO node ({', '.join(_COLUMNS)}) VALUES ({',
 _UPDATE_NODE = f"UPDATE node SET {', '.join(f'{name} = ?' for name in _OFTEN)} WHERE ino = ?"  # noqa: S608 - constants
 
 
-def _seldom_changed(node: Node) -> tuple[object, ...]:
+def _row_values(node: Node) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Of the columns that seldom change, and of those that often do."""
     xattrs = None if node.xattrs is None else json.dumps({k.hex(): v.hex() for k, v in node.xattrs.items()}) if node.xattrs else "{}"
     identity = str(list(node.identity)) if node.identity else None
-    return (node.mode, node.uid, node.gid, node.rdev, node.lower_ino, identity, node.target, xattrs)
-
-
-def _often_changed(node: Node) -> tuple[object, ...]:
-    return (
-        *(node.nlink, node.size, node.blocks, node.atime_ns, node.mtime_ns, node.ctime_ns, node.unlogged),
-        *to_row(node.body),
-    )
+    rest = (node.mode, node.uid, node.gid, node.rdev, node.lower_ino, identity, node.target, xattrs)
+    times = (node.atime_ns, node.mtime_ns, node.ctime_ns)
+    return rest, (node.nlink, node.size, node.blocks, *times, node.unlogged, *to_row(node.body))
 
 
 def _node_from_row(row: tuple[Any, ...]) -> Node:

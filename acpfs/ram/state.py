@@ -20,7 +20,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
@@ -153,7 +153,7 @@ class StateDatabase:
         self._open = False
         self._is_trial = False
         """The open transaction has brought up an older format, and is not committed before `accept`."""
-        self._writers: list[Callable[[], None]] = []
+        self._writers: list[tuple[Sized, Callable[[], None]]] = []
         self._after: list[Callable[[], None]] = []
         self._follower: Callable[[list[Statement]], None] | None = None
         self._statements: list[Statement] = []
@@ -230,7 +230,8 @@ class StateDatabase:
         """Run one INSERT, UPDATE or DELETE inside the step's transaction."""
         if self.recording is not Recording.LATE:
             try:
-                self._begin()
+                if not self._open:
+                    self._begin()
                 try:
                     self._db.execute(sql, values)
                 except OverflowError:  # asked for only here: the look at each value costs as much as the statement
@@ -246,7 +247,8 @@ class StateDatabase:
         rows = [storable(row) for row in rows]
         if self.recording is not Recording.LATE:
             try:
-                self._begin()
+                if not self._open:
+                    self._begin()
                 self._db.executemany(sql, rows)
             except sqlite3.Error as error:
                 self._fall_behind(error)
@@ -268,9 +270,9 @@ class StateDatabase:
                 raise
             raise LateError(str(error)) from error
 
-    def before_commit(self, write: Callable[[], None]) -> None:
-        """Have `write` called at each commit: it brings the rows of what a layer has changed in memory since the last one."""
-        self._writers.append(write)
+    def before_commit(self, changed: Sized, write: Callable[[], None]) -> None:
+        """Have `write` called at each commit that finds something in `changed`: it brings the rows of that, and empties it."""
+        self._writers.append((changed, write))
 
     def after_commit(self, action: Callable[[], None]) -> None:
         """Have `action` called once, after the next commit: what takes away something that the state of before it still needs."""
@@ -278,9 +280,11 @@ class StateDatabase:
 
     def commit(self) -> bool:
         """End the step's transaction, if it changed anything; whether all that was changed is recorded."""
-        for write in self._writers:
-            write()
-        if not self._settle() and not (self._try_at <= 0 and self._settle()):
+        for changed, write in self._writers:
+            if changed:
+                write()
+        has_changes = self._open or self.recording is not Recording.CURRENT
+        if has_changes and not self._settle() and not (self._try_at <= 0 and self._settle()):
             return False
         if self._after and not self._is_trial:
             actions, self._after = self._after, []
@@ -328,9 +332,8 @@ class StateDatabase:
     # -- transactions
 
     def _begin(self) -> None:
-        if not self._open:
-            self._db.execute("BEGIN")
-            self._open = True
+        self._db.execute("BEGIN")
+        self._open = True
 
     def _settle(self) -> bool:
         """End the transaction, with all that is late; False: it is (still) late."""
@@ -346,23 +349,23 @@ class StateDatabase:
             except sqlite3.Error as error:
                 self._fall_behind(error)
                 return False
-            self._ended()
+            self._open = False
+            statements, self._statements = self._statements, []
+            if self._follower is not None:
+                self._follower(statements)
+            if self.recording is not Recording.CURRENT:
+                self._caught_up(len(statements))
         return True
 
-    def _ended(self) -> None:
-        """A transaction has all changes."""
-        self._open = False
-        statements, self._statements = self._statements, []
-        if self._follower is not None:
-            self._follower(statements)
-        if self.recording is not Recording.CURRENT:
-            late_s = round(time.time() - self.late_since, 1)
-            log.warning("the state in the RAM tier is written again", late_s=late_s, changes=len(statements))
-            self.recording, self.problem = Recording.CURRENT, ""
-            waiting, self._recorded = self._recorded, []
-            for future in waiting:
-                if future.set_running_or_notify_cancel():
-                    future.set_result(None)
+    def _caught_up(self, changes: int) -> None:
+        """A transaction has all that was late."""
+        late_s = round(time.time() - self.late_since, 1)
+        log.warning("the state in the RAM tier is written again", late_s=late_s, changes=changes)
+        self.recording, self.problem = Recording.CURRENT, ""
+        waiting, self._recorded = self._recorded, []
+        for future in waiting:
+            if future.set_running_or_notify_cancel():
+                future.set_result(None)
 
     def _roll_back(self) -> None:
         self._open = False
@@ -384,7 +387,8 @@ class StateDatabase:
     def _replay(self) -> bool:
         """Make all late changes again, in a transaction that the next `commit` ends."""
         try:
-            self._begin()
+            if not self._open:
+                self._begin()
             for sql, values, is_many in self._statements:
                 if is_many:
                     self._db.executemany(sql, values)

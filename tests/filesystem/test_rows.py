@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from acpfs.filesystem.nodes import _INSERT_NODE, _UPDATE_NODE, _often_changed, _seldom_changed
+from acpfs.filesystem.nodes import _INSERT_NODE, _UPDATE_NODE, _row_values
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import Steps
 from acpfs.ram.state import StateDatabase, storable
@@ -29,7 +29,8 @@ def check_rows(w: World) -> None:
     with w.fs.lock:
         rows = {row[0]: row[1:] for row in w.state.rows(f"SELECT ino, {COLUMNS} FROM node")}
         for node in w.inner.table.recorded():
-            expected = tuple(storable((*_seldom_changed(node), *_often_changed(node))))[: len(COLUMNS.split(", "))]
+            seldom, often = _row_values(node)
+            expected = tuple(storable((*seldom, *often)))[: len(COLUMNS.split(", "))]
             found = rows.pop(node.ino)
             if found[XATTRS] is None:  # they were looked at since: the next worker does that by itself
                 expected = (*expected[:XATTRS], None, *expected[XATTRS + 1 :])
