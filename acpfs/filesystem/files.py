@@ -105,14 +105,18 @@ class Files:
         """Bytes of the file."""
         return await self._reads.read(self._open.handle(number), offset, size)
 
-    async def _changing(self, number: HandleId) -> Handle:
-        """The open file, whose content is where it can be changed."""
+    async def _changing(self, number: HandleId, end: int) -> Handle:
+        """The open file, whose content is where it can be changed; it may reach up to `end`."""
         handle = self._open.handle(number)
-        handle.node.writer_pid = handle.pid
-        self._open.settle_tentative(handle, written=True)
-        await self._writable.ensure(handle.node)
-        if handle.node.kernel_writers:
-            self._contents.kernel.look(handle.node)  # the end of the file is where writers in the passthrough lane have put it
+        node = handle.node
+        self._check_end(node, end)
+        node.writer_pid = handle.pid
+        if handle.tentative is not None:
+            self._open.settle_tentative(handle, written=True)
+        if not node.body.is_writable:
+            await self._writable.ensure(node)
+        if node.kernel_writers:
+            self._contents.kernel.look(node)  # the end of the file is where writers in the passthrough lane have put it
         return handle
 
     async def write(self, number: HandleId, offset: int, data: bytes | memoryview) -> int:
@@ -121,8 +125,7 @@ class Files:
         The kernel has put an appending write at the end already, under its inode lock. It also writes the pages of a shared
         mapping back through whichever descriptor can write, and these keep their place even where that descriptor appends.
         """
-        self._check_end(self._open.handle(number).node, offset + len(data))
-        handle = await self._changing(number)
+        handle = await self._changing(number, offset + len(data))
         node = handle.node
         if handle.flags & os.O_APPEND:
             offset = min(offset, node.size)
@@ -134,8 +137,7 @@ class Files:
 
     async def fallocate(self, number: HandleId, mode: int, offset: int, length: int) -> None:
         """Allocate in the tier file; an honest ENOSPC when the budget will not hold it."""
-        self._check_end(self._open.handle(number).node, offset + length)
-        handle = await self._changing(number)
+        handle = await self._changing(number, offset + length)
         if not handle.node.body.is_cold and not mode & FALLOC_PUNCH_HOLE:
             handle.node.body.reserved = True
         await self._contents.allocate(handle.node, mode, offset, length, keep_size=bool(mode & FALLOC_KEEP_SIZE))
@@ -148,8 +150,7 @@ class Files:
             OSError: EOPNOTSUPP where the bytes are not both in RAM; the kernel then copies by reading and writing.
         """
         reader = self._open.handle(source_number)
-        self._check_end(self._open.handle(number).node, offset + min(size, COPY_RANGE_BYTES_MAX))
-        handle = await self._changing(number)
+        handle = await self._changing(number, offset + min(size, COPY_RANGE_BYTES_MAX))
         source = reader.node.body
         if not source.is_whole_in_ram:
             raise fail(errno.EOPNOTSUPP)

@@ -246,10 +246,18 @@ class Tier:
 
     def reserve_nowait(self, size: int, applicant: Applicant = NOBODY) -> bool:
         """Take `size` bytes of the budget before they are written; False when they are not there, or others wait for them."""
+        if self.take_free(size, applicant):
+            return True
+        missing = size - self.free_bytes(urgent=applicant.urgent)
+        if missing <= 0:
+            return False
+        self.ladder.make_room(missing)
+        return self.take_free(size, applicant)
+
+    def take_free(self, size: int, applicant: Applicant) -> bool:
+        """`reserve_nowait` of what is there, for which nothing has to leave."""
         urgent = applicant.urgent
-        if self.free_bytes(urgent=urgent) < size:
-            self.ladder.make_room(size - self.free_bytes(urgent=urgent))
-        if self.free_bytes(urgent=urgent) < size or (self._turns and self._turns.before(urgent=urgent)):
+        if self.free_bytes(urgent=urgent) < size or self._turns.before(urgent=urgent):
             return False
         self.reserved_bytes += size
         self.had(applicant, size)

@@ -96,7 +96,10 @@ class Turns:
 
     def turn(self, applicant: Applicant) -> float:
         """That it would get now."""
-        return max(self._had.get(_writer(applicant), (0.0, 0.0))[0], self._time)
+        return self._turn_of(_writer(applicant))
+
+    def _turn_of(self, writer: int) -> float:
+        return max(self._had.get(writer, (0.0, 0.0))[0], self._time)
 
     def add(self, applicant: Applicant, size: int, lead_bytes_max: int) -> Waiting:
         """Somebody has to wait."""
@@ -106,6 +109,8 @@ class Turns:
 
     def first(self) -> Waiting | None:
         """Whose turn it is."""
+        if not self._waiting:
+            return None
         if any(one.room.cancelled() for one in self._waiting):
             self._waiting = [one for one in self._waiting if not one.room.cancelled()]
         return min(self._waiting, key=_place, default=None)
@@ -133,8 +138,9 @@ class Turns:
         now = self._clock()
         if now >= self._purge_at:
             self._purge(now)
-        turn = min(self.turn(applicant), self._time + lead_bytes_max)
-        self._had[_writer(applicant)] = (turn + size, now)
+        writer = _writer(applicant)
+        turn = min(self._turn_of(writer), self._time + lead_bytes_max)
+        self._had[writer] = (turn + size, now)
         return turn
 
     def _purge(self, now: float) -> None:

@@ -8,11 +8,10 @@ the file system's lock.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Event
@@ -260,20 +259,19 @@ class Body:
         """Instead of what was to be called so far: once, under the lock, by the last who is at work on the descriptor."""
         self.idle_calls = (call,)
 
-    @contextlib.contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Meanwhile the descriptor stays, and nobody moves the bytes elsewhere."""
+    def keep_open(self) -> None:
+        """The descriptor stays, and nobody moves the bytes elsewhere, until `let_go`."""
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                calls, self.idle_calls = self.idle_calls, ()
-                for call in calls:
-                    call()
-            if self.closing and not self.in_flight:
-                self.close()
+
+    def let_go(self) -> None:
+        """Whoever asked for that is done."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            calls, self.idle_calls = self.idle_calls, ()
+            for call in calls:
+                call()
+        if self.closing and not self.in_flight:
+            self.close()
 
     # -- its state
 

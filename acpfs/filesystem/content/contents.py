@@ -181,8 +181,11 @@ class Contents:
     async def _unlocked(self, body: Body, function: Callable[..., T], *arguments: Any) -> T:
         """A system call on the content's descriptor, while others hold the lock."""
         fd = self.opened(body)
-        with body.kept_open():
+        body.keep_open()
+        try:
             return await unlocked(function, fd, *arguments)
+        finally:
+            body.let_go()
 
     def closed(self, node: Node) -> None:
         """The last handle of the node is gone."""
@@ -253,8 +256,16 @@ class Contents:
 
     async def write(self, node: Node, offset: int, data: bytes | memoryview, *, by_append: bool = False) -> int:
         """Write to RAM, or where the file overflowed to; all of it or an error. `by_append`: as `Writing.of` has it."""
+        writing = Writing.of(offset, len(data), node.size, by_append=by_append)
         try:
-            return await self._write(node, offset, data, Writing.of(offset, len(data), node.size, by_append=by_append))
+            while True:
+                done = await self.change(node, offset, len(data), os.pwrite, data, offset, writing=writing)
+                if done is not None:
+                    return done
+                await self._to_overflow(node)
+                body = await self._before_change(node, offset, writing)
+                if body.is_overflowed:
+                    return await self._write_overflow(node, body, offset, data)
         except InterruptedError:
             raise  # its caller was killed while it waited, and what it wrote before stays what it is
         except OSError as error:
@@ -272,14 +283,6 @@ class Contents:
             body.failed = body.failed_at = 0
             self._table.changed(node)
 
-    async def _write(self, node: Node, offset: int, data: bytes | memoryview, writing: Writing) -> int:
-        done = await self.change(node, offset, len(data), os.pwrite, data, offset, writing=writing)
-        if done is not None:
-            return done
-        await self._to_overflow(node)
-        body = await self._before_change(node, offset, writing)
-        return await (self._write_overflow(node, body, offset, data) if body.is_overflowed else self._write(node, offset, data, writing))
-
     async def change(
         self, node: Node, offset: int, size: int, function: Callable[..., int], *arguments: Any, writing: Writing = Writing.WHOLE
     ) -> int | None:
@@ -288,10 +291,11 @@ class Contents:
         if body.is_overflowed:
             return None
         wanted = _pages_wanted(node, offset, size)
-        if wanted and not await self._room.reserve(wanted, node):
+        at_once = not wanted or self._room.at_once(wanted, node)
+        if not at_once and not await self._room.reserve(wanted, node):
             return None
         try:
-            if wanted:
+            if not at_once:
                 body = await self._before_change(node, offset, writing)  # again: much may have happened meanwhile
             return None if body.is_overflowed else await self._change(node, body, offset, size, function, *arguments)
         finally:
@@ -379,7 +383,8 @@ class Contents:
                     fallocate(self.opened(body), mode, offset, length)
                 finally:
                     self._settle(node, body)
-            with body.kept_open():
+            body.keep_open()
+            try:
                 for start in range(offset, offset + length, ALLOCATE_PIECE_BYTES) if wanted > ALLOCATE_PIECE_BYTES else ():
                     if node.body is not body:  # truncated meanwhile: that comes after what is done
                         return
@@ -387,6 +392,8 @@ class Contents:
                     await self._allocate_piece(node, body, mode, start, size)
                     self._tier.release(size)
                     wanted -= size
+            finally:
+                body.let_go()
         finally:
             self._tier.release(wanted)
         if changes:
@@ -557,7 +564,8 @@ class Contents:
             if not known:
                 body.writing = Writing.WHOLE
                 self._table.changed(node)
-            if body.is_overflowed or (body.modified and known and not body.interrupted and copied == self._aside.copied_bytes):
+            recorded = body.modified and known and not body.interrupted and copied == self._aside.copied_bytes
+            if recorded or body.is_overflowed:
                 return body
             self._modified(node, body)
             await unlocked(int)  # ends the step: its transaction is committed

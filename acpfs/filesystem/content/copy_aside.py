@@ -42,9 +42,10 @@ class CopyAside:
         """
         while True:
             body = node.body
-            assert not body.is_cold, node.ino
-            if body.is_outgrown:
-                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            if body.rest is not None:  # mostly all of it is in RAM
+                assert not body.is_cold, node.ino
+                if body.is_outgrown:
+                    raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
             if body.busy is not None:
                 await wait(body.busy)
                 continue

@@ -49,6 +49,10 @@ class Room:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return False
 
+    def at_once(self, size: int, node: Node) -> bool:
+        """`reserve` of what is free: nothing else happens to any file."""
+        return self._tier.take_free(size, self.applicant(node, Purpose.WRITE))
+
     def applicant(self, node: Node, purpose: Purpose) -> Applicant:
         """Somebody who writes to a file, as the queue knows it."""
         return Applicant(node.ino, purpose, node.writer_pid, self.is_urgent(node))

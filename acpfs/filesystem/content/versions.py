@@ -122,7 +122,8 @@ class Versions:
 
     def frozen_bytes(self, tier_id: TierId) -> int:
         """How many of the first bytes belong to a version and must not change."""
-        return max((version.size for version in self.on(tier_id)), default=0)
+        versions = self._frozen.get(tier_id)
+        return max(version.size for version in versions) if versions else 0
 
     def move(self, source: TierId, target: TierId) -> None:
         """The versions of one tier file have a copy of what they need in another."""
