@@ -3,8 +3,9 @@
     ACPFS_TORCH_PYTHON=.venv/frameworks/bin/python python -m bench.gasp [--mib 1024] [--rounds 9] [--no-keep]
 
 Four ranks of torch (gloo, CPU), HSDP: two copies of the state. The last rank is killed behind the gate of update 3. Times are from the
-kill on: `parked`, all survivors out of their collectives; `settled`, all at step S; `published`, the checkpoint has its name. Beside each
-large gasp in a mount stand a plain save of the same state to tmpfs in the same job, and a gasp straight to the mount's storage.
+kill on: `updated`, the survivors' update 3 is done; `parked`, all survivors out of their collectives; `settled`, all at step S;
+`published`, the checkpoint has its name. Beside each large gasp in a mount stand a plain save of the same state to tmpfs in the same job,
+and a gasp straight to the mount's storage.
 The storage takes --rate bytes per second, by the kernel's block throttle where that can be set; where not, that gasp is not measured, and
 the least that it takes is said (bytes through the rate).
 """
@@ -135,6 +136,8 @@ def report_gasps(report: Report, found: dict[str, list[Times]], mib: float, rate
     row("SIGKILL → all survivors parked, small state", parked, "≤ 0.3 s", met=min(parked) <= 0.3)
     parked = [one["stopping"] for one in large]
     row(f"SIGKILL → all survivors parked, {mib:g} MiB", parked, "≤ 0.3 s", met=min(parked) <= 0.3)
+    report.row("  … of that the survivors' own update, which is finished and not torn", told([one["updated"] for one in large]))
+    report.row("  … and from its end on", told([one["stopping"] - one["updated"] for one in large]))
     settled = [one["saving"] - one["stopping"] for one in small]
     row("parked → settled, small state", settled, "≤ 0.1 s and one update", met=min(settled) <= 0.1)
     row("SIGKILL → published, small state", [one["published"] for one in small], "≤ 0.5 s", met=min(o["published"] for o in small) <= 0.5)
