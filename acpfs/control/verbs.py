@@ -25,8 +25,6 @@ PROGRESS_INTERVAL_S = 0.25
 PROGRESS_SHARE = 50.0
 """Looking at a long log must not hold up its drain: pauses are at least so many times what the look took."""
 BATCH_ITEMS = 500
-LOOK_AGAIN_S = 1.0
-"""That a node is missing is said by a look that is no older."""
 LOOK_S = 2.0
 """Whether a path is there is looked at for so long, whatever the client's deadline is."""
 GOOD = ("ok", "unknown")
@@ -277,7 +275,7 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
     Raises:
         RemoteError: not in time (TIMEOUT), or never without an operator (FAILED); with what is left.
     """
-    start, looked_at = subject.remaining(until, paths), -math.inf
+    start, left_at_look = subject.remaining(until, paths), -1
     with trio.move_on_after(_limit(timeout_s)):
         while True:
             async with trio.open_nursery() as nursery:
@@ -287,9 +285,9 @@ async def drain(subject: Subject, until: int, timeout_s: float | None, tell: Rep
                 nursery.cancel_scope.cancel()
             await subject.decided()
             rest = subject.remaining(until, paths)
-            if rest.withheld and trio.current_time() - looked_at >= LOOK_AGAIN_S:  # who came back since may not have been seen yet
+            if rest.withheld and rest.operations != left_at_look:  # a node that came back since may not have been seen yet
+                left_at_look = rest.operations
                 await subject.nodes_seen()
-                looked_at = trio.current_time()
             elif rest.operations == 0 or rest.stuck:  # else deletions that were held back are carried out now
                 break
         await subject.recorded()
