@@ -128,7 +128,8 @@ def points(scratch: Path) -> dict[str, Any]:
     def last(point: str) -> float:
         return max(at for rank in survivors for name, at in rank if name == point) - killed
 
-    found = {name: last(name) for name in ("updated", "stopping", "saving", "published")}
+    found = {name: last(name) for name in ("stopping", "saving", "published")}
+    found["updated"] = max(0.0, last("updated"))  # before the kill: who is not through the gate parks without that update
     return {**found, "plain": [at for name, at in told[0] if name == "plain"]}
 
 
