@@ -120,6 +120,7 @@ def measure(bench: Bench, scratch: Path, rounds: int, mib: float, rate: int) -> 
                 for kind in ("ddp", "hsdp") if number < STEPS_ROUNDS_MAX else ():
                     steps = {"kill": False, "kind": kind, "mib": 0.01, "steps": 300, "idle_s": IDLE_S}
                     found[kind].append(bench.job(mount.path, mount.runtime_dir, **steps))
+            mount.wait_status(lambda status: status["open_files"] == 0, JOB_TIMEOUT_S)  # coordinators end a moment after their ranks
     return found, why_not
 
 
