@@ -13,6 +13,7 @@ and what it meets when it is back is `Interrupted`. No torch here.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -180,4 +181,12 @@ class Charge:
 
     def _in_its_place(self) -> None:
         log.warning("a thread is stuck: another one does what is to be done", stacks=all_stacks())
-        self._run()
+        try:
+            self._run()
+        except Exception:
+            log.exception("the thread that stood in for another one failed")
+            if self.is_mine:
+                self.give_up()
+        while True:  # given up: the interrupter looks at this thread's clock as long as the process lives, so it must not end
+            with contextlib.suppress(Interrupted):
+                threading.Event().wait()

@@ -21,6 +21,8 @@ class Handling:
         self.back = [threading.Event(), threading.Event(), threading.Event()]
         self.handled: list[str] = []
         self.took: list[bool] = []
+        self.error: Exception | None = None
+        """What a handler ends with."""
         self.waits = threading.Semaphore(0)
         self.main = threading.Thread(target=self._main, name="main")
         self.main.start()
@@ -38,6 +40,8 @@ class Handling:
         number = len(self.handled) + 1
         self.handled.append(threading.current_thread().name)
         self._wait(number)
+        if self.error is not None:
+            raise self.error
         self.took.append(self.charge.is_mine)
 
     def _wait(self, number: int) -> None:
@@ -90,6 +94,26 @@ def test_one_that_stands_in_and_is_stuck_is_replaced_too() -> None:
     handling.charge.give_up()
     handling.main.join()
     assert sorted(handling.took) == [False, False, True]
+
+
+@pytest.mark.clause("T24")
+@pytest.mark.parametrize("error", [None, MemoryError("of what it does")])
+def test_one_that_stood_in_does_not_end_before_its_process(error: Exception | None) -> None:
+    """Its clock is looked at in every turn, and the memory of a thread that ended may be another's."""
+    handling = Handling()
+    handling.error = error
+    handling.let_one_stand_in()
+    handling.back[1].set()
+    if error is None:
+        while not handling.took:
+            pass
+        handling.charge.give_up()
+    handling.back[0].set()
+    handling.main.join()
+    assert handling.took[-1] is False
+    handling.interrupter.arm()
+    while not handling.interrupter.stuck:  # it waits, and is looked at
+        handling.interrupter.tick()
 
 
 class Failing(FakeRank):

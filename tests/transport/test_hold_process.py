@@ -21,7 +21,7 @@ import pytest
 from acpfs.filesystem.admission import Net
 from acpfs.filesystem.filesystem import FileSystem
 from acpfs.transport.native import hold_process
-from acpfs.transport.native.hold_process import Locks, serve
+from acpfs.transport.native.hold_process import BESIDE_MAX, Locks, serve
 from acpfs.transport.native.holding import TELL_AGAIN_S, Holding, HoldProcess, net
 from acpfs.types import Ino
 
@@ -135,6 +135,27 @@ def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(tmp_pat
     while locks._taking:
         threading.Event().wait(0.01)
     assert lock.calls.empty()
+    locks.watch([], -1)
+
+
+def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, locks = Waiting(monkeypatch), Locks()
+    locks._files[7] = os.open(tmp_path, os.O_PATH)
+    for _ in range(20):
+        locks.take(7)
+    waiting = [lock.called() for _ in range(1 + BESIDE_MAX)]
+    assert lock.calls.empty()
+    lock.answers[waiting[-1]].put(errno.EAGAIN)
+    while locks._beside[7] == BESIDE_MAX:
+        threading.Event().wait(0.01)
+    locks.take(7)
+    waiting[-1] = lock.called()
+    assert lock.calls.empty()
+    for fd in waiting:
+        lock.answers[fd].put(errno.ECANCELED)
+    lock.answers[lock.called()].put(errno.ECANCELED)  # the first one, that was asked for once more
+    while locks._taking or locks._beside:
+        threading.Event().wait(0.01)
     locks.watch([], -1)
 
 

@@ -30,6 +30,7 @@ import struct
 import sys
 import threading
 import time
+from collections import Counter
 
 PR_SET_NO_NEW_PRIVS = 38
 CAP_DAC_READ_SEARCH = 2
@@ -42,6 +43,9 @@ STATFS_WORDS = 32
 PACKET_BYTES_MAX = 1 << 17
 TRIES, TRY_AGAIN_S = 5, 0.001
 """To open a file that is just being created, before the next message."""
+BESIDE_MAX = 3
+"""Threads that wait for a file's lock beside the first. One may come in a gap, too; a writer is asked for again every few seconds, and may
+take minutes for one write."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -92,6 +96,8 @@ class Locks:
         self._lock = threading.Lock()
         self._taking: dict[int, bool] = {}
         """Node → whether it was asked for once more since its thread began."""
+        self._beside: Counter[int] = Counter()
+        """Node → threads that wait beside that one."""
 
     def watch(self, inos: list[int], tree: int) -> None:
         """These and no others from now on; `tree`: a copy of the mount, -1: there is one already."""
@@ -149,11 +155,19 @@ class Locks:
         with self._lock:
             is_first = ino not in self._taking
             self._taking[ino] = not is_first
+            if not is_first:
+                if self._beside[ino] == BESIDE_MAX:
+                    return
+                self._beside[ino] += 1
         threading.Thread(target=self._hold if is_first else self._hold_once, args=(ino, os.dup(self._files[ino])), daemon=True).start()
 
-    def _hold_once(self, _ino: int, fd: int) -> None:
+    def _hold_once(self, ino: int, fd: int) -> None:
         change_nothing(fd)
         os.close(fd)
+        with self._lock:
+            self._beside[ino] -= 1
+            if not self._beside[ino]:
+                del self._beside[ino]
 
     def _hold(self, ino: int, fd: int) -> None:
         while True:
