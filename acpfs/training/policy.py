@@ -44,8 +44,8 @@ class Policy:
     """A member says so often where it is."""
     protected_s: float = 60.0
     """So long `protect` waits until all ranks have registered."""
-    interrupt_after_s: float = 0.5
-    """After STOP, a main thread that has not come by itself gets `Interrupted`."""
+    interrupt_after_s: float = 0.1
+    """After STOP, a main thread that has not come by itself gets `Interrupted`; one whose update is under way, at its end."""
     interrupt_every_s: float = 0.5
     """And again so often."""
     stuck_s: float = 2.0
