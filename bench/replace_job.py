@@ -60,7 +60,8 @@ class Job:
         self._events, self._offset = scratch / "events", 0
         self.events: list[Event] = []
         (scratch / "hurt").mkdir()
-        wanted = {"directory": str(directory), "events": str(self._events), "hurt": str(scratch / "hurt"), "snapshot": False, **config}
+        wanted = {"directory": str(directory), "events": str(self._events), "hurt": str(scratch / "hurt"), "frozen": 0, "snapshot": False}
+        wanted |= config
         self._words = [sys.executable, "-m", "acpfs.cli.run", "--nproc-per-node", str(WORLD), "--log-dir", str(scratch / "logs"), "-r", "3"]
         self._words += [*options.split(), "-m", "bench.replace_ranks", json.dumps(wanted)]
         libraries = str(Path(xxhash.__file__).parents[1])

@@ -1,6 +1,7 @@
 """The training script of `bench.replace`: `-m bench.replace_ranks CONFIG` under `acpfs-run`, with torch's interpreter.
 
-CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `snapshot` (whether one is written behind update 2), `hurt`
+CONFIG is JSON: `directory` (to save in), `events` (a file), `mib` (of state), `frozen` (MiB of parameters that no step touches: the state
+is large and the step is short, as on an accelerator), `snapshot` (whether one is written behind update 2), `hurt`
 (a directory: a rank that finds its number there loses its memory). Each line of `events` says who was where when, on the clock of all;
 that of `loaded` how many bytes this rank has read while it restored, and that of `digest` what all of its state is, by two steps later.
 """
@@ -27,7 +28,7 @@ from acpfs.training import resilient
 from acpfs.training.torch.device import DeviceMemoryError
 from acpfs.training.torch.digest import digest_of
 
-COPIES, WIDTH, STATE_BYTES, TOLD_STEPS = 2, 2048, 12, 3
+COPIES, WIDTH, STATE_BYTES, PARAMETER_BYTES, TOLD_STEPS = 2, 2048, 12, 4, 3
 """Of a parameter: itself and Adam's moments; the first steps of a generation are told one by one."""
 SNAPSHOT_STEP, DIGEST_AFTER = 2, 2
 """So many steps behind the start of an era its state is compared; where there is a snapshot, behind that."""
@@ -48,21 +49,38 @@ class Events:
         os.write(self._file, f"{name} {self._rank} {os.getpid()} {self._attempt} {generation} {number} {moment}\n".encode())
 
 
-def built(mib: float) -> tuple[Any, Any]:
-    """Model and optimizer with so much state, in two copies. Its values are set at once: what a restart would load over them anyway."""
-    parameters = mib * (1 << 20) / STATE_BYTES
+class Model(torch.nn.Module):  # type: ignore[misc]  # torch is not there where types are checked
+    """Layers that are trained, and others that are only part of the state."""
+
+    def __init__(self, mib: float, frozen_mib: float) -> None:
+        super().__init__()
+        self.trained = torch.nn.Sequential(*layers(mib * (1 << 20) / STATE_BYTES))
+        self.frozen = torch.nn.ModuleList(layers(frozen_mib * (1 << 20) / PARAMETER_BYTES)) if frozen_mib else torch.nn.ModuleList()
+        self.frozen.requires_grad_(requires_grad=False)
+
+    def forward(self, values: Any) -> Any:
+        return self.trained(values)
+
+
+def layers(parameters: float) -> list[Any]:
+    """Square ones with about so many parameters."""
     width = WIDTH if parameters >= WIDTH**2 else max(2, int(parameters**0.5))
+    return [torch.nn.Linear(width, width, bias=False) for _ in range(max(1, round(parameters / width**2)))]
+
+
+def built(mib: float, frozen_mib: float) -> tuple[Any, Any]:
+    """Model and optimizer with so much state, in two copies. Its values are set at once: what a restart would load over them anyway."""
     with torch.device("meta"):
-        model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(max(1, round(parameters / width**2)))))
+        model = Model(mib, frozen_mib)
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (COPIES, world // COPIES), mesh_dim_names=("replicate", "shard"))
-    for layer in model:
+    for layer in (*model.trained, *model.frozen):
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     model.to_empty(device="cpu")
     for parameter in model.parameters():
-        parameter.detach().to_local().fill_(1 / width)
-    return model, torch.optim.Adam(model.parameters(), lr=1e-4)
+        parameter.detach().to_local().fill_(1 / parameter.shape[-1])
+    return model, torch.optim.Adam(model.trained.parameters(), lr=1e-4)
 
 
 def step(model: Any, optimizer: Any) -> None:
@@ -77,7 +95,7 @@ def digest(model: Any, optimizer: Any) -> int:
     """Of all that this rank has: parameters and moments, bit for bit."""
     values: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        values |= {name: parameter, **{f"{name} {key}": value for key, value in optimizer.state[parameter].items()}}
+        values |= {name: parameter, **{f"{name} {key}": value for key, value in optimizer.state.get(parameter, {}).items()}}
     return int(digest_of(values)[:DIGEST_DIGITS], 16)
 
 
@@ -100,7 +118,7 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
     try:
         dist.init_process_group("gloo")
         events.tell("grouped", run.generation)
-        model, optimizer = built(config["mib"])
+        model, optimizer = built(config["mib"], config["frozen"])
         events.tell("built", run.generation)
         before = read_bytes()
         number = run.restore(model=model, optimizer=optimizer)
@@ -125,7 +143,7 @@ def train(run: Any, config: dict[str, Any], events: Events) -> None:
                 events.tell("saved", run.generation, number)
             end.fill_(float(dist.get_rank() == 0 and Path(config["events"]).with_name("end").exists()))
             dist.broadcast(end, 0)
-        sent(events, config["mib"])
+        sent(events, config["mib"] + config["frozen"])
     finally:
         events.tell("left", run.generation)
 
