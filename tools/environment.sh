@@ -85,6 +85,7 @@ need_fuse_device() {
 # Makes .venv/NAME by `pip install PIP_ARGUMENT...` unless it was made from the same FILEs, arguments and interpreter before.
 need_venv() {
     local name=$1 stamp want files=()
+    need_system
     shift
     while [ "$1" != -- ]; do
         files+=("$1")
