@@ -248,7 +248,6 @@ class Changes:
         """
         if node.handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        self._contents.drop(node)
         if self._back_to_last(node):
             return
         if node.unlogged:
@@ -259,11 +258,10 @@ class Changes:
         self._view.reap(node)
 
     def _back_to_last(self, node: Node) -> bool:
-        """Show what was complete last, if that is on its way to the backing directory."""
-        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and op.version.is_local), None)
-        if last is None or last.version is None:
+        """Show what was complete last; whether that is on its way to the backing directory."""
+        last = self._contents.go_back(node)
+        if last is None:
             return False
-        self._contents.adopt_version(node, last.version)
         node.mtime_ns = last.meta.mtime_ns or node.mtime_ns
         node.touch(mtime=False)
         return True

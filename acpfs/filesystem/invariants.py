@@ -16,6 +16,7 @@ from acpfs.logger import shown
 from acpfs.ram.tier import Tier
 from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import VersionState
 
 PIECE_S = 0.002
 """About so long the lock is had at a time: a thousand nodes."""
@@ -123,6 +124,9 @@ class Invariants:
                 yield "it is in the spill directory, and no version keeps its copy there"
             if not body.is_clean:
                 yield "it has changed since its copy was made in the spill directory"
+        is_waiting = bool(versions) and versions[-1].state is not VersionState.COMMITTED
+        if body.is_cold and is_waiting and (node.names or node.handles):
+            yield "its newest version is not on the backing directory, and its content would be read from there"
         if body.sealed and not any(version.staging_name == body.staging for version in versions):
             yield "it waits for a version of it that is not in the log"
 

@@ -23,7 +23,7 @@ from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
 from tests.filesystem.test_cold_reads import Hang
-from tests.filesystem.world import CALLER, World, run, world
+from tests.filesystem.world import CALLER, World, run, violations, world
 
 pytestmark = pytest.mark.clause("S53")
 
@@ -497,3 +497,25 @@ def test_first_readers_of_what_an_earlier_worker_made_have_one_descriptor(tmp_pa
                     await trio.sleep(0.005)
 
     trio.run(main)
+
+
+@pytest.mark.clause("S182")
+def test_discarding_a_half_over_what_overflowed_shows_what_overflowed(tmp_path: Path) -> None:
+    async def scenario(w: World) -> None:
+        ino = await write_blocks(w, b"big", 6)
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+        await w.do(w.fs.write(opened.handle, 0, b"half"))
+        with w.fs.lock:
+            w.inner.contents.interrupt(w.inner.table[ino])
+        await w.close(opened)
+        with w.fs.lock:
+            assert w.inner.interrupted.discard(b"big") == (1, [])
+        assert violations(w) == []
+        expected = b"".join(map(block, range(6)))
+        assert await w.read(ino, 16 * MIB) == expected
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == expected
+        assert await w.read(ino, 16 * MIB) == expected
+        assert w.lower.list_staging() == []
+
+    run(tmp_path, scenario, budget_bytes=BUDGET)

@@ -20,7 +20,7 @@ from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import Ino
 from acpfs.writeback.log.ops import Version
 from acpfs.writeback.sources import spill as spill_module
-from tests.filesystem.world import CALLER, World
+from tests.filesystem.world import CALLER, World, violations
 from tests.filesystem.world import run as in_world
 
 pytestmark = pytest.mark.clause("S150")
@@ -457,3 +457,36 @@ def test_sparse_and_empty_files_come_through(tmp_path: Path) -> None:
         assert (made.backing / "sparse").read_bytes() == bytes(40 * MIB) + b"end"
 
     run(tmp_path, script, spill_mode="mirror")
+
+
+@pytest.mark.clause("S234")
+def test_who_opens_a_spilled_file_when_ram_is_full_and_leaves_it_alone_changes_nothing(tmp_path: Path) -> None:
+    """It came to a staging file to be changed; without a change its bytes are the copy's again, and not those of the older file."""
+
+    async def script(made: World) -> None:
+        ino = await made.write(b"victim", content(100))
+        await made.drained()
+        made.engine.hold(True)
+        await made.write(b"victim", content(0))  # the backing directory has other bytes, of the same length
+        for number in range(1, 8):
+            await made.write(b"f%d" % number, content(number))
+        await rested(made)
+        assert ino in {version.ino for version in spilled_versions(made)}
+        filler, _attributes = await made.create(b"filler")
+        for offset in range(0, BUDGET - FILE + MIB, MIB):
+            await made.do(made.fs.write(filler.handle, offset, bytes(MIB)))
+        opened = await made.do(made.fs.open(ino, os.O_RDWR, CALLER))
+        assert made.inner.table[ino].body.is_overflowed
+        await made.close(opened)
+        assert violations(made) == []
+        assert await made.read(ino, FILE) == content(0)
+        opened = await made.do(made.fs.open(ino, os.O_RDWR, CALLER))
+        await made.do(made.fs.write(opened.handle, 10, b"changed"))
+        await made.close(opened)
+        wanted = content(0)[:10] + b"changed" + content(0)[17:]
+        assert await made.read(ino, FILE) == wanted
+        await made.close(filler)
+        await made.drained()
+        assert (made.backing / "victim").read_bytes() == wanted
+
+    run(tmp_path, script, when_full="native")

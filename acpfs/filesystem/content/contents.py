@@ -20,17 +20,17 @@ from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Coming, Fills
 from acpfs.filesystem.content.overflow import Overflow
 from acpfs.filesystem.content.retention import Retention
-from acpfs.filesystem.content.room import Room
+from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
-from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, HUGE_PAGE_BYTES, Tier, fallocate
+from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, Tier, fallocate
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, TierId
 from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.ops import Version
+from acpfs.writeback.log.ops import Op, Version
 from acpfs.writeback.log.stages import Step
 
 T = TypeVar("T")
@@ -127,9 +127,20 @@ class Contents:
         self._resized(node, version.size)
         if version.spilled:
             self._put(node, Body(rest=SpillCopy(version.vid)))
+        elif not version.is_local:
+            self.adopt_overflow(node, overflowed(version.staging_name, sealed=True))
         else:
             self._tier.cut(version.tier_id, self._versions.frozen_bytes(version.tier_id))
             self.adopt(node, version.tier_id)
+
+    def go_back(self, node: Node) -> Op | None:
+        """Give a node what was complete last; returns its STORE, or None where that is the backing directory's file."""
+        last = next((op for op in reversed(self._log.pending_of(node.ino)) if op.version is not None and not op.unsealed), None)
+        if last is None or last.version is None:
+            self.drop(node)
+            return None
+        self.adopt_version(node, last.version)
+        return last
 
     def drop(self, node: Node) -> None:
         """The node's content is not needed any more (evicted, deleted, or outdated)."""
@@ -196,7 +207,7 @@ class Contents:
             body.close()
             self.retention.settle(node)
         elif not (body.modified or body.sealed):
-            self.drop(node)  # brought up to be changed, and then it was not
+            self.go_back(node)  # brought up to be changed, and then it was not: what it was a copy of may still wait in the spill directory
 
     def interrupt(self, node: Node) -> None:
         """It is a half: nothing is published or dropped before somebody writes it anew, or decides."""
@@ -290,7 +301,7 @@ class Contents:
         body = await self._before_change(node, offset, writing)
         if body.is_overflowed:
             return None
-        wanted = _pages_wanted(node, offset, size)
+        wanted = pages_wanted(node, offset, size)
         at_once = not wanted or self._room.at_once(wanted, node)
         if not at_once and not await self._room.reserve(wanted, node):
             return None
@@ -582,13 +593,3 @@ class Contents:
             evicted_bytes=clean.evicted_bytes,
             copied_aside_bytes=self._aside.copied_bytes,
         )
-
-
-def _pages_wanted(node: Node, offset: int, size: int) -> int:
-    """Bytes of RAM that a write may take. In a hole the kernel fills whole huge pages, however little is written."""
-    if offset + size > node.size:
-        return size
-    if node.blocks * BLOCK_BYTES >= node.size:
-        return 0
-    start, end = offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    return min(end, node.size) - start

@@ -16,7 +16,7 @@ from acpfs.config import WhenFull
 from acpfs.filesystem.nodes import Node
 from acpfs.filesystem.records import WaitingWriter
 from acpfs.filesystem.steps import wait
-from acpfs.ram.tier import Tier
+from acpfs.ram.tier import BLOCK_BYTES, HUGE_PAGE_BYTES, Tier
 from acpfs.ram.waiting import Applicant, Purpose
 from acpfs.types import Ino
 
@@ -104,3 +104,13 @@ class Room:
             )
             for one in self._tier.queue()
         )
+
+
+def pages_wanted(node: Node, offset: int, size: int) -> int:
+    """Bytes of RAM that a write may take. In a hole the kernel fills whole huge pages, however little is written."""
+    if offset + size > node.size:
+        return size
+    if node.blocks * BLOCK_BYTES >= node.size:
+        return 0
+    start, end = offset // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, -(-(offset + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    return min(end, node.size) - start
