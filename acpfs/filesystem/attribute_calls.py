@@ -156,6 +156,15 @@ class AttributeCalls:
                 return
             node = self._table[node.names[0][0]]
 
+    def is_durable(self, node: Node) -> bool:
+        """Whether fsync is durable for a file, as far as that is known without asking the backing directory."""
+        while node.names:
+            node = self._table[node.names[0][0]]
+            value = (node.xattrs or {}).get(FSYNC_XATTR)
+            if value is not None:
+                return FsyncMode(value.decode()) is FsyncMode.DURABLE
+        return self._settings.fsync is FsyncMode.DURABLE
+
     async def fsync_mode(self, node: Node) -> FsyncMode:
         """What fsync means for a file: the nearest directory above with a mode of its own decides, else the mount."""
         return await self.fsync_mode_in(self._table[node.names[0][0]]) if node.names else self._settings.fsync

@@ -152,7 +152,7 @@ class FileSystemParts:
         """The calls on regular files, over the parts that are there."""
         closing = closing if self.settings.when_killed is WhenKilled.KEEP else lambda _pid: Closing.CALL
         self.ahead = PagesAhead(self.tier, self.contents, admission, threads, self.lock, ready)
-        lane_use = LaneUse(self.lanes, self.contents, admission, self.hold, self.lower_view, self.warming, self.ahead)
+        lane_use = LaneUse(self.lanes, self.attributes, self.contents, admission, self.hold, self.lower_view, self.warming, self.ahead)
         parts = (self.contents, writable, admission, self.outgrown, self.warming, self.log, self.kept, closing)
         self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
         told = (self.durations, self.loads, ready)

@@ -58,7 +58,11 @@ class Files:
     # -- the content as a whole
 
     async def fsync(self, number: HandleId) -> None:
-        """Fix the content in the order; in durable mode, wait until it is persisted."""
+        """Fix the content in the order; in durable mode, wait until it is persisted.
+
+        Raises:
+            OSError: ENOSPC: it outgrew RAM while the kernel wrote it, and is persisted after its last close; the mode changed after its open.
+        """
         handle = self._open.handle(number)
         handle.wrote = True
         await self._outgrown.check(handle.node)
@@ -66,6 +70,8 @@ class Files:
         self._open.complete(handle, quiet=True)
         self._open.report_refusal(handle.node)
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
+            if handle.writes_unseen:
+                self._outgrown.refuse_to_wait(handle.node)
             await self._writable.persisted(handle.node)
 
     def learn_capacity(self, space: SpaceInfo) -> None:

@@ -10,6 +10,7 @@ import os
 import time
 
 from acpfs.filesystem.admission import Admission
+from acpfs.filesystem.attribute_calls import AttributeCalls
 from acpfs.filesystem.content.contents import COPY_AT_FREEZE_BYTES_MAX, Contents
 from acpfs.filesystem.content.warming import Warming
 from acpfs.filesystem.hold import Hold
@@ -25,9 +26,18 @@ class LaneUse:
     """Takes and leaves lanes."""
 
     def __init__(
-        self, lanes: Lanes, contents: Contents, admission: Admission, hold: Hold, view: LowerView, warming: Warming, ahead: PagesAhead
+        self,
+        lanes: Lanes,
+        attributes: AttributeCalls,
+        contents: Contents,
+        admission: Admission,
+        hold: Hold,
+        view: LowerView,
+        warming: Warming,
+        ahead: PagesAhead,
     ) -> None:
         self._lanes = lanes
+        self._attributes = attributes
         self._contents = contents
         self._admission = admission
         self._hold = hold
@@ -89,7 +99,11 @@ class LaneUse:
         return handle.lower_fd
 
     def _choose(self, handle: Handle) -> Lane:
-        return self._lanes.choose(handle.node, handle.flags, lambda: self._admission.refuse(handle))
+        return self._lanes.choose(handle.node, handle.flags, lambda: self._refuse(handle))
+
+    def _refuse(self, handle: Handle) -> str:
+        """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at its close, and no fsync before can be durable."""
+        return "fsync is durable here" if self._attributes.is_durable(handle.node) else self._admission.refuse(handle)
 
     def refused(self, handle: Handle) -> None:
         """The kernel would not take the file: the handle goes on in the daemon's lane."""

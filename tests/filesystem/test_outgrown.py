@@ -403,3 +403,38 @@ def test_deleting_it_leaves_nothing(tmp_path: Path) -> None:
         assert w.fs.statistics().nodes == 1
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S16", "S18")
+def test_a_writer_whose_fsync_is_durable_is_served_by_the_daemon(tmp_path: Path) -> None:
+    """In passthrough its fsync would wait for its own close."""
+
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        w.engine.hold(False)
+        lanes = {}
+        directory = (await w.do(w.fs.mkdir(ROOT, b"safe", 0o755, CALLER))).ino
+        await w.do(w.fs.setxattr(directory, b"user.acpfs.fsync", b"durable", 0, 0))
+        for parent in (ROOT, directory):
+            opened, _attributes = await w.create(b"f", parent)
+            lanes[parent] = opened.lane
+            await w.close(opened)
+        assert lanes == {ROOT: Lane.PASSTHROUGH, directory: Lane.DIRECT}
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S16", "S18")
+def test_a_durable_fsync_of_what_outgrew_ram_before_it_was_durable_fails_and_close_stores_it(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        ino, opened = await writer(w, b"big")
+        data = patterned(100 * MIB)
+        await outgrow(w, kernel, opened, ino, data)
+        await w.do(w.fs.setxattr(ROOT, b"user.acpfs.fsync", b"durable", 0, 0))
+        with trio.fail_after(60), pytest.raises(OSError, match="No space"):
+            await w.do(w.fs.fsync(opened.handle, False))
+        await w.close(opened)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
+
+    run(tmp_path, scenario)

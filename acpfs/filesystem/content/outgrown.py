@@ -271,6 +271,17 @@ class OutgrownFiles:
         failed = body.is_outgrown and body.failed
         return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
+    def refuse_to_wait(self, node: Node) -> None:
+        """A writer in passthrough is about to wait until the file is persisted: what outgrew RAM is, after its last close.
+
+        Raises:
+            OSError: ENOSPC.
+        """
+        if self._log.unsealed_of(node.ino):
+            path = shown(self._table.path(node.ino))
+            log.error("larger than RAM, and open since before its fsync was durable: it is persisted after its close", path=path)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
     async def check(self, node: Node) -> None:
         """Before a close is answered: whether gone pieces were overwritten, and can be told.
 
