@@ -61,7 +61,7 @@ class Files:
         """Fix the content in the order; in durable mode, wait until it is persisted.
 
         Raises:
-            OSError: ENOSPC: it outgrew RAM while the kernel wrote it, and is persisted after its last close; the mode changed after its open.
+            OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable; it is persisted after its last close.
         """
         handle = self._open.handle(number)
         handle.wrote = True

@@ -102,7 +102,7 @@ class LaneUse:
         return self._lanes.choose(handle.node, handle.flags, lambda: self._refuse(handle))
 
     def _refuse(self, handle: Handle) -> str:
-        """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at its close, and no fsync before can be durable."""
+        """Why a writer may not have the passthrough lane: what outgrows RAM there is complete at its close, so no fsync is durable."""
         return "fsync is durable here" if self._attributes.is_durable(handle.node) else self._admission.refuse(handle)
 
     def refused(self, handle: Handle) -> None:

@@ -281,12 +281,13 @@ class OpenFiles:
         Not readers: a program that only reads treats an error from close as bytes that it must not trust, and these are good.
         """
         handle = self.handle(number)
-        if handle.writable:
-            await self._outgrown.check(handle.node)
         if handle.node.kernel_writers:
             await self._contents.mark(handle.node)
-        if await self._is_half(handle, pid or handle.pid):
+        if await self._is_half(handle, pid or handle.pid):  # before the wait below, which a killed writer does not live to see
             return
+        if handle.writable and handle.node.body.is_outgrown:
+            await self._outgrown.check(handle.node)
+            await self._contents.mark(handle.node)  # again: others may have written during the wait
         op = self.complete(handle)
         if op is not None and handle.opened_at and not handle.closed_at:
             self._durations.save.observe(time.monotonic() - handle.opened_at)

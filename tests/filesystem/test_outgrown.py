@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 import trio
 import trio.testing
 
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.content.outgrown import KEEP_PIECES, PIECE, TornError
@@ -438,3 +441,35 @@ def test_a_durable_fsync_of_what_outgrew_ram_before_it_was_durable_fails_and_clo
         assert (w.backing / "big").read_bytes() == data
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S180", "S181")
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_a_killed_writer_of_it_publishes_no_half(tmp_path: Path, *, broken_off: bool) -> None:
+    """`broken_off`: as the transport does with what a dying caller waits for."""
+    (tmp_path / "backing").mkdir()
+    (tmp_path / "backing" / "big").write_bytes(b"old")
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        await w.do(w.fs.lookup(ROOT, b"big"))
+        ino = (await w.do(w.fs.lookup(ROOT, b"big"))).ino
+        opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_TRUNC, CALLER))
+        assert opened.lane is Lane.PASSTHROUGH
+        await outgrow(w, kernel, opened, ino, patterned(80 * MIB))
+        assert w.inner.table[ino].body.is_outgrown
+        call, done = w.fs.flush(opened.handle, 1), None
+        with contextlib.suppress(StopIteration, InterruptedError), trio.fail_after(60):
+            while True:
+                done = w.fs.steps.step(call, done)
+                if broken_off:
+                    done = Future()
+                    done.cancel()
+                else:
+                    await settled(done)
+        await w.do(w.fs.release(opened.handle))
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == b"old"
+        assert w.fs.statistics().interrupted_files == 1
+
+    run(tmp_path, scenario, closing=lambda _pid: Closing.KILL)
