@@ -44,20 +44,17 @@ def shared() -> Future[None]:
     return future
 
 
-def uncancelled(future: Future[T]) -> Future[T]:
-    """The same for a caller that must not be gone before the call is: it uses what the caller would give back."""
-    result: Future[T] = Future()
-    result.set_running_or_notify_cancel()
+async def outlast(call: Future[T]) -> T:
+    """What a thread answers, waited for even by a dying caller.
 
-    def tell(done: Future[T]) -> None:
-        error = done.exception()
-        if error is not None:
-            result.set_exception(error)
-        else:
-            result.set_result(done.result())
-
-    future.add_done_callback(tell)
-    return result
+    The thread uses what the caller would give back, or what it does could still come over newer bytes.
+    """
+    while True:
+        try:
+            return await wait(call)
+        except InterruptedError:
+            if call.cancelled() or (call.done() and call.exception() is not None):
+                raise  # no thread had begun it
 
 
 class Unlocked(NamedTuple):

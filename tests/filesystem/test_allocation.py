@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import trio
 
 from acpfs.filesystem.content import contents
 from acpfs.filesystem.records import AttributeChange
+from acpfs.filesystem.steps import settled
 from acpfs.ram.tier import fallocate
 from tests.filesystem.world import CALLER, World, run
 
@@ -105,5 +108,42 @@ def test_what_is_truncated_meanwhile_stays_truncated(tmp_path: Path, monkeypatch
         tier = w.fs.statistics().tier
         assert (tier.used_bytes, tier.reserved_bytes) == (0, 0)
         assert (w.backing / "f").read_bytes() == b""
+
+    run(tmp_path, scenario)
+
+
+def test_a_killed_caller_leaves_no_thread_at_work_on_a_descriptor_that_may_be_another_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is over only when the thread is."""
+
+    async def scenario(w: World) -> None:
+        began, go_on = threading.Event(), threading.Event()
+
+        def waits(fd: int, mode: int, offset: int, length: int) -> None:
+            began.set()
+            assert go_on.wait(60)
+            fallocate(fd, mode, offset, length)
+
+        monkeypatch.setattr(contents, "fallocate", waits)
+        opened, attributes = await w.create(b"f")
+        call = w.fs.fallocate(opened.handle, 0, 0, 2 * PIECE)
+        done = w.fs.steps.step(call, None)
+        assert await trio.to_thread.run_sync(began.wait, 60)
+        killed: Future[None] = Future()
+        killed.cancel()
+        try:
+            done = w.fs.steps.step(call, killed)
+            assert not done.done()
+        finally:
+            go_on.set()
+        with contextlib.suppress(StopIteration), trio.fail_after(60):
+            while True:
+                await settled(done)
+                done = w.fs.steps.step(call, done)
+        assert (await w.do(w.fs.getattr(attributes.ino))).size == 2 * PIECE
+        await w.close(opened)
+        await w.drained()
+        assert w.fs.statistics().tier.reserved_bytes == 0
 
     run(tmp_path, scenario)

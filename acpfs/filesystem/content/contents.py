@@ -25,7 +25,7 @@ from acpfs.filesystem.content.versions import Versions
 from acpfs.filesystem.kernel_writes import KernelWrites, stamp
 from acpfs.filesystem.marks import Marks
 from acpfs.filesystem.nodes import Node, NodeTable
-from acpfs.filesystem.steps import shared, uncancelled, unlocked, wait
+from acpfs.filesystem.steps import outlast, shared, unlocked, wait
 from acpfs.ram.tier import BLOCK_BYTES, FALLOC_PUNCH_HOLE, Tier, fallocate
 from acpfs.ram.waiting import Purpose
 from acpfs.types import NO_TIER, TierId
@@ -413,7 +413,7 @@ class Contents:
     async def _allocate_piece(self, node: Node, body: Body, mode: int, offset: int, length: int) -> None:
         """In a thread and without the lock: 4 GiB take seconds, during which nobody else would get anywhere."""
         try:
-            await wait(uncancelled(self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length)))
+            await outlast(self._copies.submit("allocate", fallocate, self.opened(body), mode, offset, length))
         finally:
             self._settle(node, body)
 

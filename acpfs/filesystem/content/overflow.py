@@ -23,7 +23,7 @@ from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.body import Body, overflowed
 from acpfs.filesystem.earlier_calls import EarlierCalls
-from acpfs.filesystem.steps import broken_off, shared, wait
+from acpfs.filesystem.steps import broken_off, outlast, shared, wait
 from acpfs.ram.tier import Tier
 from acpfs.types import TierId
 
@@ -131,7 +131,7 @@ class Overflow:
             while body.fd < 0:  # an earlier daemon made it
                 await self._answer(self._opened(body), patience_s)
             call = self._calls.submit(label, function, body.fd, *arguments)
-            return await (self._outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
+            return await (outlast(call) if math.isinf(patience_s) else self._answer(call, patience_s))
         finally:
             body.in_flight -= 1
             if body.closing and not body.in_flight:
@@ -160,16 +160,6 @@ class Overflow:
             opening.set_result(None)
         else:
             opening.set_exception(error)
-
-    @staticmethod
-    async def _outlast(call: Future[T]) -> T:
-        """The answer to a call that even a dying caller waits for: it could still arrive, over newer bytes or after the commit."""
-        while True:
-            try:
-                return await wait(call)
-            except InterruptedError:
-                if call.cancelled() or (call.done() and call.exception() is not None):
-                    raise  # no thread had begun it
 
     async def patient(self, call: Future[T]) -> T:
         """The answer that a read waits for.
