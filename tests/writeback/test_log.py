@@ -180,6 +180,23 @@ def test_waiters_are_told_in_order(log: OperationLog) -> None:
     assert log.when_done(log.last_seq).done()
 
 
+@pytest.mark.clause("S16", "S160")
+def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(log: OperationLog) -> None:
+    """It may take as long as another member is missing, and the order has gone on behind it."""
+    removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b")
+    log.put_off(removal, True)
+    of_node, of_removed, of_directory, of_all = (log.when_done(stored.seq, node) for node in (B, A, DIRECTORY, None))
+    log.answer_waiters()()
+    assert not of_node.done()
+    log.remove(stored)
+    log.answer_waiters()()
+    assert of_node.done()
+    assert not any(waiting.done() for waiting in (of_removed, of_directory, of_all))
+    log.remove(removal)
+    log.answer_waiters()()
+    assert all(waiting.done() for waiting in (of_removed, of_directory, of_all))
+
+
 def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(log: OperationLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that were all rewritten before the drain began: walking each one's window would take n²/2 steps."""
     count = 1000

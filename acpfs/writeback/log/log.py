@@ -414,7 +414,8 @@ class OperationLog:
     def when_done(self, seq: Seq, node: Ino | None = None) -> Future[None]:
         """Done when every operation with a number up to `seq` is persisted; fails with the errno of one that is parked.
 
-        With `node`: only parked operations on that node matter, and what waits behind parked operations of others is not waited for.
+        With `node`: only parked operations on that node matter. What waits behind those of others is not waited for, and no removal that
+        waits for other members and has nothing to do with the node.
         """
         answer = self._judge(waiter := Waiter(seq, node))
         if answer is None:
@@ -451,12 +452,12 @@ class OperationLog:
         for op in self._parked.values():
             if op.seq <= waiter.seq and (waiter.node is None or waiter.node in (op.ino, op.victim)):
                 return op.last_error or errno.EIO
-        if waiter.node is None or not self._parked:
+        if waiter.node is None:
             return None
         for op in self._ops.values():
             if op.seq > waiter.seq:
                 return 0
-            if not (op.parked or (op.aside is Aside.HELD and op.ino != waiter.node)):
+            if not _is_passed(op, waiter.node):
                 return None
         return 0
 
@@ -573,3 +574,10 @@ class OperationLog:
 def _place(ops: list[Op], op: Op) -> int:
     """Among those of its node, which are in order; a file that is rewritten in a loop has thousands."""
     return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)
+
+
+def _is_passed(op: Op, node: Ino) -> bool:
+    """Whether what a node waits for may be done before the operation is: it stands aside, or behind one that does, and is another's."""
+    if op.aside is Aside.PUT_OFF:
+        return node not in (op.ino, op.victim, op.parent, op.new_parent)
+    return op.parked or (op.aside is Aside.HELD and op.ino != node)
