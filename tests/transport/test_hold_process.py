@@ -141,21 +141,56 @@ def test_who_is_asked_once_more_has_another_thread_wait_beside_the_first(tmp_pat
 def test_few_threads_wait_for_a_lock_that_one_write_keeps_for_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, locks = Waiting(monkeypatch), Locks()
     locks._files[7] = os.open(tmp_path, os.O_PATH)
+    before = threading.active_count()
     for _ in range(20):
         locks.take(7)
+    assert threading.active_count() == before + 1 + BESIDE_MAX
     waiting = [lock.called() for _ in range(1 + BESIDE_MAX)]
-    assert lock.calls.empty()
     lock.answers[waiting[-1]].put(errno.EAGAIN)
     while locks._beside[7] == BESIDE_MAX:
         threading.Event().wait(0.01)
     locks.take(7)
     waiting[-1] = lock.called()
-    assert lock.calls.empty()
     for fd in waiting:
         lock.answers[fd].put(errno.ECANCELED)
     lock.answers[lock.called()].put(errno.ECANCELED)  # the first one, that was asked for once more
     while locks._taking or locks._beside:
         threading.Event().wait(0.01)
+    locks.watch([], -1)
+
+
+def test_who_finds_no_thread_is_held_when_there_are_threads_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock, locks = Waiting(monkeypatch), Locks()
+    locks._files[7] = os.open(tmp_path, os.O_PATH)
+    open_before, start = len(os.listdir("/proc/self/fd")), threading.Thread.start
+    is_short = True
+
+    def start_if_there_is_room(thread: threading.Thread) -> None:
+        if is_short:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_if_there_is_room)
+    locks.take(7)
+    assert not locks._taking
+    is_short = False
+    locks.take(7)
+    first = lock.called()
+    is_short = True
+    for _ in range(BESIDE_MAX + 1):
+        locks.take(7)
+    assert not locks._beside
+    is_short = False
+    locks.take(7)
+    second = lock.called()
+    for fd in (second, first):
+        lock.answers[fd].put(errno.ECANCELED)
+    lock.answers[lock.called()].put(errno.ECANCELED)
+    while locks._taking or locks._beside or len(os.listdir("/proc/self/fd")) != open_before:
+        threading.Event().wait(0.01)
+    assert "node 7 cannot be held: can't start new thread" in capsys.readouterr().err
     locks.watch([], -1)
 
 

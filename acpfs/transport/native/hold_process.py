@@ -159,15 +159,30 @@ class Locks:
                 if self._beside[ino] == BESIDE_MAX:
                     return
                 self._beside[ino] += 1
-        threading.Thread(target=self._hold if is_first else self._hold_once, args=(ino, os.dup(self._files[ino])), daemon=True).start()
+        fd = -1
+        try:
+            fd = os.dup(self._files[ino])
+            threading.Thread(target=self._hold if is_first else self._hold_once, args=(ino, fd), daemon=True).start()
+        except (OSError, RuntimeError) as failed:  # no descriptor, no thread: the worker asks again soon
+            if fd >= 0:
+                os.close(fd)
+            self._ended(ino, is_first)
+            sys.stderr.write(f"acpfs: node {ino} cannot be held: {failed}\n")
+
+    def _ended(self, ino: int, is_first: bool) -> None:
+        """A thread takes the file's lock no more, or never came to it."""
+        with self._lock:
+            if is_first:
+                del self._taking[ino]
+                return
+            self._beside[ino] -= 1
+            if not self._beside[ino]:
+                del self._beside[ino]
 
     def _hold_once(self, ino: int, fd: int) -> None:
         change_nothing(fd)
         os.close(fd)
-        with self._lock:
-            self._beside[ino] -= 1
-            if not self._beside[ino]:
-                del self._beside[ino]
+        self._ended(ino, False)
 
     def _hold(self, ino: int, fd: int) -> None:
         while True:
