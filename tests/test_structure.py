@@ -106,13 +106,27 @@ def named(path: Path) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
+    """Parsed once for all rules, which took most of their time."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree_of(path)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trees_are_large() -> Iterator[None]:
+    yield
+    nodes_of.cache_clear()
+    tree_of.cache_clear()
 
 
 def imported_layers(path: Path) -> Iterator[tuple[str, int]]:
     """(layer or module below acpfs, line) of every import, also those inside functions."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "acpfs":
             parts = node.module.split(".")
             names = [parts[1]] if len(parts) > 1 else [alias.name for alias in node.names]
@@ -122,7 +136,7 @@ def imported_layers(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (n for n in ast.walk(tree_of(path)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (n for n in nodes_of(path) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -148,7 +162,7 @@ def test_rooms_import_downwards() -> None:
     wrong = []
     for path in sorted((PACKAGE / "writeback").rglob("*.py")):
         room = path.relative_to(PACKAGE / "writeback").parts[0].removesuffix(".py")
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("acpfs.writeback"):
                 parts = node.module.split(".")[2:]
                 others = parts[:1] or [alias.name for alias in node.names]
@@ -188,7 +202,7 @@ def test_only_the_verbs_say_where_bytes_are() -> None:
     placed: set[str] = set()
     given: set[str] = set()
     for path in sorted((PACKAGE / "filesystem").rglob("*.py")):
-        stores = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+        stores = [node for node in nodes_of(path) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
         placed |= {path.name for node in stores if node.attr in ("tier", "here", "rest") and ast.unparse(node.value) != "self"}
         given |= {path.name for node in stores if node.attr == "body"}
     assert placed == set()
@@ -340,7 +354,7 @@ def _objects_put_in(path: Path, empty: dict[str, set[str]]) -> Iterator[str]:
     """
     imported = {name for name, _line, _late in _modules(path)}
     own = set(_declared_empty(path))
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         for target in _assigned(node):
             if ast.unparse(target.value) != "self" and target.attr not in own and empty.get(target.attr, set()) & imported:
                 yield f"{path.relative_to(PACKAGE)}: {ast.unparse(target)}"
@@ -374,7 +388,7 @@ def test_what_has_happened_to_an_operation_is_said_once() -> None:
     """`let_go` and `delayed` are no states: one place says each, and nobody takes the first one back."""
     found: dict[str, set[str]] = {"let_go": set(), "delayed": set()}
     for path in sorted((PACKAGE / "writeback").rglob("*.py")):
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             for target in _assigned(node):
                 if target.attr in found:
                     found[target.attr].add(f"{path.name}: {ast.unparse(node)}")
@@ -386,7 +400,7 @@ def test_names_need_not_be_learnt() -> None:
     """Words that said nothing to a stranger, and were replaced: they do not come back."""
     wrong = [named(path) for path in SOURCES if path.stem in UNGUESSED]
     for path in SOURCES:
-        defined = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
+        defined = [node for node in nodes_of(path) if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)]
         names = [(node.name.strip("_").lower(), node.lineno) for node in defined]
         wrong += [f"{named(path)}:{line}: {name}: say {UNGUESSED[name]}" for name, line in names if name in UNGUESSED]
     assert wrong == []
@@ -410,7 +424,7 @@ def test_a_word_means_one_thing() -> None:
 
 
 def _banned(path: Path, *, library: bool) -> Iterator[str]:
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         line = getattr(node, "lineno", 0)
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield f"{line}: bare except"
@@ -430,7 +444,7 @@ def _banned(path: Path, *, library: bool) -> Iterator[str]:
 
 def _sleeps(path: Path) -> Iterator[str]:
     """Also one that is only handed on."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
         names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else [name]
         if "time.sleep" in names:
@@ -481,7 +495,7 @@ def citations() -> dict[str, list[str]]:
     """Clause → tests that cite it with `pytest.mark.clause(…)` or the short form `clause(…)`."""
     found: dict[str, list[str]] = {}
     for path in TESTS:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("clause", "pytest.mark.clause"):
                 for argument in node.args:
                     if isinstance(argument, ast.Constant):
