@@ -174,9 +174,10 @@ class Charge:
             self._interrupter.hand_over(self._start)
 
     def _start(self) -> int:
-        self._owner = thread = threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True)
+        thread = threading.Thread(target=self._in_its_place, name="acpfs-stand-in", daemon=True)
         thread.start()
         assert thread.ident is not None
+        self._owner = thread  # last: one that could not be started has no charge; one that was waits for `_taking` before it asks
         return thread.ident
 
     def _in_its_place(self) -> None:

@@ -133,7 +133,8 @@ class Member:
         self._wake_reads, self._wake_writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="acpfs-member", daemon=True)
         self._news, self._answered = threading.Event(), threading.Event()
-        self._answers: dict[int, StoreAnswer] = {}
+        self._answers: dict[int, StoreAnswer | MalformedError] = {}
+        """By request; an error where it could not be sent."""
         self._requests = count(1)
         self._numbers = count(1)
         self._generation = 0
@@ -143,7 +144,7 @@ class Member:
         self._beat_at = 0.0
         self._leave_at: float | None = None
         self.cut_off_since: float | None = None
-        """Since when no coordinator is connected."""
+        """Since when no coordinator is connected, or nobody listens here any more: the thread has failed."""
         self.long_operation = False
         self._parked = False
         self._clues, self._on_stuck = clues, on_stuck
@@ -203,8 +204,8 @@ class Member:
 
     @property
     def commanded(self) -> bool:
-        """Whether there is a connection to the coordinator that commands."""
-        return self._ballot.connected
+        """Whether there is a connection to the coordinator that commands, and somebody here who listens to it."""
+        return self._ballot.connected and self.cut_off_since is None
 
     def tell(self, message: FromMember) -> None:
         """Say something to the active coordinator; also from a signal handler."""
@@ -228,12 +229,15 @@ class Member:
 
         Raises:
             GenerationOverError: nobody will answer any more.
+            MalformedError: it is longer than a message may be.
         """
         request, order = next(self._requests), self._order
         self.tell(StoreAsk(request, verb, keys, value, expected, timeout_s))
         while True:
             self._answered.clear()
             if (answer := self._answers.pop(request, None)) is not None:
+                if isinstance(answer, MalformedError):
+                    raise answer
                 return answer
             if self._order is not order or self.cut_off_since is not None or not self.commanded:  # the store ends with its coordinator
                 raise GenerationOverError("this generation's store has ended, or its coordinator has")
@@ -453,9 +457,19 @@ class Member:
             if isinstance(message, Goodbye):
                 self._broadcast(message)
             elif active in self._links:
-                if not isinstance(message, StoreAsk):  # the store goes with its coordinator
-                    self._said.append((generation, message))
+                if isinstance(message, StoreAsk):
+                    self._send_to_store(self._links[active], message, generation)
+                    continue
+                self._said.append((generation, message))
                 self._send(self._links[active], message, generation)
+
+    def _send_to_store(self, link: SocketLink, asked: StoreAsk, generation: int) -> None:
+        """Not said again to who takes over: the store goes with its coordinator. How long it is, is the program's doing: no bug here."""
+        try:
+            self._send(link, asked, generation)
+        except MalformedError as error:
+            self._answers[asked.request] = error
+            self._answered.set()
 
     def _broadcast(self, message: FromMember) -> None:
         for link in list(self._links.values()):

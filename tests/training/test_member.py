@@ -138,26 +138,6 @@ def test_it_says_where_the_marks_are(rig: Rig) -> None:
 
 
 @pytest.mark.clause("T25")
-def test_a_member_that_fails_says_goodbye_and_everybody_who_waits_is_told(rig: Rig) -> None:
-    rig.start()
-
-    def fails() -> None:
-        raise ZeroDivisionError("a bug")
-
-    def part() -> None:
-        rig.coordinator.hears(StoreAsk)
-        rig.member._beat = fails  # type: ignore[method-assign]
-        rig.coordinator.hears(Goodbye)  # training goes on: this rank is not lost
-
-    script = Script(part)
-    with pytest.raises(GenerationOverError):
-        rig.member.ask(StoreVerb.GET, ("never",), "", "", 3600.0)
-    assert rig.member.cut_off_since is not None
-    assert not rig.marks.held
-    script.end()
-
-
-@pytest.mark.clause("T25")
 def test_clues_and_collectives_that_fail_are_no_end_of_it(rig: Rig) -> None:
     def fails() -> int:
         rig.aborted.set()
