@@ -107,6 +107,8 @@ class Park:
         self._handled = 0
         self._begun: set[Path] = set()
         """Where this rank has begun to write."""
+        self._stop_failed: BaseException | None = None
+        """What `on_stopped` raised: told at SETTLE, since the coordinator takes no trouble from who has not parked."""
         self._is_mine, self._at, self._on_stopped, self._on_settled = is_mine, at, on_stopped, on_settled
 
     def run(self, trouble: Trouble) -> Leave:
@@ -181,14 +183,19 @@ class Park:
 
     def _stop(self) -> None:
         self._interrupter.disarm()
-        self._rank.finish_begun()
-        if self._on_stopped is not None:
-            self._on_stopped()
+        self._stop_failed = None
+        if (torn := _failure(self._rank.finish_begun)) is not None:  # the mark says so: it stays at `updating`
+            log.error("an update that had begun is torn", error=told(torn), exc_info=torn)
+        if self._on_stopped is not None and (failed := _failure(self._on_stopped)) is not None:
+            log.error("on_stopped failed", error=told(failed), exc_info=failed)
+            self._stop_failed = failed
         self._at("stopping")
         mark = self._marks.now
         self._member.tell(Stopped(mark.done, mark.ready, mark.phase, (), self._rank.gate_result, self._published))
 
     def _settle(self, command: Settle) -> None:
+        if self._stop_failed is not None:
+            raise self._stop_failed
         mark = self._marks.now
         self._at("settling")
         if (mark.done, mark.ready, mark.phase) == (command.step - 1, command.step, Phase.READY):
@@ -220,6 +227,17 @@ class Park:
         self._published = command.manifest.step
         self._at("published")
         self._member.tell(Published(str(path)))
+
+
+def _failure(call: Callable[[], None]) -> BaseException | None:
+    """What a call raises, but for what ends the handling of a command."""
+    try:
+        call()
+    except (Interrupted, ReplacedError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  # as in `_handle`
+        return error
+    return None
 
 
 def told(error: BaseException) -> str:
