@@ -269,8 +269,12 @@ class Protection:
         if os.getpid() != self._pid:  # a data loader's worker, forked while this was the handler
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
-        elif self._member is not None and not self._member.stopped:
-            self._member.tell(Trouble(TroubleKind.ERROR, "SIGTERM"))
+        elif self._member is not None and not self._member.stopped:  # one that is parked ends soon, whoever commands
+            if self._member.cut_off_since is None:
+                self._member.tell(Trouble(TroubleKind.ERROR, "SIGTERM"))
+            else:  # nobody would hear of it, and only SIGKILL could end this process
+                self._handlers.close()
+                os.kill(os.getpid(), signal.SIGTERM)
 
     def _last_net(self, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         """An `Interrupted` that came between the loop and `__exit__`."""
