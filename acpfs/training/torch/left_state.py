@@ -53,15 +53,19 @@ class State:
 
     def come(self, step: int, fresh: State, marks: Marks) -> None:
         """Do the update that is ready, alone."""
+        marks.stand_ready(step)  # an earlier try to begin elsewhere may have moved the mark
         self.hooks.finish_alone()
         self.stopped = Stopped(step, step, Phase.COMPUTING)
 
     def stop(self, now: Stopped, *, damaged: bool) -> None:
         """The generation is over, and the marks are there. `damaged`: nothing in this process's memory is what it was."""
         self.hooks.remove()
-        self.stopped = self.stopped or now
-        if damaged:
-            self.stopped = replace(self.stopped, damaged=tuple(self.holders))
+        was = self.stopped or now
+        if now.phase is Phase.UPDATING:  # also one that it was to do alone, to meet the others: it is torn
+            was = replace(was, phase=Phase.UPDATING)
+        elif was.phase is Phase.READY and now.done == was.ready:  # it has done that one, and did not come to say so
+            was = replace(was, done=was.ready, phase=Phase.COMPUTING)
+        self.stopped = replace(was, damaged=tuple(self.holders)) if damaged else was
 
     def release(self) -> None:
         """Another state has taken its place."""
