@@ -207,6 +207,11 @@ class Member:
         """Whether there is a connection to the coordinator that commands, and somebody here who listens to it."""
         return self._ballot.connected and self.cut_off_since is None
 
+    @property
+    def _commander(self) -> tuple[int, int | None]:
+        """Who commands, and since which term. Both change in the member's thread, and what is seen in between is neither."""
+        return self._ballot.term, self._ballot.active
+
     def tell(self, message: FromMember) -> None:
         """Say something to the active coordinator; also from a signal handler."""
         self._outbox.append((self._generation, message))
@@ -231,7 +236,7 @@ class Member:
             GenerationOverError: nobody will answer any more.
             MalformedError: it is longer than a message may be.
         """
-        request, order = next(self._requests), self._order
+        request, order, commander = next(self._requests), self._order, self._commander
         self.tell(StoreAsk(request, verb, keys, value, expected, timeout_s))
         while True:
             self._answered.clear()
@@ -239,7 +244,7 @@ class Member:
                 if isinstance(answer, MalformedError):
                     raise answer
                 return answer
-            if self._order is not order or self.cut_off_since is not None or not self.commanded:  # the store ends with its coordinator
+            if self._order is not order or not self.commanded or self._commander != commander:  # the store ends with its coordinator
                 raise GenerationOverError("this generation's store has ended, or its coordinator has")
             self._answered.wait(1.0)
 
@@ -397,13 +402,14 @@ class Member:
 
     def _hears(self, term: int, number: int) -> bool:
         """A word of whoever commands; one that has just begun to is told what the one before was told. False: it commands no more."""
-        before = self._ballot.term, self._ballot.active
+        before = self._commander
         if not self._ballot.hears(term, number):
             return False
         self._in_vain_since = None
-        if before != (self._ballot.term, self._ballot.active):
+        if before != self._commander:
             self._outbox.extendleft(reversed(self._said))
             self._said.clear()
+            self._answered.set()  # what the one before was asked has no answer
         return True
 
     def _obey(self, generation: int, link: SocketLink, message: Message) -> None:

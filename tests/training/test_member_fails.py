@@ -1,4 +1,4 @@
-"""A member whose thread has ended, or to whom one thing cannot be said: nobody waits for it for ever."""
+"""A member whose thread has ended, what it cannot say, and what is asked of a coordinator that is gone: nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from acpfs.training.interrupt import Charge, Interrupter
 from acpfs.training.member import GenerationOverError
-from acpfs.training.messages import Goodbye, Running, StoreAnswer, StoreAsk, StoreVerb, Trouble, TroubleKind
+from acpfs.training.messages import Active, Goodbye, Running, StoreAnswer, StoreAsk, StoreVerb, Trouble, TroubleKind
 from acpfs.training.park import CutOffError, Park
 from acpfs.training.records import MalformedError
 from acpfs.training.wire import FRAME_BYTES_MAX
@@ -76,6 +76,26 @@ def test_what_is_too_long_for_the_store_is_told_to_who_asked_and_to_nobody_else(
     script.join()
     rig.member.tell(Running())
     rig.coordinator.hears(Running)
+
+
+@pytest.mark.clause("T155")
+def test_who_asked_the_store_of_a_coordinator_does_not_wait_for_the_next_one() -> None:
+    """It takes over before this rank has seen that nobody commands, and where all run it says nothing that would end the wait."""
+    rig = Rig(coordinators=2)
+    rig.start()
+    first, second = rig.coordinators
+
+    def part() -> None:
+        first.hears(StoreAsk)
+        second.say(Active(2, 1), term=2)
+
+    script = threading.Thread(target=part)
+    script.start()
+    with pytest.raises(GenerationOverError):
+        rig.member.ask(StoreVerb.GET, ("never",), "", "", 3600.0)
+    script.join()
+    assert rig.member.commanded
+    rig.close()
 
 
 @pytest.mark.clause("T24")
