@@ -30,8 +30,8 @@ from acpfs.errors import AcpfsError
 from acpfs.logger import get_logger
 
 log = get_logger(__name__)
-KEPT_S = 600.0
-"""As long as a job waits for a process in a dead one's place."""
+KEPT_S = 900.0
+"""As long as a job waits for a process in a dead one's place (`replace_s`)."""
 END_S = 20.0
 """A rank that cannot leave anything in so long ends without."""
 READY_S, ANSWER_S = 10.0, 60.0
@@ -92,7 +92,7 @@ def leave(name: str, head: bytes, spans: Sequence[Span]) -> int:
             waiting = select.poll()
             waiting.register(ready, select.POLLIN)
             if not waiting.poll(READY_S * 1000) or not os.read(ready, 1):
-                os.kill(pid, signal.SIGKILL)  # else it has memory and name for ten minutes beside the next process
+                os.kill(pid, signal.SIGKILL)  # else it has memory and name for a quarter of an hour beside the next process
                 raise OSError("the process that was to keep this one's memory does not answer")
         finally:
             os.close(ready)

@@ -228,6 +228,7 @@ class Crew:
         """It leaves in order, or its protection has failed and it trains on: it ends with the next fault, and another process comes."""
         self._left.add(rank)
         self._roster.leave(rank, None)
+        self._wait_anew(now)
         if self.state not in (CrewState.STANDBY, CrewState.ENDING) and not self._end_if_finished(now):
             self._go_on(now)
 
@@ -241,9 +242,15 @@ class Crew:
             self._lost_since.update(dict.fromkeys(new, why))
             self._tell("ranks are lost", ranks=tuple(new), why=why)
             self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+        self._wait_anew(now)
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
             self._fault(Cause.LOSS, why, now)
         self._go_on(now)
+
+    def _wait_anew(self, now: float) -> None:
+        """Who starts a process in the place of a rank that went last has as long for it as for the first."""
+        if self.state is CrewState.GATHERING:
+            self._deadline = now + self._limits.replace_s
 
     # -- a fault
 

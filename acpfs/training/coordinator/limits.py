@@ -34,8 +34,9 @@ class Limits:
     """For the witness: the backing directory may hang, and then a majority goes on without it."""
     active_s: float = 2.0
     """Without a word from the active coordinator before a standby asks for votes."""
-    replace_s: float = 600.0
-    """Where ranks are replaced: so long the others wait for a process."""
+    replace_s: float = 900.0
+    """Where ranks are replaced: so long the others wait for a process, from the last rank that went on. Launchers give a lost node up after
+    615 s (`launchers`: AWAY_S, VACANT_S), and one that takes its place in time has still to start its ranks."""
     rebuild_s: float = 900.0
     """From RESUME until all ranks have done an update; building a large model takes time."""
     building_s: float = 30.0
