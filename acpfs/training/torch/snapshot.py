@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,11 +17,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from acpfs.errors import RefusedError
 from acpfs.logger import get_logger
+from acpfs.training.decision import Cover, NoCover, cover
 from acpfs.training.decision import Layout as Held
-from acpfs.training.decision import NoCover, cover
+from acpfs.training.manifest import NAME as MANIFEST
 from acpfs.training.manifest import GaspError, read_manifest
-from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, checkpoint_name
-from acpfs.training.mounted import node_name, places, readable
+from acpfs.training.messages import Gate, Manifest, Publish, Save, SavedFile, Shard, checkpoint_name
+from acpfs.training.mounted import PREFIX, node_name, places, readable
 from acpfs.training.policy import Policy
 from acpfs.training.publish import publish
 from acpfs.training.torch.layout import Layout
@@ -116,29 +120,67 @@ def save(
     policy: Policy,
     gathered: Callable[[Any], list[Any]],
 ) -> Path:
-    """Write and name it; a collective of all ranks.
+    """Write and name it, unless this generation has done so; a collective of all ranks. What is left of broken-off ones goes.
 
     Raises:
         NotWrittenError: this rank could not write its part.
         OthersFailedError: another one could not.
     """
-    shares = gathered(layout.holders)
-    holders = {shard: ranks for share in shares for shard, ranks in share.items()}
-    chosen = cover(Held(len(shares), Gate.EXPLICIT, policy.name, 0, holders, dict.fromkeys(range(len(shares)), "")), range(len(shares)))
-    assert not isinstance(chosen, NoCover), "all ranks are there"
     name = checkpoint_name(policy.name, step)
-    written = f"{name}.snapshot-{generation}.tmp"
-    own = tuple(shard for shard, writer in chosen.items() if writer == rank)
-    order = Save(step, chosen, tuple(range(len(shares))), written, name)
-    with own_failures(rank):
-        found: tuple[SavedFile, ...] = writer.write(directory / written, order, own)
-    nodes = tuple(sorted(set(gathered(node_name(directory)))))  # what others wrote is awaited, and the tracker waits for them
-    files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
+    named = _named(directory / name, job, generation, step) if rank == 0 else None
+    shares = gathered((layout.holders, node_name(directory), named is not None))
+    nodes = [node for _, node, _ in shares]
+    begun_here = f".snapshot-{job}@{nodes[0].removeprefix(PREFIX)}"  # here is where rank 0 is, who gives the name
+    written = f"{name}{begun_here}-{generation}.tmp"
     if rank == 0:
-        manifest = Manifest(job, generation, step, (), chosen, files, {}, nodes)
+        _remove_broken_off(directory, begun_here, generation, written)
+    files: tuple[SavedFile, ...] = ()
+    chosen = _chosen([held for held, _, _ in shares], policy.name)
+    if not any(is_named for _, _, is_named in shares):
+        own = tuple(shard for shard, writer in chosen.items() if writer == rank)
+        with own_failures(rank):
+            found = writer.write(directory / written, Save(step, chosen, tuple(range(len(shares))), written, name), own)
+        files = tuple(sorted((file for files in gathered(found) for file in files), key=lambda file: file.path))
+    if rank == 0:  # what others wrote is awaited, and the tracker waits for them
+        manifest = named or Manifest(job, generation, step, (), chosen, files, {}, tuple(sorted(set(nodes))))
         publish(directory, Publish(manifest, written, name), policy.tracker, policy.files_s)
     gathered(None)
     return directory / name
+
+
+def _chosen(shares: Sequence[Mapping[Shard, tuple[int, ...]]], name: str) -> Cover:
+    """Who writes what."""
+    holders = {shard: ranks for share in shares for shard, ranks in share.items()}
+    chosen = cover(Held(len(shares), Gate.EXPLICIT, name, 0, holders, dict.fromkeys(range(len(shares)), "")), range(len(shares)))
+    assert not isinstance(chosen, NoCover), "all ranks are there"
+    return chosen
+
+
+def _named(final: Path, job: str, generation: int, step: int) -> Manifest | None:
+    """This very snapshot, if it was taken before: nothing but its tracker can be missing."""
+    try:
+        found = read_manifest(final)
+    except (GaspError, OSError):
+        return None
+    return found if found is not None and (found.job, found.generation, found.step) == (job, generation, step) else None
+
+
+def _remove_broken_off(directory: Path, begun_here: str, generation: int, written: str) -> None:
+    """What this job has begun to write before `written`, and has not named: it takes the room of what comes.
+
+    Nobody writes there: all ranks of the job are in this call, each by the one process that is the rank. One that was taken for lost, and
+    hangs in an older call, writes in vain; only where it was about to give the name could it still do so. Without the manifest, which goes
+    first, that would be no checkpoint to anybody. Nor has it a name that is not seen here yet: that was to be given in this very mount.
+    What was begun for other jobs, or to be named on other nodes, is called otherwise, and stays.
+    """
+    broken_off = re.compile(".*" + re.escape(begun_here) + r"-(\d+)\.tmp")
+    with suppress(OSError):  # the mount may be full or gone for a moment: the next one removes them
+        for path in directory.iterdir():
+            found = broken_off.fullmatch(path.name)
+            if found is not None and int(found[1]) <= generation and path.name != written:
+                log.warning("a snapshot was broken off: it is removed", path=str(path))
+                (path / MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def load(
