@@ -353,6 +353,21 @@ def test_where_the_template_fails_ranks_are_executed(tmp_path: Path, begun: list
 
 
 @clause("T71")
+def test_an_environment_that_no_spare_can_be_told_makes_no_spares_for_ever(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
+    """Linux takes 208 KiB in one message to a process; the same environment can be executed with."""
+    large = {f"LARGE_{number}": "x" * 100_000 for number in range(3)}
+    script = "assert len(os.environ['LARGE_2']) == 100_000\nnote('ready')\nuntil('end')"
+    begun.append(Run(tmp_path, "--on-fault replace --spares 1 --template-import heavy", script, **heavy, **large))
+    (killed, _) = begun[0].there("ready-1-0-0", "ready-0-0-0")
+    os.kill(killed, signal.SIGKILL)
+    begun[0].there("ready-1-0-1")
+    (tmp_path / "end").touch()
+    status, _, err = begun[0].ends()
+    assert status == 0
+    assert err.count("too long for a spare") == 1, err
+
+
+@clause("T71")
 def test_a_forked_rank_s_status_and_the_end_of_its_launcher(tmp_path: Path, begun: list[Run], heavy: dict[str, str]) -> None:
     options = "--spares 1 --template-import heavy -r 3"
     begun.append(Run(tmp_path, options, "rank and sys.exit('out of luck')\ntime.sleep(600)", **heavy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import signal
@@ -46,6 +47,8 @@ class Forked:
         self._ready: deque[Spare] = deque()
         self._news = trio.Event()
         self._failures = 0
+        self._gave_up = False
+        """Whether no spare could be told what it has to be."""
         self._nursery: trio.Nursery
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -67,6 +70,8 @@ class Forked:
                 if self._told(spare, added, rank_log):
                     return spare.pid
                 self._ask()
+            if self._gave_up:  # no news would come
+                break
             if self._news.is_set():
                 self._news = trio.Event()
             await self._news.wait()  # several ranks may wait here
@@ -128,9 +133,11 @@ class Forked:
             data = link.recv(64)
         except OSError:
             data = b""
-        if data:
+        if data and not self._gave_up:
             self._failures = 0
             self._ready.append(Spare(int(data), link))
+        elif data:
+            link.close()  # it ends
         else:
             link.close()
             self._failures += 1
@@ -150,13 +157,24 @@ class Forked:
         }
         try:
             os.kill(spare.pid, 0)
-            _send(spare.link, json.dumps(order).encode(), [descriptor for descriptor in (out, err) if descriptor is not None])
+            _send_order(spare.link, json.dumps(order).encode(), [descriptor for descriptor in (out, err) if descriptor is not None])
             return True
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                self._give_up(str(error))
             return False
         finally:
             ranks.close(out, err)
             spare.link.close()
+
+    def _give_up(self, why: str) -> None:
+        """The next spare would not be told either: those that are there end, and ranks are executed, whose environment may be longer."""
+        log.error("the environment is too long for a spare: ranks are executed", why=why)
+        self._gave_up, self._failures = True, FAILURES_MAX
+        for spare in self._ready:
+            spare.link.close()
+        self._ready.clear()
+        self._news.set()
 
     def _end(self) -> None:
         for spare in self._ready:
@@ -165,6 +183,17 @@ class Forked:
         if self._template is not None:
             self._template.close()
             ranks.signal_rank(self._template_pid, signal.SIGKILL)
+
+
+def _send_order(link: socket.socket, data: bytes, descriptors: list[int]) -> None:
+    """To a spare.
+
+    Raises:
+        OSError: it is gone; EMSGSIZE: it is more than the system, or the spare, takes in one message.
+    """
+    if len(data) > template.MESSAGE_BYTES_MAX:
+        raise OSError(errno.EMSGSIZE, f"{len(data)} bytes")
+    _send(link, data, descriptors)
 
 
 def _send(link: socket.socket, data: bytes, descriptors: list[int]) -> None:
