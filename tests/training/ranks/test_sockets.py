@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,25 @@ def test_a_number_that_is_another_sockets_now_is_left_alone() -> None:
     later.sendall(b"x")
     assert other.recv(1) == b"x"
     for each in (later, other, listening):
+        each.close()
+
+
+@pytest.mark.clause("T160")
+def test_one_that_is_stuck_while_it_makes_a_group_and_the_one_that_stands_in_for_it() -> None:
+    """What the first had opened is noted, and when it comes back it does not end what the second notes."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    sockets = GroupSockets()
+    with ExitStack() as stuck:
+        stuck.enter_context(sockets.noting())
+        opened = [socket.create_connection(listening.getsockname())]
+        with sockets.noting():
+            opened.append(socket.create_connection(listening.getsockname()))
+            stuck.close()
+            opened.append(socket.create_connection(listening.getsockname()))
+    later = socket.create_connection(listening.getsockname())  # of no group
+    assert sockets.shut_down() == len(opened)
+    later.sendall(b"x")
+    for each in (*opened, later, listening):
         each.close()
 
 
