@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from acpfs.errors import ConfigError
+from acpfs.training.coordinator.limits import Limits
 from acpfs.training.policy import Policy
 
 
@@ -36,3 +39,11 @@ def test_what_makes_no_sense_is_named(variable: str, text: str, said: str) -> No
 def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ConfigError, match="beats"):
         Policy.from_environment({}, beats=1)
+
+
+@pytest.mark.clause("T48", "T77")
+def test_the_document_says_the_times_that_hold() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "TRAINING.md").read_text(encoding="utf-8")
+    policy = Policy()
+    assert f"It does so after {policy.interrupt_after_s} seconds and again each {policy.interrupt_every_s} seconds" in text
+    assert f"in {Limits().replace_s:.0f} seconds (`replace_s`)" in text
