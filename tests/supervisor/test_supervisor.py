@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from acpfs.descriptors import readable
+from acpfs.errors import ExitCode
 from acpfs.ram.state import STATE_VERSION
 from acpfs.supervisor.restarts import AT_ONCE, DELAY_MAX_S, EARLY_S, Restarts
 from tests.rig.hanging_code import code_that_hangs, flag_of
@@ -136,6 +137,10 @@ def test_reload_while_a_file_is_written(mount: AcpfsMount) -> None:
     assert after["pid"] != before["pid"]
     mount.flush()
     assert (mount.backing / "f").read_bytes() == b"one two"
+    with pytest.raises(CommandError, match="in time") as late:
+        mount.ctl("reload", "--timeout", "0")
+    assert late.value.code == ExitCode.TIMEOUT
+    mount.wait_status(lambda status: status["worker"]["number"] == after["number"] + 1)
 
 
 @pytest.mark.mount

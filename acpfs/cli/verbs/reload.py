@@ -11,7 +11,7 @@ from acpfs.cli import show
 from acpfs.cli.target import Target, ask
 from acpfs.cli.verbs.flush import JSON_OPTION
 from acpfs.control.registry import MountRecord
-from acpfs.errors import AcpfsError
+from acpfs.errors import AcpfsError, DeadlineError
 
 LOOK_INTERVAL_S = 0.1
 
@@ -48,4 +48,4 @@ def _next_worker(record: MountRecord, number: int, deadline: float) -> dict[str,
         if worker.get("reload_failed"):
             raise AcpfsError(worker["reload_failed"])
         time.sleep(LOOK_INTERVAL_S)
-    raise AcpfsError("no other worker has taken over in time; see the log")
+    raise DeadlineError("no other worker has taken over in time; see the log")
