@@ -323,7 +323,7 @@ class LowerView:
         if path is None:
             return None
         future = self._foreseen.get(node.ino)
-        if future is None:
+        if future is None or future.done():  # done before it was taken out: no thread ever began it
             future = self._foreseen[node.ino] = self._calls.submit("xattrs", self._foresee_xattrs, node, path, self._tree.epoch)
         return future
 
