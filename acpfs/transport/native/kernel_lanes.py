@@ -24,6 +24,7 @@ from acpfs.types import HandleId, Ino
 _KEEP_CACHE = int(OpenFlag.KEEP_CACHE)
 _DIRECT = int(OpenFlag.DIRECT_IO | OpenFlag.PARALLEL_DIRECT_WRITES)
 _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
+_NO_SLOT = -1
 
 log = get_logger(__name__)
 
@@ -50,7 +51,7 @@ class KernelLanes:
         self._lock = threading.Lock()
         self._by_node: dict[Ino, Backing] = {}
         self._by_handle: dict[HandleId, tuple[Ino, int]] = {}
-        """Node, and the slot of the record."""
+        """Node, and the slot of the record; `_NO_SLOT`: there was no page for one."""
         self._kept = kept
         self.refused = 0
         """Files that the kernel did not take for passthrough."""
@@ -126,11 +127,26 @@ class KernelLanes:
                 backing = self._new_backing(file) if file.lane is Lane.PASSTHROUGH else None
                 if backing is None:
                     return 0
-                self._by_node[ino] = backing
             if file.handle not in self._by_handle:
+                slot = self._record(file.handle, ino, backing.number)
+                if slot == _NO_SLOT and not backing.handles:  # the next worker would give the kernel another file beside it
+                    self._close(backing)
+                    return 0
+                self._by_node[ino] = backing
                 backing.handles += 1
-                self._by_handle[file.handle] = (ino, self._kept.backings.add(file.handle, ino, backing.number))
+                self._by_handle[file.handle] = (ino, slot)
             return backing.number
+
+    def _record(self, handle: HandleId, ino: Ino, number: int) -> int:
+        """For the next worker; without a record, which takes a page, it learns of the backing file from the others who have it open."""
+        try:
+            return self._kept.backings.add(handle, ino, number)
+        except OSError:
+            return _NO_SLOT
+
+    def _close(self, backing: Backing) -> None:
+        with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
+            self._device.backing_close(backing.number)
 
     def _new_backing(self, file: OpenFile) -> Backing | None:
         try:
@@ -151,9 +167,9 @@ class KernelLanes:
             if not backing.handles:
                 del self._by_node[ino]
         if not backing.handles:
-            with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
-                self._device.backing_close(backing.number)
-        self._kept.backings.free(slot)
+            self._close(backing)
+        if slot != _NO_SLOT:
+            self._kept.backings.free(slot)
 
     def __len__(self) -> int:
         """Open files that have a backing id."""
