@@ -84,11 +84,13 @@ class LaneUse:
             await self._view.reads.ready(handle)
             lane = self._choose(handle)  # much may have happened meanwhile: a writer may have brought the file up, or opened it (S335)
         if lane is Lane.PASSTHROUGH and handle.writable:
-            await self._contents.protect(node, node.size if handle.flags & os.O_APPEND else 0)
-            if not node.body.is_whole_in_ram:
-                lane = self._lanes.daemon_for("does not fit into RAM")  # it moved out while its bytes were copied aside
-                if not node.kernel_writers:
-                    self._admission.settle(node)
+            start = node.size if handle.flags & os.O_APPEND else 0
+            waits = node.body.busy is not None or self._contents.frozen_bytes(node) > start
+            await self._contents.protect(node, start)
+            if waits:
+                lane = self._choose(handle)  # again: its bytes may have moved out meanwhile, or somebody may have mapped it
+            if lane is not Lane.PASSTHROUGH and not node.kernel_writers:
+                self._admission.settle(node)
         return lane
 
     def _descriptor(self, handle: Handle) -> int:
