@@ -41,6 +41,8 @@ class Nameless:
             return
         try:
             fd = await self._open_lower(node)
+        except InterruptedError:
+            raise  # whoever removes it was killed while it waited, and those who read it keep it
         except OSError:
             return
         if self._has(node) or not node.handles:

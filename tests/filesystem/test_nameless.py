@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from acpfs.backing.lower import LowerPath
 from acpfs.config import WarmReads
 from acpfs.types import ROOT, HandleId, Ino
 from tests.filesystem.world import CALLER, World, world
@@ -103,6 +104,38 @@ def test_what_the_last_worker_did_not_live_to_remove_is_read_as_it_is(tmp_path: 
             w.fs.keep_deleted({ino: os.open(w.backing / "f", os.O_RDONLY)}, keeper.keep)
             assert await trio.to_thread.run_sync(keeper.forgotten.wait, 60)
             assert await read_new(w, ino) == NEW
+            await w.do(w.fs.release(handle))
+
+    trio.run(scenario)
+
+
+@pytest.mark.clause("S39")
+def test_a_removal_whose_caller_is_killed_removes_nothing(tmp_path: Path) -> None:
+    """It waits for the storage to open the file for those who read it: without that they lost it."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
+            _ino, handle = await cold_and_open(w)
+            began, go_on, open_read = threading.Event(), threading.Event(), w.lower.open_read
+
+            def hangs(path: LowerPath) -> int:
+                began.set()
+                assert go_on.wait(60)
+                return open_read(path)
+
+            w.lower.open_read = hangs  # type: ignore[method-assign]
+            call = w.fs.unlink(ROOT, b"f")
+            opened = w.fs.steps.step(call, None)
+            assert await trio.to_thread.run_sync(began.wait, 60)
+            assert opened.cancel()
+            try:
+                with pytest.raises(InterruptedError):
+                    w.fs.steps.step(call, opened)
+            finally:
+                go_on.set()
+            await w.drained()
+            assert await w.names() == [b"f"]
+            assert await w.do(w.fs.read(handle, 0, 100)) == OLD
             await w.do(w.fs.release(handle))
 
     trio.run(scenario)
