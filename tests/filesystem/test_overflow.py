@@ -366,6 +366,38 @@ def test_a_change_waits_for_a_killed_workers_write_and_does_not_keep_it(tmp_path
     trio.run(main)
 
 
+@pytest.mark.clause("S8")
+def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it is hashed and put in place, and then written to."""
+
+    async def main() -> None:
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="native", session="s") as w:
+            opened, _ = await w.create(b"big")
+            for i in range(6):
+                await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
+        async with world(tmp_path, budget_bytes=BUDGET, when_full="native", session="s", hold=False) as w:
+            cuts, go_on, cut = threading.Event(), threading.Event(), w.inner.overflow._cut
+
+            def hangs(name: str, size: int) -> None:
+                cuts.set()
+                assert go_on.wait(60)
+                cut(name, size)
+
+            monkeypatch.setattr(w.inner.overflow, "_cut", hangs)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(w.do, w.fs.write(opened.handle, 0, b"new"))
+                assert await trio.to_thread.run_sync(cuts.wait, 60)
+                await w.do(w.fs.fsync(opened.handle, datasync=False))
+                await trio.sleep(0.3)
+                assert not (w.backing / "big").exists()
+                go_on.set()
+            await w.close(opened)
+            await w.drained()
+            assert (w.backing / "big").read_bytes() == b"new" + block(0)[3:] + b"".join(map(block, range(1, 6)))
+
+    trio.run(main)
+
+
 def descriptors(w: World) -> int:
     """Of this process, on files of the backing directory."""
     found = 0

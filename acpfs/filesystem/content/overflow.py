@@ -223,22 +223,22 @@ class Overflow:
 
     async def write(self, body: Body, known_size: int, offset: int, data: bytes | memoryview) -> int:
         """Write all bytes. `known_size`: the file's length so far."""
-        await self._make_ours(body, known_size)
-        return await self._change(body, "write overflow", write_all, data, offset)
+        return await self._change(body, known_size, "write overflow", write_all, data, offset)
 
     async def truncate(self, body: Body, known_size: int, size: int) -> None:
         """Change the file's length, which was `known_size` so far."""
-        await self._make_ours(body, known_size)
-        await self._change(body, "truncate overflow", os.ftruncate, size)
+        await self._change(body, known_size, "truncate overflow", os.ftruncate, size)
 
-    async def _change(self, body: Body, label: str, function: Callable[..., T], *arguments: Any) -> T:
-        self._writing[body.staging] += 1
+    async def _change(self, body: Body, known_size: int, label: str, function: Callable[..., T], *arguments: Any) -> T:
+        name = body.staging
+        self._writing[name] += 1  # before any wait: a version that is made meanwhile is not sealed without it
         try:
+            await self._make_ours(body, known_size)
             return await self._call(body, label, function, *arguments)
         finally:
-            self._writing[body.staging] -= 1
-            if not self._writing[body.staging]:
-                del self._writing[body.staging]
+            self._writing[name] -= 1
+            if not self._writing[name]:
+                del self._writing[name]
 
     def is_changing(self, name: str) -> bool:
         """Whether a write to a staging file is under way."""
