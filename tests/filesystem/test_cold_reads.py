@@ -368,3 +368,46 @@ def test_what_was_on_its_way_is_gone_at_once_although_its_reader_hangs(tmp_path:
             await w.close(opened)
 
     trio.run(scenario)
+
+
+@pytest.mark.clause("S102", "S104")
+@pytest.mark.parametrize("how", ["damaged", "changed"])
+def test_who_closes_a_file_that_has_just_come_does_not_forestall_the_look_at_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its last piece is there, and the thread that brought it waits for the lock that the close has."""
+
+    async def scenario() -> None:
+        async with world(tmp_path, hold=False) as w:
+            await w.write(b"f", b"good" * MIB)
+            await w.drained()
+        st = (tmp_path / "backing/f").stat()
+        if how == "damaged":
+            (tmp_path / "backing/f").write_bytes(b"rots" * MIB)
+            os.utime(tmp_path / "backing/f", ns=(st.st_atime_ns, st.st_mtime_ns))
+        shutil.rmtree(tmp_path / "tier")
+        async with world(tmp_path) as w:
+            ino = (await w.do(w.fs.lookup(ROOT, b"f"))).ino
+            noted, goes_on = w.lower.noted, threading.Event()
+
+            def late(fd: int) -> Note | None:
+                assert goes_on.wait(60)
+                if how == "changed":  # in the middle, after its beginning was read
+                    (tmp_path / "backing/f").write_bytes(b"newd" * MIB)
+                return noted(fd)
+
+            monkeypatch.setattr(w.lower, "noted", late)
+            opened = await w.do(w.fs.open(ino, os.O_RDONLY, CALLER))
+            for n in range(4):
+                await w.do(w.fs.read(opened.handle, n * MIB, MIB))
+            coming = w.inner.table[ino].body.filling
+            assert coming is not None
+            with w.fs.lock:
+                goes_on.set()
+                coming.fill.done.exception(60)
+                await w.close(opened)
+            outcome = await trio.to_thread.run_sync(coming.settled.result, 60)
+            assert outcome == {"damaged": "mismatch", "changed": "changed"}[how]
+            assert w.inner.table[ino].body.is_cold
+
+    trio.run(scenario)

@@ -371,6 +371,8 @@ class Coming:
     """How it ended: verified, unknown (nothing was noted to compare with), mismatch, changed, failed, given up."""
     asked_for: bool = False
     """By name: it does not go when its last reader closes."""
+    sound: bool = False
+    """All of it has come, and was looked at: it is the file, and not known to be damaged."""
     gone: bool = False
 
     def __post_init__(self) -> None:

@@ -369,7 +369,7 @@ class Warming:
                 self._enough(node, fd)
             self._unwatch(node.ino)
         coming = node.body.filling
-        if coming is not None and coming.fill.ended and not node.in_kernel:
+        if coming is not None and coming.sound and not node.in_kernel:
             self._adopt(node, coming)
 
     def closed(self, node: Node) -> None:
@@ -408,6 +408,7 @@ class Warming:
             self._found_damaged(node, coming)
             return "mismatch"
         self.counts.warmed_verified += verified
+        coming.sound = True
         if not node.in_kernel:
             self._adopt(node, coming)
         return "verified" if verified else "unknown"
@@ -421,13 +422,12 @@ class Warming:
 
     def _adopt(self, node: Node, coming: Coming) -> None:
         """Make it the node's content, if that is still what the backing directory has."""
-        fill = coming.fill
-        if coming.identity != node.identity or fill.done.exception() is not None or self._view.held(node):
+        if coming.identity != node.identity or self._view.held(node):
             self._fills.give_up(coming)
             return
         self._fills.leave(coming)
         self._tier.settle(coming.tier_id)
-        self._tier.release(fill.size)
+        self._tier.release(coming.fill.size)
         self._contents.adopt(node, coming.tier_id)
         self._came(node.size)
 
@@ -442,7 +442,7 @@ class Warming:
             coming.fill.lead()
             with contextlib.suppress(OSError):
                 await self._outcome(coming)
-            if node.body.filling is coming and coming.fill.ended:
+            if node.body.filling is coming and coming.sound:
                 self._adopt(node, coming)
 
 
