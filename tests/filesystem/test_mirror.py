@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 import trio
 
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.records import AttributeChange
 from acpfs.ram.spill_directory import SpillDirectory
 from acpfs.types import ROOT
@@ -244,6 +247,41 @@ def test_a_journal_that_failed_keeps_its_copies_as_long_as_it_counts(tmp_path: P
         assert mirror.statistics().state == "on"
 
     run(tmp_path, script)
+
+
+def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backing directory takes no mark, so that one stays: the next worker's journal may be long in coming to count."""
+
+    async def first(made: World) -> None:
+        await made.write(b"old", b"1" * 5000)
+        await mirrored(made)
+        mirror = spilling(made).spill.mirror
+        assert mirror is not None
+
+        def refuses(_path: LowerPath, _content: bytes) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(BackingDirectory, "write_own", refuses)
+        with made.fs.lock, mirror._changed:
+            mirror._fail_locked(mirror._token, "the test says so")
+        await made.write(b"old", b"2" * 5000)
+        made.engine.hold(False)
+        await until(made, lambda: len(made.log) == 1)  # it stands for the first one, whose copy nobody but that journal needs
+
+    async def second(made: World) -> None:
+        spill = spilling(made).spill
+        await until(made, spill.usable)
+        await until(made, lambda: not spill.making and not spill.calls.statistics().in_flight)
+
+    async def third(made: World) -> None:
+        assert await made.names() == [b"old"]
+        assert await made.read((await made.do(made.fs.lookup(ROOT, b"old"))).ino) == b"1" * 5000
+
+    run(tmp_path, first)
+    run(tmp_path, second)
+    monkeypatch.undo()
+    lose_ram(tmp_path)
+    run(tmp_path, third)
 
 
 def test_a_journal_that_is_begun_while_the_last_one_is_marked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

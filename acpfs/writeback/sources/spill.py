@@ -213,12 +213,17 @@ class Spill:
         self.calls.submit("look", self._begin).add_done_callback(lambda done: self._begun(done.exception()))
 
     def _begin(self) -> None:
-        """What earlier workers left and no row names goes; then the budget."""
+        """What earlier workers left and no row names goes; then the budget. The journal that counts may be an earlier worker's, too."""
         found = self.directory.names()
         with self._lock:
             needed = {copy.name for copy in self.copies.values()} | self._fresh
-        for name in found:
-            if name not in needed and not name.startswith(MIRROR_PREFIX):
+            left = [name for name in found if name not in needed and not name.startswith(MIRROR_PREFIX)]
+            if self.mirror is not None:
+                for name in left:
+                    self._when_safe(partial(self._remove, name))
+                self._state.commit()
+        if self.mirror is None:
+            for name in left:
                 self.directory.remove(name)
         self.set_budget(self._budget)
 
