@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -15,6 +16,7 @@ from acpfs.backing.calls import CallPools
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.progress import Progress
 from acpfs.filesystem.content.fill import PIECE_BYTES, Fill
+from acpfs.ram.mounts import mount_tmpfs, unmount
 
 WAIT_S = 120.0
 PAGE = 4096
@@ -126,6 +128,36 @@ def test_giving_up_waits_for_who_touches_the_mapping(lower: BackingDirectory, po
     assert not given_up.is_alive()
     assert pieces == [PIECE_BYTES]
     fill.unuse()
+
+
+@pytest.mark.clause("S101", "S103")
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
+@pytest.mark.parametrize("size", [100, PIECE_BYTES + 100])
+def test_a_tmpfs_that_is_full_ends_the_fill_and_not_the_worker(lower: BackingDirectory, pools: CallPools, size: int) -> None:
+    """Others fill the shared memory that the RAM tier lies in: the last part of a page was written where there was no page, a SIGBUS."""
+    ram = lower.path.with_name("ram")
+    ram.mkdir()
+    mount_tmpfs(ram, f"size={4 * PIECE_BYTES}")
+    try:
+        made = os.open(ram / "tier", os.O_RDWR | os.O_CREAT)
+        os.ftruncate(made, size)
+        full = os.open(ram / "others", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):  # ENOSPC
+            while os.write(full, bytes(PAGE)):
+                pass
+        os.close(full)
+        (lower.path / "cold").write_bytes(os.urandom(size))
+        source = os.open(lower.path / "cold", os.O_RDONLY)
+        fill = Fill(lower, source, made, size, direct=False, requests=pools.requests, ahead=pools.fills, progress=Progress())
+        last = size // PIECE_BYTES * PIECE_BYTES
+        for piece in fill.ask(last, size - last):
+            piece.result(WAIT_S)
+        assert not fill.has(last, size - last)
+        with pytest.raises(OSError, match="No space left"):
+            fill.done.result(WAIT_S)
+        fill.unuse()
+    finally:
+        unmount(ram, detach=True)
 
 
 def test_the_last_one_unmaps(lower: BackingDirectory, pools: CallPools, monkeypatch: pytest.MonkeyPatch) -> None:

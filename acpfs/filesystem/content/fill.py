@@ -88,8 +88,8 @@ class Fill:
         self._map = mmap.mmap(target, size)
         self._view = memoryview(self._map)
         self._touching = threading.Lock()
-        """Held where the mapping is touched by other means than a system call, and that not after the end: the tier file may be cut off
-        then, and that would be a SIGBUS. A read(2) that comes back so late fails with EFAULT."""
+        """Held where the mapping is touched by other means than a system call, or the tier file is written, and that not after the end:
+        it may be cut off then, and a touch would be a SIGBUS. A read(2) that comes back so late fails with EFAULT."""
         self._requests, self._ahead = requests, ahead
         self._count = max(1, -(-size // PIECE_BYTES))
         self._state = bytearray(self._count)
@@ -282,8 +282,8 @@ class Fill:
                 first = max(start, whole)
                 self._read_into(page, first, end - first)
                 with self._touching:
-                    if not self._ended:
-                        self._view[first:end] = page[: end - first]
+                    if not self._ended:  # by a system call: on a tmpfs that is full, a touch would be a SIGBUS
+                        os.pwrite(self._target_fd, page[: end - first], first)
 
     def _read_into(self, target: memoryview, offset: int, count: int = 0) -> None:
         """`count` bytes at least, else all of the target, a multiple of pages."""
