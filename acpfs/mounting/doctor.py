@@ -26,7 +26,7 @@ from acpfs.mounting.checks import BACKING_WAIT_S, DEV_FUSE, apart, check_backing
 from acpfs.mounting.spill_place import complaints
 from acpfs.ram.memory import budget_bytes, headroom_bytes, read_memory
 from acpfs.ram.mounts import mount_tmpfs, unmount
-from acpfs.ram.place import HUGE_CHOICES
+from acpfs.ram.place import HUGE_CHOICES, SMALL_PAGES
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.mount import MountOptions
 from acpfs.transport.native.mount import mount as session_mount
@@ -45,6 +45,8 @@ SHMEM_HUGE = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 FUSE_SYSCTLS = Path("/proc/sys/fs/fuse")
 PROBE_NODE = "doctor"
 DEFAULT_SHARE = "25%"
+THROUGH_DAEMON = "large writes take up to 7 times as long"
+"""3.4 instead of 24 GB/s (bench/results/native.md)."""
 FEATURES = {
     InitFlag.HAS_RESEND: "resending of requests (6.9): calls under way when a worker dies fail",
     InitFlag.DIRECT_IO_ALLOW_MMAP: "mapping of files in the direct lane (6.6): those that may be mapped go through the page cache",
@@ -140,13 +142,13 @@ def _try_session(mountpoint: Path) -> list[Finding]:
 
 def _passthrough(device: Device, negotiated: Negotiated) -> Finding:
     if not negotiated.has(InitFlag.PASSTHROUGH):
-        text = "not offered by this kernel (Linux 6.9, CONFIG_FUSE_PASSTHROUGH): bytes go through the daemon, at about half the speed"
+        text = f"not offered by this kernel (Linux 6.9, CONFIG_FUSE_PASSTHROUGH): bytes go through the daemon, and {THROUGH_DAEMON}"
         return Finding("passthrough", "note", text)
     fd = os.memfd_create("acpfs-doctor", os.MFD_CLOEXEC)
     try:
         device.backing_close(device.backing_open(fd))
     except OSError as error:
-        text = f"offered by the kernel, but not to this user ({error.strerror}): mount as root for twice the speed"
+        text = f"offered by the kernel, but not to this user ({error.strerror}): mount as root, else {THROUGH_DAEMON}"
         return Finding("passthrough", "note", text)
     finally:
         os.close(fd)
@@ -233,9 +235,8 @@ def _huge_pages() -> list[Finding]:
                 mount_tmpfs(Path(name), f"size=4M,mode=0700,huge={huge}")
             except OSError as error:
                 if isinstance(error, PermissionError):
-                    return [
-                        Finding("huge pages", "note", "this user may not mount a tmpfs: the RAM tier lies in /dev/shm, about half as fast")
-                    ]
+                    text = f"this user may not mount a tmpfs: the RAM tier lies in /dev/shm, {SMALL_PAGES}"
+                    return [Finding("huge pages", "note", text)]
                 continue
             unmount(name, detach=True)
             if _shmem_denied():
@@ -243,12 +244,12 @@ def _huge_pages() -> list[Finding]:
                     Finding(
                         "huge pages",
                         "note",
-                        f"{SHMEM_HUGE} says deny: the mount is about half as fast; write never there, which denies nothing",
+                        f"{SHMEM_HUGE} says deny: {SMALL_PAGES}; write never there, which denies nothing",
                         (f"echo never >{SHMEM_HUGE}",),
                     )
                 ]
             return [Finding("huge pages", "ok", f"tmpfs takes huge={huge}")]
-    return [Finding("huge pages", "note", "this kernel's tmpfs has no huge pages: the mount is about half as fast")]
+    return [Finding("huge pages", "note", f"this kernel's tmpfs has no huge pages: {SMALL_PAGES}")]
 
 
 def _shmem_denied() -> bool:

@@ -36,7 +36,9 @@ SLACK_BYTES_MIN, SLACK_BYTES_MAX = 256 << 20, 2 << 30
 """How far the bytes may go beyond the budget for a moment: what writers in the passthrough lane write until they are held.
 At 8 GB/s the smallest is 32 ms of writing, the largest is one write(2), which Linux cuts at 2 GiB."""
 HUGE_CHOICES = ("within_size", "advise", "")
-"""Huge pages double the mount's speed (7.8 instead of 3.2 GiB/s for new files); not every kernel is built with them."""
+"""Not every kernel is built with huge pages."""
+SMALL_PAGES = "with small pages large writes take up to 8 times as long"
+"""Huge ones: 22.9 instead of 3.0 GB/s for a new file (bench/results/native.md)."""
 _META = "meta.json"
 _GIVEN_UP = "given-up"
 """A mark in a tier that holds nothing any more and is being removed."""
@@ -335,7 +337,7 @@ def _on_shared_memory(directory: Path, budget_bytes: int, policy: str, lock_fd: 
             f"no tmpfs of its own for the RAM tier ({reason}), and {directory.parent.parent} has only {capacity >> 20} MiB: "
             f"give a smaller ram, or more shared memory"
         )
-    warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): about half as fast (small pages), and others can fill it"
+    warning = f"the RAM tier lies in {directory.parent.parent} ({reason}): {SMALL_PAGES}, and others can fill it"
     place = Place(directory, budget_bytes, own_tmpfs=False, huge="never", found=found, lock_fd=lock_fd, warnings=[warning])
     if policy:
         place.warnings.append("the memory policy that `numa` asks for has no effect: it takes a tmpfs of its own")

@@ -204,7 +204,7 @@ def test_without_permission_shared_memory_is_used_with_a_warning(tiers: Path, tm
     shared.mkdir()
     place = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
     assert not place.own_tmpfs
-    assert "half as fast" in place.warnings[0]
+    assert places.SMALL_PAGES in place.warnings[0]
     places.let_go(place)
     again = places.take(tiers, "vol", "n1", BACKING, MIB, shared_memory=shared)
     assert again.found

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.ram.place import SMALL_PAGES
+
 pytestmark = [
     pytest.mark.mount,
     pytest.mark.skipif(os.geteuid() != 0 or not os.access("/dev/fuse", os.W_OK), reason="needs root and /dev/fuse"),
@@ -159,5 +161,5 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (base / "backing/f").read_text() == "hello\n"
     assert (base / "backing/g").read_bytes() == (base / "backing/copy").read_bytes()
     assert (base / "backing/g").stat().st_uid == USER
-    assert "half as fast" in " ".join(status["warnings"])
+    assert SMALL_PAGES in " ".join(status["warnings"])
     assert not list(Path("/dev/shm").glob(f"acpfs-{USER}/*"))
