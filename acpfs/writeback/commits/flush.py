@@ -1,11 +1,14 @@
 """The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
 
 What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
-still there.
+still there. Only a directory that cannot be reached any more (a mode, or something else in the place of one above it) is left: whatever
+would let it be reached again may stand behind this group in the log.
 """
 
 from __future__ import annotations
 
+import errno
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,12 +17,19 @@ from typing import Any
 import trio
 
 from acpfs.backing.lower import LowerPath
+from acpfs.errors import errno_name
+from acpfs.logger import get_logger, shown
 from acpfs.types import ROOT, Ino
 from acpfs.writeback.arrival import outcome
 from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence import absence
-from acpfs.writeback.failures.retry import RetryPolicy
+from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
 from acpfs.writeback.parts import DrainParts
+
+_UNREACHABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
+"""They say nothing of what was written. EROFS would: a file system that has lost something becomes read-only."""
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +63,9 @@ class Flusher:
         with self._parts.lock:
             tasks = all_tasks = self._tasks(group)
         tries = 0
+        refusals: Counter[LowerPath] = Counter()
         while tasks:
-            failed, error = await self._attempt(tasks, group)
+            failed, error = await self._attempt(tasks, group, refusals)
             remade = False
             while error is not None:  # until it is known again what there is: a flush that succeeds before says nothing
                 tries += 1
@@ -71,12 +82,24 @@ class Flusher:
             for op, _stat in group.done:
                 op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
 
-    async def _attempt(self, tasks: list[_Task], group: GroupOutcome) -> tuple[list[_Task], OSError | None]:
-        """Those that failed, and why."""
+    async def _attempt(self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[LowerPath]) -> tuple[list[_Task], OSError | None]:
+        """Those that failed, and why. `refusals`: how often in a row each could not be reached."""
         futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
         errors = [await self._error(future) for future in futures]
-        failed = [task for task, error in zip(tasks, errors, strict=True) if error is not None]
-        return failed, next((error for error in errors if error is not None), None)
+        failed = [(task, error) for task, error in zip(tasks, errors, strict=True) if error is not None]
+        failed = [(task, error) for task, error in failed if not self._is_left(task, error, refusals)]
+        return [task for task, _error in failed], next((error for _task, error in failed), None)
+
+    @staticmethod
+    def _is_left(task: _Task, error: OSError, refusals: Counter[LowerPath]) -> bool:
+        if error.errno not in _UNREACHABLE:
+            del refusals[task.path]
+            return False
+        refusals[task.path] += 1
+        if refusals[task.path] < PERMANENT_TRIES:
+            return False
+        _log.error("cannot be reached any more, and is not flushed", path=shown(b"/".join(task.path)), error=errno_name(error.errno))
+        return True
 
     @staticmethod
     async def _error(future: Future[Any]) -> OSError | None:
