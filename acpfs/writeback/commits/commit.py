@@ -434,6 +434,7 @@ class Committer:
         with self._moving():
             now_a, now_b = self._parts.look(a), self._parts.look(b)
             if now_a is None or now_b is None or not (now_a.ino == ino_b or now_b.ino == ino_a):  # one may have been stored again
+                self._changed = True  # where names cannot be exchanged it is three renames, and a refusal may come after the first
                 self._lower.exchange(a, b)
             st = self._lower.lstat(b)
         with self._settling(op, moves=True):
