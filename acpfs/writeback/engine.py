@@ -340,8 +340,9 @@ class Engine:
             await self._flusher.flush(result)
         with self.section():
             self._finish(result)
-            if result.failed is not None and result.error is not None:
-                self._failed(result.failed, result.error)
+            failed, error = result.failed, result.error
+            if failed is not None and error is not None and self._ops.get(failed.seq) is failed:  # else given up before it was begun
+                self._failed(failed, error)
             for op in result.undone:
                 self._spares.given_up(op.version)
                 op.take(Step.LOST)
