@@ -10,7 +10,9 @@ supervisor hands to the next one. Under another token they are void. Does not kn
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import mmap
 import os
 import shutil
 from pathlib import Path
@@ -100,9 +102,19 @@ class Kept:
     def _write_facts(self) -> None:
         if self._directory is None:
             return
-        temporary = self._directory / f".{_FACTS}"
-        temporary.write_text(json.dumps(self._facts))
-        temporary.rename(self._directory / _FACTS)
+        data = json.dumps(self._facts).encode()
+        temporary, final = self._directory / f".{_FACTS}", self._directory / _FACTS
+        try:
+            temporary.write_bytes(data)
+            temporary.rename(final)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            if error.errno != errno.ENOSPC or not final.exists() or len(data) > mmap.PAGESIZE:
+                raise
+            # The tmpfs has no page left, and a worker that did not begin would end the mount: the page that is there is written over, with
+            # blanks behind. That is whole or not at all, too: a kill takes effect between two pages.
+            with open(final, "r+b", buffering=0) as file:
+                file.write(data.ljust(final.stat().st_size))
 
     # -- listings
 

@@ -117,8 +117,8 @@ def test_a_user_who_opens_files_without_end_leaves_some_to_others(tmp_path: Path
             opened += await fill(w, "f", SOMEBODY)
             assert 100 < len(opened) < 190
             others = [await open_as(w, uid, number) for uid in (SOMEBODY_ELSE, 0) for number in range(3)]
-            with pytest.raises(OSError):
-                await open_as(w, SOMEBODY, 0)
+            opened += await fill(w, "more", SOMEBODY)  # he has his share still; a few where threads have closed something meanwhile
+            assert len(opened) < 190
         async with world(tmp_path, session="s") as w:
             assert w.inner.open_files.files_of(SOMEBODY_ELSE)[0] == 3
             assert w.inner.open_files.files_of(SOMEBODY)[0] == len(opened)

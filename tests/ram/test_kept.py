@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
+import os
 from pathlib import Path
 
 import pytest
 
 from acpfs.ram import kept as kept_module
 from acpfs.ram.kept import Kept
+from acpfs.ram.mounts import mount_tmpfs, unmount
 
 pytestmark = pytest.mark.clause("S203")
 NAMES = [b"%d" % n * 8 for n in range(10)]
@@ -47,3 +51,22 @@ def test_a_listing_that_finds_no_room_is_a_listing_all_the_same(tmp_path: Path, 
     kept.write_listing(2, NAMES)
     assert kept.read_listing(2) == NAMES
     kept.close()
+
+
+@pytest.mark.clause("S81", "S202")
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts a tmpfs")
+def test_the_next_worker_takes_over_where_not_one_page_is_free(tmp_path: Path) -> None:
+    mount_tmpfs(tmp_path, "size=1M")
+    try:
+        kept = Kept(tmp_path / "session", "a")
+        kept.record("uid", 7)
+        kept.close()
+        with open(tmp_path / "filler", "wb", buffering=0) as file, contextlib.suppress(OSError):
+            file.writelines(bytes(mmap.PAGESIZE) for _ in range(512))
+        assert os.statvfs(tmp_path).f_bfree == 0
+        for generation in (2, 3):
+            again = Kept(tmp_path / "session", "a")
+            assert (again.taken_over, again.generation, again.fact("uid")) == (True, generation, 7)
+            again.close()
+    finally:
+        unmount(str(tmp_path), detach=True)
