@@ -175,11 +175,13 @@ class AcpfsMount:
     def wait_unmounted(self, timeout_s: float = 240.0) -> None:
         """Wait until the kernel's table does not have the mount any more."""
         with open("/proc/self/mounts", "rb") as table:
+            changes = select.poll()  # takes descriptors beyond 1023, which a process of many tests has
+            changes.register(table, select.POLLPRI)
             deadline = time.monotonic() + timeout_s
             while is_mounted(self.path):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{self.path} is still mounted")
-                select.select([], [], [table], 1.0)  # the kernel tells of changes as an exceptional condition
+                changes.poll(1000)
 
     def wait_ended(self, pid: int, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
         """Wait for the end of the daemon's process `pid`, and of the others that belong to it."""
