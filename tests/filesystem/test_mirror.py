@@ -258,7 +258,7 @@ def test_a_worker_that_is_replaced_leaves_the_copies_of_the_journal_that_counts(
         mirror = spilling(made).spill.mirror
         assert mirror is not None
 
-        def refuses(_path: LowerPath, _content: bytes) -> None:
+        def refuses(_lower: BackingDirectory, _path: LowerPath, _content: bytes) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         monkeypatch.setattr(BackingDirectory, "write_own", refuses)

@@ -6,6 +6,7 @@ Everything is real (directories, SQLite, threads) but the kernel: handles and re
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -150,19 +151,27 @@ def _salvaged(settings: Settings, lower: BackingDirectory, state: Path) -> Salva
 
 def _let_go(w: World) -> None:
     """Close the descriptors: a run has more worlds than a process may have of them. But not under a thread that uses them."""
-    pools, patience = (*w.calls.all(), w.inner.contents._copies), 100
-    while any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools]):
+    spill = w.inner.spill
+    spill_pools = () if spill is None else (spill.calls, spill.reads)
+    pools, patience = (*w.calls.all(), w.inner.contents._copies, *spill_pools), 100
+    while any(one.in_flight or one.waiting for one in [pool.statistics() for pool in pools]) or _mirrors():
         if not patience:
             return
         patience -= 1
         Event().wait(0.002)
-    if w.inner.spill is not None:
-        return
     for node in w.inner.table:
         if node.body.is_whole_in_ram and node.body.fd >= 0:
             os.close(node.body.fd)
+    kept = w.inner.kept
+    for slots in (kept.handles, kept.directories, kept.references, kept.backings, kept.calls):
+        slots._view.release()  # the mapping has a descriptor of its own
     w.tier.close()
     w.lower.disconnect()
+
+
+def _mirrors() -> bool:
+    """Whether a mirror is at work still: its threads end by themselves."""
+    return any(thread.name.startswith("mirror") for thread in threading.enumerate())
 
 
 @asynccontextmanager
