@@ -20,10 +20,10 @@ import xxhash
 from acpfs.backing import crossing, filling
 from acpfs.backing.areas import OWN, staged_in, staging_name
 from acpfs.backing.attributes import DIGEST_XATTR, FSYNC_XATTR, OWN_XATTR_PREFIX, AttributeSetter, lower_stat, signed_ino
-from acpfs.backing.lower import ASIDE_PREFIX, LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo
+from acpfs.backing.lower import ASIDE_PREFIX, UNREACHABLE, LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo
 from acpfs.backing.own_files import OwnFiles
 from acpfs.backing.quirks import CANNOT, NAME_BYTES_MAX, NO_DIRECTORY_SYNC, NO_EXCHANGE, Features, top_exists
-from acpfs.backing.syscalls import rename_exchange
+from acpfs.backing.syscalls import rename_exchange, sync_file_system
 from acpfs.errors import MachineError
 
 _NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
@@ -375,7 +375,8 @@ class BackingDirectory(OwnFiles):
         try:
             fd = self._entries.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
         except PermissionError:
-            return  # not ours to open (mode 0 and no privilege): its directory's fsync has to do
+            self.sync_file_system(path)  # not ours to open: by its mode and without privilege, or since a ticket has expired
+            return
         try:
             os.fsync(fd)
         except OSError as error:
@@ -383,6 +384,22 @@ class BackingDirectory(OwnFiles):
                 raise
         finally:
             os.close(fd)
+
+    def sync_file_system(self, path: LowerPath) -> None:
+        self._count("sync file system")
+        for depth in range(len(path) - 1, 0, -1):
+            try:
+                fd = self._entries.open(path[:depth], os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                if error.errno not in {*UNREACHABLE, errno.ENOENT}:
+                    raise
+            else:
+                try:
+                    sync_file_system(fd)
+                finally:
+                    os.close(fd)
+                return
+        sync_file_system(self._root_fd)
 
     # -- staging
 

@@ -7,6 +7,7 @@ long as the backing file system likes and raises `OSError` with the backing file
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import NamedTuple, Protocol
 from acpfs.backing.quirks import Features
 
 LowerPath = tuple[bytes, ...]
+UNREACHABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
+"""Errors that say only that a path leads nowhere now. EROFS would say more: a file system that has lost something becomes read-only."""
 ASIDE_PREFIX = "exchange-"
 """Staging names of what a half-done exchange in three renames has put aside, the only copy: the operation itself takes it up again."""
 OVERFLOW_PREFIX = "overflowed-"
@@ -191,6 +194,13 @@ class Lower(Protocol):
 
     def sync_directory(self, path: LowerPath) -> None:
         """fsync of a directory; nothing where the backing file system refuses that."""
+        ...
+
+    def sync_file_system(self, path: LowerPath) -> None:
+        """syncfs of the nearest directory above an entry that can be opened: what there is of a flush where the entry itself cannot be.
+
+        A FUSE server hears nothing of it (but virtiofs), and an NFS server has changes of directories before they return.
+        """
         ...
 
     def is_staging_area(self, path: LowerPath) -> bool:

@@ -1,4 +1,4 @@
-"""System calls that Python does not offer: openat2 and renameat2. Every path is resolved beneath a directory descriptor.
+"""System calls that Python does not offer: openat2, renameat2 and syncfs. Every path is resolved beneath a directory descriptor.
 
 No symlink is ever followed, nothing above the directory is ever reached, whatever others do to the tree meanwhile: the kernel
 checks it (openat2), or each component is opened on its own with O_NOFOLLOW where a kernel or sandbox has no openat2.
@@ -115,4 +115,14 @@ def rename_exchange(source_fd: int, source: bytes, target_fd: int, target: bytes
     if not hasattr(_libc, "renameat2"):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     if _libc.renameat2(source_fd, source, target_fd, target, _RENAME_EXCHANGE) != 0:
+        raise _fail()
+
+
+def sync_file_system(fd: int) -> None:
+    """Have everything that was written to the file system of `fd` on stable storage (syncfs(2)).
+
+    Raises:
+        OSError: the kernel could not write something back since this descriptor, or an earlier one, was told so.
+    """
+    if _libc.syncfs(fd) != 0:
         raise _fail()

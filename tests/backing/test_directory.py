@@ -22,6 +22,7 @@ from acpfs.backing.quirks import Features
 from acpfs.backing.syscalls import Opener
 from acpfs.errors import MachineError, RefusedError
 from acpfs.writeback.log.ops import Metadata
+from tests.rig.processes import Child
 
 
 @pytest.fixture(params=["openat2", "walk"])
@@ -73,6 +74,32 @@ def test_files_are_staged_and_renamed(directory: BackingDirectory) -> None:
     directory.sync_directory((b"d",))
     directory.sync_directory(())
     assert directory.calls()["fsync directory"] == 2
+
+
+@pytest.mark.clause("S24")
+def test_what_may_not_be_opened_is_flushed_with_its_file_system(directory: BackingDirectory) -> None:
+    """A daemon without privilege may not read a directory of mode 0, and nothing below one."""
+    for path in ((b"shut",), (b"shut", b"below")):
+        directory.mkdir(path)
+    os.chmod(directory.path / "shut", 0)
+
+    def flushed() -> int:
+        for path in ((b"shut",), (b"shut", b"below"), ()):
+            directory.sync_directory(path)
+        return directory.calls().get("sync file system", 0)
+
+    assert Child(flushed, uid=1000, gid=1000).result() == 2
+    assert flushed() == 0
+
+
+@pytest.mark.clause("S24")
+def test_a_file_system_that_could_not_be_flushed_is_an_error(directory: BackingDirectory) -> None:
+    os.close(directory._root_fd)
+    try:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            directory.sync_file_system((b"gone", b"f"))
+    finally:
+        directory._root_fd = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def test_own_directory_is_not_served(directory: BackingDirectory) -> None:

@@ -316,6 +316,9 @@ class MemoryLower:
         self._call("fsync entry", path)
         self._find(path)
 
+    def sync_file_system(self, _path: LowerPath) -> None:
+        self._call("sync file system", ())
+
     # -- staging
 
     def create_staging(self, name: str) -> int:

@@ -63,6 +63,31 @@ def test_a_directory_that_others_have_put_something_else_in_the_place_of_stops_n
     assert world.lower.visible() == world.application_view()
 
 
+@clause("S24")
+def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(world: World, run: Run) -> None:
+    """The refusal may be one that passes, like that of a ticket which has expired: nothing may count as persisted without any flush."""
+    flushed, failed = 0, 0
+
+    def deny(label: str, path: LowerPath) -> None:
+        nonlocal flushed, failed
+        if label == "fsync directory" and path == (b"run",):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        if label == "sync file system":
+            failed += 1
+            if failed <= 5:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            assert len(world.log) != 0
+            flushed += 1
+
+    world.mkdir("run")
+    run(world.drain)
+    world.lower.fault = deny
+    world.store("run/model", b"1")
+    run(world.drain)
+    assert (failed, flushed) == (6, 1)
+    assert world.lower.visible() == world.application_view()
+
+
 @clause("S25")
 def test_a_flush_that_a_file_system_refuses_which_has_become_read_only_is_not_left(world: World, run: Run) -> None:
     """Perhaps because it has lost what was to be flushed."""

@@ -1,13 +1,13 @@
 """The end of a commit group: directories get their times and are flushed, all at once on threads of their own.
 
 What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
-still there. Only a directory that cannot be reached any more (a mode, or something else in the place of one above it) is left: whatever
-would let it be reached again may stand behind this group in the log.
+still there. Only what cannot be reached any more (a mode, an expired ticket, something else in the place of a directory above it) is not
+waited for: whatever would let it be reached again may stand behind this group in the log. The whole file system is flushed in its stead.
+Its times come with the next group that touches it.
 """
 
 from __future__ import annotations
 
-import errno
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from acpfs.backing.lower import LowerPath
+from acpfs.backing.lower import UNREACHABLE, LowerPath
 from acpfs.errors import errno_name
 from acpfs.logger import get_logger, shown
 from acpfs.types import ROOT, Ino
@@ -25,9 +25,6 @@ from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
 from acpfs.writeback.parts import DrainParts
-
-_UNREACHABLE = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
-"""They say nothing of what was written. EROFS would: a file system that has lost something becomes read-only."""
 
 _log = get_logger(__name__)
 
@@ -84,22 +81,12 @@ class Flusher:
 
     async def _attempt(self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[LowerPath]) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why. `refusals`: how often in a row each could not be reached."""
-        futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
+        futures = [self._pool.submit("flush", self._carry_out, task, group, refusals[task.path]) for task in tasks]
         errors = [await self._error(future) for future in futures]
         failed = [(task, error) for task, error in zip(tasks, errors, strict=True) if error is not None]
-        failed = [(task, error) for task, error in failed if not self._is_left(task, error, refusals)]
+        for task, error in failed:
+            refusals[task.path] = refusals[task.path] + 1 if error.errno in UNREACHABLE else 0
         return [task for task, _error in failed], next((error for _task, error in failed), None)
-
-    @staticmethod
-    def _is_left(task: _Task, error: OSError, refusals: Counter[LowerPath]) -> bool:
-        if error.errno not in _UNREACHABLE:
-            del refusals[task.path]
-            return False
-        refusals[task.path] += 1
-        if refusals[task.path] < PERMANENT_TRIES:
-            return False
-        _log.error("cannot be reached any more, and is not flushed", path=shown(b"/".join(task.path)), error=errno_name(error.errno))
-        return True
 
     @staticmethod
     async def _error(future: Future[Any]) -> OSError | None:
@@ -109,7 +96,18 @@ class Flusher:
             return error
         return None
 
-    def _carry_out(self, task: _Task, group: GroupOutcome) -> None:
+    def _carry_out(self, task: _Task, group: GroupOutcome, refusals: int) -> None:
+        try:
+            self._flush(task, group)
+        except OSError as error:
+            if error.errno not in UNREACHABLE or refusals + 1 < PERMANENT_TRIES:
+                raise
+            self._lower.sync_file_system(task.path)
+            _log.error(
+                "cannot be reached any more: flushed with its file system", path=shown(b"/".join(task.path)), error=errno_name(error.errno)
+            )
+
+    def _flush(self, task: _Task, group: GroupOutcome) -> None:
         try:
             if task.times is not None:
                 self._lower.set_times(task.path, *task.times)
