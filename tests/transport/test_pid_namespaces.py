@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -37,6 +38,8 @@ def mount(tmp_path: Path) -> Iterator[NativeMount]:
     (tmp_path / "backing" / HANGING).touch()  # of a name that the first listing has not, nobody waits for news
     with NativeMount(tmp_path, "--hang", HANGING, "--unseen-patience", "0.1", "--count", under=NESTED) as made:
         yield made
+        with contextlib.suppress(OSError, ValueError):  # a server that was killed
+            unmount_inside(made, "-l")
 
 
 def server_of(mount: NativeMount) -> int:
@@ -47,6 +50,12 @@ def server_of(mount: NativeMount) -> int:
 def seen_from_outside(mount: NativeMount) -> Path:
     """The mount is made in the nested mount namespace."""
     return Path(f"/proc/{server_of(mount)}/root{mount.path}")
+
+
+def unmount_inside(mount: NativeMount, *flags: str) -> None:
+    """As an unmount outside does not reach it; the nested namespace has copies of all mounts of tests beside this one, which wait for it."""
+    nested = ["nsenter", f"--target={server_of(mount)}", "--pid", "--mount"]  # umount -l looks into its /proc/self
+    subprocess.run([*nested, "umount", *flags, str(mount.path)], check=True, timeout=120)
 
 
 @pytest.mark.clause("S242")
@@ -92,7 +101,7 @@ def test_only_a_writer_whose_control_group_is_known_writes_past_the_daemon(mount
         subprocess.run([*nested, sys.executable, "-c", write, str(mount.path / "file")], check=True, timeout=120)
     else:
         (seen_from_outside(mount) / "file").write_bytes(bytes(1 << 20))
-    subprocess.run(["nsenter", f"--target={server}", "--mount", "umount", str(mount.path)], check=True, timeout=120)
+    unmount_inside(mount)
     mount.wait_for_server()
     came_by_the_daemon = re.search(rf"opcode {int(Opcode.WRITE)} came", mount.log())
     assert bool(came_by_the_daemon) is (where == "outside")
