@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -228,15 +230,16 @@ PLACES = {
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AcpfsMount]:
-    """A mount, not started, of code that hangs at a step."""
+def hanging(tmp_path_factory: pytest.TempPathFactory, transport: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], AcpfsMount]:
+    """Makes mounts, not started, of code that hangs at a step; each in a directory of its own, where its flag is too."""
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", str(STEP_S))
-    (tmp_path / "backing").mkdir()
 
     def make(step: str) -> AcpfsMount:
-        environment = {"PYTHONPATH": str(code_that_hangs(tmp_path, PLACES[step]))}
-        words: dict[str, Any] = {"log_file": str(tmp_path / "log"), "environment": environment}
-        return AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport, **words)
+        base = tmp_path_factory.mktemp("hanging")
+        (base / "backing").mkdir()
+        environment = {"PYTHONPATH": str(code_that_hangs(base, PLACES[step]))}
+        words: dict[str, Any] = {"log_file": str(base / "log"), "environment": environment}
+        return AcpfsMount(base / "backing", base / "mnt", transport, **words)
 
     return make
 
@@ -248,15 +251,25 @@ needs_fuse = pytest.mark.skipif(os.getuid() != 0 or not os.path.exists("/dev/fus
 @pytest.mark.mount
 @pytest.mark.clause("S89")
 @pytest.mark.transports("native")
-@pytest.mark.parametrize("step", PLACES)
-def test_a_start_that_hangs_ends_with_the_step_that_it_hangs_in(tmp_path: Path, hanging: Callable[[str], AcpfsMount], step: str) -> None:
+def test_what_hangs_is_ended_when_its_time_is_up(hanging: Callable[[str], AcpfsMount]) -> None:
+    """All places beside each other: each waits for the end of its time, and does nothing else."""
+    cases = [functools.partial(a_start_that_hangs_ends_with_the_step_that_it_hangs_in, hanging, step) for step in PLACES]
+    cases.append(functools.partial(new_code_that_does_not_load_is_told, hanging))
+    with ThreadPoolExecutor(len(cases)) as pool:
+        ends = [pool.submit(case) for case in cases]
+    for end in ends:
+        end.result()
+
+
+def a_start_that_hangs_ends_with_the_step_that_it_hangs_in(hanging: Callable[[str], AcpfsMount], step: str) -> None:
     mount = hanging(step)
-    flag_of(tmp_path).touch()
+    base = mount.path.parent
+    flag_of(base).touch()
     try:
         with pytest.raises(CommandError, match=f"did not get past this step within {STEP_S} s: {step}") as caught:
             mount.start()
         assert caught.value.code == ExitCode.ENVIRONMENT
-        assert step == "loading the program" or "in hang_here" in (tmp_path / "log").read_text()
+        assert step == "loading the program" or "in hang_here" in (base / "log").read_text()
         assert not is_mounted(mount.path)
         assert [leak for leak in mount.leaks() if str(mount.runtime_dir) not in leak] == []
         mount.start()
@@ -264,30 +277,28 @@ def test_a_start_that_hangs_ends_with_the_step_that_it_hangs_in(tmp_path: Path, 
         mount.abort()
 
 
+def new_code_that_does_not_load_is_told(hanging: Callable[[str], AcpfsMount]) -> None:
+    with hanging("loading the program") as mount:
+        flag_of(mount.path.parent).touch()
+        with pytest.raises(CommandError, match="the new code cannot be loaded"):
+            mount.ctl("reload")
+        (mount.path / "f").write_text("the old code goes on")
+
+
 @needs_fuse
 @pytest.mark.mount
 @pytest.mark.clause("S81", "S89")
 @pytest.mark.transports("native")
-def test_a_worker_that_hangs_while_it_takes_over_is_replaced(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
+def test_a_worker_that_hangs_while_it_takes_over_is_replaced(hanging: Callable[[str], AcpfsMount]) -> None:
+    """Alone: whatever this process starts has a copy of the open file, and to close that waits for the worker, too."""
     with hanging("reading the state in") as mount, open(mount.path / "f", "wb", buffering=0) as file:
         file.write(b"one ")
-        flag_of(tmp_path).touch()
+        flag = flag_of(mount.path.parent)
+        flag.touch()
         mount.kill_worker()
         file.write(b"two")
         assert mount.status()["worker"]["last_end"] == "hung"
-        assert not flag_of(tmp_path).exists()
+        assert not flag.exists()
         file.close()
         mount.flush()
         assert (mount.backing / "f").read_bytes() == b"one two"
-
-
-@needs_fuse
-@pytest.mark.mount
-@pytest.mark.clause("S89")
-@pytest.mark.transports("native")
-def test_new_code_that_does_not_load_is_told(tmp_path: Path, hanging: Callable[[str], AcpfsMount]) -> None:
-    with hanging("loading the program") as mount:
-        flag_of(tmp_path).touch()
-        with pytest.raises(CommandError, match="the new code cannot be loaded"):
-            mount.ctl("reload")
-        (mount.path / "f").write_text("the old code goes on")

@@ -53,7 +53,7 @@ def seen_from_outside(mount: NativeMount) -> Path:
 
 
 def unmount_inside(mount: NativeMount, *flags: str) -> None:
-    """As an unmount outside does not reach it; the nested namespace has copies of all mounts of tests beside this one, which wait for it."""
+    """One outside does not reach it; and the tests beside wait for the end of the nested namespace, which has copies of their mounts."""
     nested = ["nsenter", f"--target={server_of(mount)}", "--pid", "--mount"]  # umount -l looks into its /proc/self
     subprocess.run([*nested, "umount", *flags, str(mount.path)], check=True, timeout=120)
 
