@@ -54,4 +54,5 @@ def run(rank: int, case: str, directory: str, meeting: str) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as meeting:
-        mp.spawn(run, args=(sys.argv[1], str(Path(sys.argv[2]) / "step-1"), meeting), nprocs=RANKS)
+        words = (sys.argv[1], str(Path(sys.argv[2]) / "step-1"), meeting)
+        mp.start_processes(run, words, nprocs=RANKS, start_method="fork")  # `spawn` would have each rank load torch anew
