@@ -197,8 +197,15 @@ class Crew:
     @property
     def alone_s(self) -> float:
         """How long a coordinator stays to which nobody is connected: all ranks may have died, and be started again."""
+        if self._misses_somebody:
+            return self._limits.missing_s
         over = self._outcome is not None or (self._left and len(self._left) == self.world)
         return self._limits.leave_s if over else self._limits.replace_s
+
+    @property
+    def _misses_somebody(self) -> bool:
+        """Whether all is done, and a rank died before it had left: a process in its place would find nobody who says so."""
+        return isinstance(self._outcome, Done) and bool(self._roster.lost)
 
     @property
     def status(self) -> str:
@@ -209,6 +216,9 @@ class Crew:
 
     def _hello(self, rank: int, hello: Hello, now: float) -> None:
         if self.state is CrewState.ENDING:
+            if isinstance(self._outcome, Done):  # it stays until it has said goodbye
+                self._roster.join(hello)
+                self._commands.send([rank], Protected())
             self._commands.send([rank], self._outcome or Done())
         elif self.world not in (0, hello.world):
             self._commands.send([rank], Refused(f"rank {rank} says that there are {hello.world} ranks, the others say {self.world}"))
@@ -242,6 +252,8 @@ class Crew:
             self._lost_since.update(dict.fromkeys(new, why))
             self._tell("ranks are lost", ranks=tuple(new), why=why)
             self._commands.send(new, Leave(ExitStatus.TAKEN_FOR_LOST, why))  # those that live: they hang, or were cut off for a while
+        elif self._misses_somebody:
+            self._deadline = now + self._limits.missing_s
         self._wait_anew(now)
         if self.state in (CrewState.RUNNING, CrewState.REBUILDING):
             self._fault(Cause.LOSS, why, now)
@@ -367,7 +379,7 @@ class Crew:
 
     def _ended(self, now: float) -> list[Command]:
         """The commands of one event, and when to look again."""
-        is_over = self.state is CrewState.ENDING and not self._roster.aboard
+        is_over = self.state is CrewState.ENDING and not self._roster.aboard and not self._misses_somebody
         beats = self._look_at if self.state is not CrewState.STANDBY and self._roster.aboard else math.inf
         self.wake_at = min(self._deadline, beats)
         return self._commands.take(is_over=is_over)

@@ -30,6 +30,8 @@ class Limits:
     """And so much longer those are waited for that speak and alone hold something: a storage may stand still for a while."""
     leave_s: float = 10.0
     """From LEAVE until the coordinator ends, whoever is left."""
+    missing_s: float = 60.0
+    """At the end of a job whose ranks are replaced: for a process in the place of a rank that died before it had left in order."""
     claim_s: float = 2.0
     """For the witness: the backing directory may hang, and then a majority goes on without it."""
     active_s: float = 2.0

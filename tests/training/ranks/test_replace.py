@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from acpfs.training.member import Member
 from acpfs.training.messages import StoreAnswer, StoreVerb
 from tests.rig.ports import free_port
 from tests.training.gasp_job import asked
@@ -49,6 +50,17 @@ def test_a_second_and_a_third_fault_while_it_is_rebuilt(tmp_path: Path, yardstic
     faults = {(1, 0, "gated", 5): die, (1, 1, "built", 0): die, (0, 0, "forward", 6): die, (1, 2, "restoring", 0): die}
     counts = run_job(Plan(kind, faults), tmp_path, yardsticks)
     assert stayed(counts, tmp_path) == {0: 2, 1: 4, 2: 1, 3: 1}
+
+
+@clause("T77")
+def test_a_rank_dies_when_all_steps_are_done(tmp_path: Path, yardsticks: Path) -> None:
+    """It has said that its loop has ended, and does not live to leave: the process in its place hears that all is done."""
+
+    def enter(run: Any) -> None:
+        if run.rank == 1 and os.environ["ACPFS_GENERATION"] == "0":
+            setattr(Member, "end", die)  # noqa: B010  # to mypy a method is nothing that changes
+
+    assert run_job(Plan("ddp", enter=enter), tmp_path, yardsticks) == {0: 1, 1: 2, 2: 1, 3: 1}
 
 
 @clause("T81")
