@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.records import Lane
 from acpfs.ram.kept import Kept
+from acpfs.ram.mapped_records import NO_SLOT
 from acpfs.types import HandleId, Ino, TierId
 from acpfs.writeback.log.ops import Op
 
-NO_SLOT = -1
 _LANES = list(Lane)
 _NUMBER, _UNIQUE, _INO, _FLAGS, _LANE, _PID, _TARGET, _BITS, _TENTATIVE = range(9)
 _WROTE, _UNSEEN, _CREATED, _BOUND, _KILLED = 1, 2, 4, 8, 16

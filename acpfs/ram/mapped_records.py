@@ -16,6 +16,8 @@ from pathlib import Path
 
 WORD_BYTES = 8
 FIRST_SLOTS = 256
+NO_SLOT = -1
+"""Of what has no record."""
 
 
 class Slots:

@@ -16,6 +16,7 @@ from acpfs.filesystem.filesystem import FileSystem
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.logger import get_logger
 from acpfs.ram.kept import Kept
+from acpfs.ram.mapped_records import NO_SLOT
 from acpfs.transport.native.device import Device
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import InitFlag, OpenFlag
@@ -24,7 +25,6 @@ from acpfs.types import HandleId, Ino
 _KEEP_CACHE = int(OpenFlag.KEEP_CACHE)
 _DIRECT = int(OpenFlag.DIRECT_IO | OpenFlag.PARALLEL_DIRECT_WRITES)
 _PASSTHROUGH = int(OpenFlag.PASSTHROUGH)
-_NO_SLOT = -1
 
 log = get_logger(__name__)
 
@@ -51,7 +51,7 @@ class KernelLanes:
         self._lock = threading.Lock()
         self._by_node: dict[Ino, Backing] = {}
         self._by_handle: dict[HandleId, tuple[Ino, int]] = {}
-        """Node, and the slot of the record; `_NO_SLOT`: there was no page for one."""
+        """Node, and the slot of the record; `NO_SLOT`: there was no page for one."""
         self._kept = kept
         self.refused = 0
         """Files that the kernel did not take for passthrough."""
@@ -129,7 +129,7 @@ class KernelLanes:
                     return 0
             if file.handle not in self._by_handle:
                 slot = self._record(file.handle, ino, backing.number)
-                if slot == _NO_SLOT and not backing.handles:  # the next worker would give the kernel another file beside it
+                if slot == NO_SLOT and not backing.handles:  # the next worker would give the kernel another file beside it
                     self._close(backing)
                     return 0
                 self._by_node[ino] = backing
@@ -142,7 +142,7 @@ class KernelLanes:
         try:
             return self._kept.backings.add(handle, ino, number)
         except OSError:
-            return _NO_SLOT
+            return NO_SLOT
 
     def _close(self, backing: Backing) -> None:
         with contextlib.suppress(OSError):  # ENOENT: closed by the last worker, which did not live to note it
@@ -168,7 +168,7 @@ class KernelLanes:
                 del self._by_node[ino]
         if not backing.handles:
             self._close(backing)
-        if slot != _NO_SLOT:
+        if slot != NO_SLOT:
             self._kept.backings.free(slot)
 
     def __len__(self) -> int:
