@@ -157,7 +157,8 @@ class FileSystemParts:
         self.loads = Loads(self.table, self.catalogue.recognise, self.durations.load)
         told = (self.durations, self.loads, ready)
         opened = OpenFiles(self.table, self.lanes, lane_use, self.names, self.attributes, self.lower_view, self.changes, *parts, *told)
-        return opened, Files(opened, self.attributes, self.reads, self.changes, self.contents, writable, self.outgrown)
+        files = Files(opened, self.attributes, self.reads, self.changes, self.contents, writable, self.outgrown, self.table, self.log)
+        return opened, files
 
     def _spilling(self, spill: Spill, versions: Versions, room: Room) -> Spilling:
         return Spilling(spill, self.tier, self.log, self.table, self.contents, versions, room, self.overflow, self.state)

@@ -22,10 +22,12 @@ from acpfs.filesystem.content.writable import Writable
 from acpfs.filesystem.copy_range import copy_pieces
 from acpfs.filesystem.kept_handles import Handle
 from acpfs.filesystem.names import fail
-from acpfs.filesystem.nodes import Node
+from acpfs.filesystem.nodes import Node, NodeTable
 from acpfs.filesystem.open_files import OpenFiles
+from acpfs.filesystem.steps import wait
 from acpfs.ram.tier import FALLOC_KEEP_SIZE, FALLOC_PUNCH_HOLE
-from acpfs.types import HandleId
+from acpfs.types import HandleId, Seq
+from acpfs.writeback.log.log import OperationLog
 
 FILE_BYTES_MAX = 16 << 40
 """A file may always be so long, on however small a file system; it is what ext4 has room for in one file."""
@@ -45,6 +47,8 @@ class Files:
         contents: Contents,
         writable: Writable,
         outgrown: OutgrownFiles,
+        table: NodeTable,
+        log: OperationLog,
     ) -> None:
         self._open = open_files
         self._attributes = attributes
@@ -53,6 +57,7 @@ class Files:
         self._contents = contents
         self._writable = writable
         self._outgrown = outgrown
+        self._table, self._log = table, log
         self._file_bytes_max = FILE_BYTES_MAX
 
     # -- the content as a whole
@@ -62,6 +67,7 @@ class Files:
 
         Raises:
             OSError: ENOSPC: it outgrew RAM in the passthrough lane, opened before it was durable; it is persisted after its last close.
+                Or it stands behind such a file, which is open.
         """
         handle = self._open.handle(number)
         handle.wrote = True
@@ -72,7 +78,29 @@ class Files:
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
             if handle.writes_unseen:
                 self._outgrown.refuse_to_wait(handle.node)
+            last = self._log.last_of(handle.node.ino)
+            if last is not None and (open_ones := await self._outgrown.in_the_way(self._open.open_nodes(), last.seq)):
+                self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
             await self._writable.persisted(handle.node)
+
+    async def fsync_directory(self, node: Node) -> None:
+        """In durable mode, wait until its names and its own attributes are persisted; an open file has no name yet that could be.
+
+        Raises:
+            OSError: ENOSPC: some of that stands behind an open file that outgrew RAM.
+        """
+        if await self._attributes.fsync_mode_in(node) is not FsyncMode.DURABLE:
+            return
+        if not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):
+            return
+        seq = self._log.last_seq
+        open_ones = await self._outgrown.in_the_way(self._open.open_nodes(), seq)
+        if open_ones:
+            behind = (op for op in self._log.since(open_ones[0].seq) if op.seq <= seq and op not in open_ones)
+            if any(op.concerns(node.ino) for op in behind):
+                self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
+            seq = Seq(open_ones[0].seq - 1)
+        await wait(self._log.when_done(seq, node.ino))
 
     def learn_capacity(self, space: SpaceInfo) -> None:
         """What the backing file system has room for altogether; a longer file is nothing but a mistake, which would be copied for years."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from acpfs.backing.lower import LowerStat, SpaceInfo
-from acpfs.config import FsyncMode, WhenFull
+from acpfs.config import WhenFull
 from acpfs.filesystem.admission import Net
 from acpfs.filesystem.construction import FileSystemParts
 from acpfs.filesystem.content.body import ContentStatistics
@@ -326,10 +326,8 @@ class FileSystem:
         self._directories.releasedir(handle)
 
     async def fsyncdir(self, handle: HandleId) -> None:
-        """fsync of a directory: the order is fixed already; in durable mode, wait until all that was logged is persisted."""
-        node = self._directories.node(handle)
-        if await self._attributes.fsync_mode_in(node) is FsyncMode.DURABLE and self._parts.log.pending_in(node.ino):
-            await wait(self._parts.log.when_done(self._parts.log.last_seq, node.ino))
+        """fsync of a directory: the order is fixed already; in durable mode, wait until its names are persisted."""
+        await self._files.fsync_directory(self._directories.node(handle))
 
     # -- the whole
 

@@ -303,8 +303,15 @@ class LowerView:
                 if self.path(node) is not None:
                     raise
             if node.xattrs is None:
-                node.xattrs = xattrs
+                return self._learn_xattrs(node, xattrs)
         return node.xattrs
+
+    def _learn_xattrs(self, node: Node, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The next worker knows those of a directory too: what fsync means below it decides about lanes."""
+        node.xattrs = xattrs
+        if node.is_dir:
+            self._table.changed(node)
+        return xattrs
 
     async def peek_xattrs(self, node: Node) -> dict[bytes, bytes]:
         """The node's extended attributes, or none when they are not known and the backing directory does not answer soon."""
@@ -333,7 +340,7 @@ class LowerView:
             xattrs = self._there.xattrs(path)
             with self._lock:
                 if not self.questions.overtaken(epoch) and node.xattrs is None:
-                    node.xattrs = xattrs
+                    self._learn_xattrs(node, xattrs)
         except OSError:
             with self._lock:
                 if not self.questions.overtaken(epoch):

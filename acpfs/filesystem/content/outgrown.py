@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -32,8 +32,9 @@ from acpfs.filesystem.steps import wait
 from acpfs.logger import get_logger, shown
 from acpfs.ram.state import LateError, StateDatabase
 from acpfs.ram.tier import Tier, punch_hole
-from acpfs.types import NO_TIER
+from acpfs.types import NO_TIER, Seq
 from acpfs.writeback.log.log import OperationLog
+from acpfs.writeback.log.ops import Op
 from acpfs.writeback.log.stages import Step
 
 PIECE = OUTGROWN_PIECE_BYTES
@@ -271,15 +272,29 @@ class OutgrownFiles:
         failed = body.is_outgrown and body.failed
         return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
+    async def in_the_way(self, nodes: Iterable[Node], seq: Seq) -> list[Op]:
+        """Stores up to `seq`, of some open files, before which the order stops until somebody closes the file; the oldest is the first.
+
+        RELEASE comes a moment after close has returned, and is waited for.
+        """
+        until = time.monotonic() + RELEASE_WAIT_S
+        found = [node for node in nodes if node.body.moving_out is not None and self._log.unsealed_of(node.ino)]
+        for node in found:
+            moving = node.body.moving_out
+            if moving is not None and any(op.seq <= seq for op in self._log.unsealed_of(node.ino)):
+                await wait(self._calls.submit("wait for the last close", moving.released.wait, max(0.0, until - time.monotonic())))
+        ops = [op for node in found if node.kernel_writers for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
+        return sorted(ops, key=lambda op: op.seq)
+
     def refuse_to_wait(self, node: Node) -> None:
-        """A writer in passthrough is about to wait until the file is persisted: what outgrew RAM is, after its last close.
+        """Somebody is about to wait until a file, or what stands behind it, is persisted: what outgrew RAM is, after its last close.
 
         Raises:
             OSError: ENOSPC.
         """
         if self._log.unsealed_of(node.ino):
             path = shown(self._table.path(node.ino))
-            log.error("larger than RAM, and open since before its fsync was durable: it is persisted after its close", path=path)
+            log.error("larger than RAM, and open: a durable fsync of it, or of what is behind it, fails until its last close", path=path)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def check(self, node: Node) -> None:

@@ -249,6 +249,10 @@ class Op:
         """
         return Ino(OLD_CONTENT - self.seq)
 
+    def concerns(self, directory: Ino) -> bool:
+        """Whether it changes a name in a directory, or the directory itself."""
+        return self.ino == directory or any(parent == directory for parent, _name in self.touches())
+
     def touches(self) -> tuple[tuple[Ino, bytes], ...]:
         """The names (directory, name) that this operation mentions and therefore pins."""
         if self.kind in (OpKind.SETATTR, OpKind.SETXATTR):

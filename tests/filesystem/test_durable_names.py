@@ -1,0 +1,152 @@
+"""Durable fsync of a directory: its names are on stable storage, and it never waits for a close that may be the caller's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from acpfs.backing.attributes import FSYNC_XATTR
+from acpfs.filesystem.content import outgrown
+from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.types import ROOT, Ino
+from tests.filesystem.test_hold import Kernel, run
+from tests.filesystem.test_outgrown import MIB, outgrow, patterned
+from tests.filesystem.world import CALLER, World, world
+
+pytestmark = pytest.mark.clause("S16", "S18")
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last close that does not come is not waited for long."""
+    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 0.05)
+
+
+async def make_durable(w: World, directory: Ino) -> None:
+    await w.do(w.fs.setxattr(directory, FSYNC_XATTR, b"durable", 0, 0))
+
+
+async def mkdir(w: World, name: bytes) -> Ino:
+    return (await w.do(w.fs.mkdir(ROOT, name, 0o755, CALLER))).ino
+
+
+async def sync(w: World, directory: Ino) -> None:
+    handle = await w.do(w.fs.opendir(directory))
+    try:
+        await w.do(w.fs.fsyncdir(handle))
+    finally:
+        await w.do(w.fs.releasedir(handle))
+
+
+async def synced_half(w: World, kernel: Kernel, parent: Ino) -> tuple[OpenFile, bytes]:
+    """A file that outgrew RAM in passthrough, got its place in the order by an fsync that is not durable, and stays open."""
+    opened, attributes = await w.create(b"big", parent)
+    assert opened.lane is Lane.PASSTHROUGH
+    data = patterned(100 * MIB)
+    await outgrow(w, kernel, opened, attributes.ino, data)
+    await w.do(w.fs.fsync(opened.handle, False))
+    assert [op.unsealed for op in w.log.pending_of(attributes.ino)] == [True]
+    return opened, data
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_the_names_before_it_are_durable_and_the_open_file_is_not_waited_for(tmp_path: Path) -> None:
+    """As on a local file system: it is about names; that of an open file comes with its close."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        directory = await mkdir(w, b"safe")
+        await w.write(b"before", b"bytes", directory)
+        opened, data = await synced_half(w, kernel, directory)
+        await make_durable(w, ROOT)
+        await sync(w, directory)
+        assert [path.name for path in (w.backing / "safe").iterdir()] == ["before"]
+        await w.close(opened)
+        await sync(w, directory)
+        assert (w.backing / "safe/big").read_bytes() == data
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("of", ["directory", "file"])
+@pytest.mark.parametrize("place", ["same", "other"])
+def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path: Path, of: str, place: str) -> None:
+    """Of a file too, and wherever the one that is open lies: there is one order."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        directory = await mkdir(w, b"safe")
+        opened, data = await synced_half(w, kernel, directory if place == "same" else ROOT)
+        await make_durable(w, directory)
+        other, _attributes = await w.create(b"behind", directory)
+        await w.do(w.fs.write(other.handle, 0, b"bytes"))
+        with pytest.raises(OSError, match="No space"):
+            await (sync(w, directory) if of == "directory" else w.do(w.fs.fsync(other.handle, False)))
+        await w.close(opened)
+        await w.do(w.fs.fsync(other.handle, False))
+        await sync(w, directory)
+        assert (w.backing / "safe/behind").read_bytes() == b"bytes"
+        assert (w.backing / ("safe/big" if place == "same" else "big")).read_bytes() == data
+        await w.close(other)
+
+    run(tmp_path, scenario)
+
+
+def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RELEASE comes a moment after close(2) has returned: nothing fails for that."""
+    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 60.0)
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        opened, data = await synced_half(w, kernel, ROOT)
+        await w.do(w.fs.flush(opened.handle))
+        await make_durable(w, ROOT)
+        done: list[Any] = []
+
+        async def fsyncdir() -> None:
+            await sync(w, ROOT)
+            done.append((w.backing / "big").read_bytes() == data)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fsyncdir)
+            with trio.fail_after(60):
+                while not w.calls.requests.statistics().in_flight:  # noqa: ASYNC110 - threads
+                    await trio.sleep(0.002)
+            assert not done
+            await w.do(w.fs.release(opened.handle))
+        assert done == [True]
+
+    run(tmp_path, scenario)
+
+
+def test_a_new_directory_is_there_when_its_fsync_returns(tmp_path: Path) -> None:
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        await make_durable(w, ROOT)
+        w.engine.hold(False)
+        await sync(w, await mkdir(w, b"new"))
+        assert (w.backing / "new").is_dir()
+
+    run(tmp_path, scenario)
+
+
+def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_directory(tmp_path: Path) -> None:
+    """Its first writer is served by the daemon, without a question; even where this worker got no further than to learn it."""
+    (tmp_path / "backing/safe").mkdir(parents=True)
+    (tmp_path / "backing/safe/f").write_bytes(b"bytes")
+    os.setxattr(tmp_path / "backing/safe", FSYNC_XATTR, b"durable")
+
+    async def lane() -> Lane:
+        async with world(tmp_path, unknown_bytes=0) as w:
+            w.inner.lanes.offer(Lane.DIRECT, passthrough=True)
+            directory = (await w.do(w.fs.lookup(ROOT, b"safe"))).ino
+            ino = (await w.do(w.fs.lookup(directory, b"f"))).ino
+            opened = await w.do(w.fs.open(ino, os.O_WRONLY | os.O_APPEND, CALLER))
+            await w.do(w.fs.fsync(opened.handle, False))
+            return opened.lane
+
+    assert [trio.run(lane), trio.run(lane)] == [Lane.PASSTHROUGH, Lane.DIRECT]
