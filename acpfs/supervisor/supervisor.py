@@ -169,6 +169,8 @@ class Supervisor:
                         self._child.kill(signal.SIGKILL)
                     elif self._child.serving_at or not self._workers or number == signal.SIGHUP:
                         self._child.kill(number)
+                elif self._stopping and self._workers and not self._is_borrowed:
+                    self._start_at = self._start_at and time.monotonic()  # no pause: what the last worker left is drained, then all ends
                 elif self._stopping and not self._door.given:
                     self._finish(0)  # given away, the mount is not this one's to end: `_outlived` or `_go_on` says whose it is
 
@@ -214,11 +216,7 @@ class Supervisor:
     # -- workers
 
     def _start_worker(self) -> None:
-        """Start one now.
-
-        Raises:
-            OSError: the machine has no process or descriptor left; it is still to be started then.
-        """
+        """Start one now; it is still to be started after an OSError, where the machine has no process or descriptor left."""
         self._start_at = self._start_at or time.monotonic()
         self._template = self._template or self._spawn_template()
         ours, theirs = channel.pair()
