@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import trio
 
 from acpfs.backing.attributes import FSYNC_XATTR
+from acpfs.backing.directory import BackingDirectory
+from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.types import ROOT, Ino
@@ -132,6 +135,32 @@ def test_a_new_directory_is_there_when_its_fsync_returns(tmp_path: Path) -> None
         assert (w.backing / "new").is_dir()
 
     run(tmp_path, scenario)
+
+
+class Refusing(BackingDirectory):
+    """Has no right to one name."""
+
+    def rename(self, source: LowerPath, target: LowerPath) -> None:
+        if target[-1] == b"refused":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        super().rename(source, target)
+
+
+def test_a_name_that_is_refused_is_an_error_of_its_directory_and_of_no_other(tmp_path: Path) -> None:
+    async def scenario(w: World, _kernel: Kernel) -> None:
+        await make_durable(w, ROOT)
+        w.engine.hold(False)
+        directory, other = await mkdir(w, b"safe"), await mkdir(w, b"other")
+        await w.write(b"refused", b"bytes", directory)
+        await w.write(b"f", b"bytes", other)
+        with pytest.raises(PermissionError):
+            await sync(w, directory)
+        await sync(w, other)
+        assert (w.backing / "other/f").exists()
+        assert w.engine.discard([op.seq for op in w.log.parked()]) == 1
+        await sync(w, directory)
+
+    run(tmp_path, scenario, make_lower=Refusing)
 
 
 def test_the_next_worker_knows_the_mode_that_a_directory_has_on_the_backing_directory(tmp_path: Path) -> None:

@@ -414,8 +414,8 @@ class OperationLog:
     def when_done(self, seq: Seq, node: Ino | None = None) -> Future[None]:
         """Done when every operation with a number up to `seq` is persisted; fails with the errno of one that is parked.
 
-        With `node`: only parked operations on that node matter. What waits behind those of others is not waited for, and no removal that
-        waits for other members and has nothing to do with the node.
+        With `node`: only parked operations on that node matter, and on names in it. What waits behind those of others is not waited for,
+        and no removal that waits for other members and has nothing to do with the node.
         """
         answer = self._judge(waiter := Waiter(seq, node))
         if answer is None:
@@ -450,7 +450,7 @@ class OperationLog:
         if first is None or first > waiter.seq:
             return 0
         for op in self._parked.values():
-            if op.seq <= waiter.seq and (waiter.node is None or waiter.node in (op.ino, op.victim)):
+            if op.seq <= waiter.seq and (waiter.node is None or _refuses(op, waiter.node)):
                 return op.last_error or errno.EIO
         if waiter.node is None:
             return None
@@ -576,8 +576,13 @@ def _place(ops: list[Op], op: Op) -> int:
     return bisect.bisect_left(ops, op.seq, key=lambda other: other.seq)
 
 
+def _refuses(op: Op, node: Ino) -> bool:
+    """Whether a node waits for a parked operation: a directory for those on its names, but for none that waits for other members."""
+    return node in (op.ino, op.victim) or (not op.withheld and op.concerns(node))
+
+
 def _is_passed(op: Op, node: Ino) -> bool:
     """Whether what a node waits for may be done before the operation is: it stands aside, or behind one that does, and is another's."""
     if op.aside is Aside.PUT_OFF:
         return node not in (op.ino, op.victim, op.parent, op.new_parent)
-    return op.parked or (op.aside is Aside.HELD and op.ino != node)
+    return op.parked or (op.aside is Aside.HELD and not op.concerns(node))
