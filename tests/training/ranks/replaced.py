@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -44,6 +46,7 @@ def steady(made: Callable[[], Job]) -> Callable[[], Job]:
 
 KINDS = {**LAYOUTS, "ddp": steady(LAYOUTS["ddp"]), "zero": steady(LAYOUTS["zero"]), "expert groups": expert_groups}
 FORKS_MAX = 40
+RANDOM_LOST = "random numbers of this rank are lost with its buddy"
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ class Replaced(Ranks):
             "ACPFS_GENERATION": str(self.processes[rank]),
             **self._environment(rank),
         }
+        logging.getLogger("acpfs").addHandler(logging.StreamHandler(sys.stderr))  # pytest has all that the root logger gets
         main(rank, self.processes[rank])
 
     def _fork(self, rank: int) -> int:
@@ -224,7 +228,11 @@ def run_job(
     timeout_s: float = DEADLINE_S,
     site: Site | None = None,
 ) -> dict[int, int]:
-    """A job to its end, whose state must be that of one without a fault; how many processes each rank had."""
+    """A job to its end, whose state must be that of one without a fault; how many processes each rank had.
+
+    But for the random numbers of a rank that says that they are lost with its buddy. That shows only behind a last step: all others begin
+    with a seed of their own.
+    """
     expected = end_state(plan.kind, yardsticks, plan.steps)
     where = site or Site(lambda rank: tmp_path / "run")
 
@@ -240,7 +248,8 @@ def run_job(
     )
     for rank in range(WORLD):
         found = torch.load(tmp_path / f"host-{rank}.pt", weights_only=True)
-        assert_same(
-            found, torch.load(expected / f"host-{rank}-{plan.kind}-{plan.steps}.pt", weights_only=True), f"host state of rank {rank}"
-        )
+        without = torch.load(expected / f"host-{rank}-{plan.kind}-{plan.steps}.pt", weights_only=True)
+        if RANDOM_LOST in ranks.log(rank).read_text():
+            del found["random"], without["random"]
+        assert_same(found, without, f"host state of rank {rank}")
     return counts

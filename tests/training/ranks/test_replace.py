@@ -23,7 +23,7 @@ from acpfs.training.messages import StoreAnswer, StoreVerb
 from tests.rig.ports import free_port
 from tests.training.gasp_job import asked
 from tests.training.ranks.jobs import LAYOUTS, Job, assert_same
-from tests.training.ranks.replaced import STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
+from tests.training.ranks.replaced import RANDOM_LOST, STEPS, WORLD, Plan, Replaced, die, end_state, fail, lose_memory, poison, run_job
 
 pytestmark = pytest.mark.long
 clause = pytest.mark.clause
@@ -79,6 +79,15 @@ def test_where_both_copies_are_lost_the_snapshot_is_what_is_left(
     run_job(Plan("hsdp", {(1, 0, "backward", 5): die, (3, 0, "backward", 5): second}, snapshot_at=2), tmp_path, yardsticks)
     assert (tmp_path / "run" / "latest").read_text().strip() == "step-2"
     assert {path.read_text() for path in tmp_path.glob("restored-0-*")} == {"0", "2"}
+
+
+@clause("T79")
+def test_random_numbers_that_are_lost_with_the_buddy_begin_anew_and_are_named(tmp_path: Path, yardsticks: Path) -> None:
+    """Behind the last step, so that it shows; with DDP no shard is lost."""
+    last = STEPS
+    run_job(Plan("ddp", {(1, 0, "sent_round", last): die, (3, 0, "sent_round", last): die}), tmp_path, yardsticks)
+    named = [RANDOM_LOST in (tmp_path / f"rank-{rank}.log").read_text() for rank in range(WORLD)]
+    assert named == [False, True, False, True]
 
 
 @clause("T126")
