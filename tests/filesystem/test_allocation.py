@@ -17,6 +17,7 @@ from acpfs.filesystem.content import contents
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled
 from acpfs.ram.tier import fallocate
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run
 
 pytestmark = pytest.mark.clause("S224")
@@ -87,21 +88,15 @@ def test_a_failure_in_the_middle_gives_back_what_was_promised(tmp_path: Path, mo
 
 def test_what_is_truncated_meanwhile_stays_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(w: World) -> None:
-        began, go_on = threading.Event(), threading.Event()
-
-        def waits(fd: int, mode: int, offset: int, length: int) -> None:
-            began.set()
-            assert go_on.wait(60)
-            fallocate(fd, mode, offset, length)
-
-        monkeypatch.setattr(contents, "fallocate", waits)
+        held = HeldCall(fallocate)
+        monkeypatch.setattr(contents, "fallocate", held)
         ino = await w.write(b"f", b"x" * 100)  # its version keeps the tier file: truncation makes another one
         opened = await w.do(w.fs.open(ino, os.O_WRONLY, CALLER))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.do, w.fs.fallocate(opened.handle, 0, 0, 8 * PIECE))
-            await trio.to_thread.run_sync(began.wait)
+            await trio.to_thread.run_sync(held.began.wait)
             await w.do(w.fs.setattr(ino, AttributeChange(size=0), None, CALLER))
-            go_on.set()
+            held.go_on.set()
         assert (await w.do(w.fs.getattr(ino))).size == 0
         await w.close(opened)
         await w.drained()
@@ -118,25 +113,19 @@ def test_a_killed_caller_leaves_no_thread_at_work_on_a_descriptor_that_may_be_an
     """It is over only when the thread is."""
 
     async def scenario(w: World) -> None:
-        began, go_on = threading.Event(), threading.Event()
-
-        def waits(fd: int, mode: int, offset: int, length: int) -> None:
-            began.set()
-            assert go_on.wait(60)
-            fallocate(fd, mode, offset, length)
-
-        monkeypatch.setattr(contents, "fallocate", waits)
+        held = HeldCall(fallocate)
+        monkeypatch.setattr(contents, "fallocate", held)
         opened, attributes = await w.create(b"f")
         call = w.fs.fallocate(opened.handle, 0, 0, 2 * PIECE)
         done = w.fs.steps.step(call, None)
-        assert await trio.to_thread.run_sync(began.wait, 60)
+        assert await trio.to_thread.run_sync(held.began.wait, 60)
         killed: Future[None] = Future()
         killed.cancel()
         try:
             done = w.fs.steps.step(call, killed)
             assert not done.done()
         finally:
-            go_on.set()
+            held.go_on.set()
         with contextlib.suppress(StopIteration), trio.fail_after(60):
             while True:
                 await settled(done)

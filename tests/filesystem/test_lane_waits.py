@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from acpfs.filesystem.records import Lane
 from acpfs.filesystem.steps import settled
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, run
 
 MIB = 1 << 20
@@ -22,13 +21,7 @@ def test_a_writer_looks_again_who_has_the_file_open_when_its_bytes_were_copied_a
 
     async def scenario(w: World) -> None:
         ino = await w.write(b"iter_100.pt", b"x" * 4 * MIB)
-        copy, go_on = w.tier.copy, threading.Event()
-
-        def waits(source: Any, target: Any, size: int) -> None:
-            assert go_on.wait(60)
-            copy(source, target, size)
-
-        w.tier.copy = waits  # type: ignore[method-assign]
+        w.tier.copy = held = HeldCall(w.tier.copy)  # type: ignore[assignment, method-assign]
         call = w.fs.open(ino, os.O_WRONLY, CALLER)
         try:
             copied = w.fs.steps.step(call, None)
@@ -36,7 +29,7 @@ def test_a_writer_looks_again_who_has_the_file_open_when_its_bytes_were_copied_a
             mapper = await w.do(w.fs.open(ino, os.O_RDWR, CALLER))
             assert mapper.lane is Lane.DIRECT
         finally:
-            go_on.set()
+            held.go_on.set()
         await settled(copied)
         with pytest.raises(StopIteration) as end:
             w.fs.steps.step(call, copied)

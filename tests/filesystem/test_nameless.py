@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from acpfs.backing.lower import LowerPath
 from acpfs.config import WarmReads
 from acpfs.types import ROOT, HandleId, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S81")
@@ -116,23 +116,16 @@ def test_a_removal_whose_caller_is_killed_removes_nothing(tmp_path: Path) -> Non
     async def scenario() -> None:
         async with world(tmp_path, warm_reads=WarmReads.OFF) as w:
             _ino, handle = await cold_and_open(w)
-            began, go_on, open_read = threading.Event(), threading.Event(), w.lower.open_read
-
-            def hangs(path: LowerPath) -> int:
-                began.set()
-                assert go_on.wait(60)
-                return open_read(path)
-
-            w.lower.open_read = hangs  # type: ignore[method-assign]
+            w.lower.open_read = held = HeldCall(w.lower.open_read)  # type: ignore[assignment, method-assign]
             call = w.fs.unlink(ROOT, b"f")
             opened = w.fs.steps.step(call, None)
-            assert await trio.to_thread.run_sync(began.wait, 60)
+            assert await trio.to_thread.run_sync(held.began.wait, 60)
             assert opened.cancel()
             try:
                 with pytest.raises(InterruptedError):
                     w.fs.steps.step(call, opened)
             finally:
-                go_on.set()
+                held.go_on.set()
             await w.drained()
             assert await w.names() == [b"f"]
             assert await w.do(w.fs.read(handle, 0, 100)) == OLD

@@ -22,6 +22,7 @@ from acpfs.filesystem.content.body import Body
 from acpfs.filesystem.records import AttributeChange
 from acpfs.filesystem.steps import settled, wait
 from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_cold_reads import Hang
 from tests.filesystem.world import CALLER, World, run, violations, world
 
@@ -376,21 +377,15 @@ def test_a_version_waits_for_a_write_that_waits_for_an_earlier_workers_file(tmp_
             for i in range(6):
                 await w.do(w.fs.write(opened.handle, i * MIB, block(i)))
         async with world(tmp_path, budget_bytes=BUDGET, when_full="native", session="s", hold=False) as w:
-            cuts, go_on, cut = threading.Event(), threading.Event(), w.inner.overflow._cut
-
-            def hangs(name: str, size: int) -> None:
-                cuts.set()
-                assert go_on.wait(60)
-                cut(name, size)
-
-            monkeypatch.setattr(w.inner.overflow, "_cut", hangs)
+            held = HeldCall(w.inner.overflow._cut)
+            monkeypatch.setattr(w.inner.overflow, "_cut", held)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(w.do, w.fs.write(opened.handle, 0, b"new"))
-                assert await trio.to_thread.run_sync(cuts.wait, 60)
+                assert await trio.to_thread.run_sync(held.began.wait, 60)
                 await w.do(w.fs.fsync(opened.handle, datasync=False))
                 await trio.sleep(0.3)
                 assert not (w.backing / "big").exists()
-                go_on.set()
+                held.go_on.set()
             await w.close(opened)
             await w.drained()
             assert (w.backing / "big").read_bytes() == b"new" + block(0)[3:] + b"".join(map(block, range(1, 6)))
