@@ -97,9 +97,37 @@ def test_a_file_system_that_could_not_be_flushed_is_an_error(directory: BackingD
     os.close(directory._root_fd)
     try:
         with pytest.raises(OSError, match="Bad file descriptor"):
-            directory.sync_file_system((b"gone", b"f"))
+            directory.sync_file_systems([(b"gone", b"f")])
     finally:
         directory._root_fd = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@pytest.mark.clause("S24")
+def test_file_systems_are_flushed_once_each_by_the_descriptor_that_was_opened_first(
+    directory: BackingDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer one is not told what could not be written, if somebody else was told so before: seen on ext4 over a device that is full."""
+    paths = [(b"d", b"f"), (b"d", b"gone", b"g"), (b"other",), ()]
+    directory.mkdir((b"d",))
+    flushed: list[int] = []
+    monkeypatch.setattr("acpfs.backing.directory.sync_file_system", flushed.append)
+    directory.sync_file_systems(paths)
+    assert flushed == [directory._root_fd]
+
+
+@pytest.mark.mount
+@pytest.mark.clause("S24", "S238")
+def test_each_file_system_below_is_flushed(directory: BackingDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.mkdir((b"below",))
+    below = directory.path / "below"
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", below], check=True)
+    try:
+        flushed: list[int] = []
+        monkeypatch.setattr("acpfs.backing.directory.sync_file_system", lambda fd: flushed.append(os.fstat(fd).st_dev))
+        directory.sync_file_systems([(b"below", b"f"), (b"below", b"g"), (b"f",)])
+        assert sorted(flushed) == sorted({directory.path.stat().st_dev, below.stat().st_dev})
+    finally:
+        subprocess.run(["umount", "-l", below], check=True)
 
 
 def test_own_directory_is_not_served(directory: BackingDirectory) -> None:
