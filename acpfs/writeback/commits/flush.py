@@ -48,17 +48,18 @@ class Flusher:
         """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
         self._parts, self._retry, self._recheck = parts, retry, recheck
         self._lower, self._tree, self._log, self._pool = parts.lower, parts.tree, parts.log, parts.calls.syncs
-        self._untimed: set[Ino] = set()
+        self._untimed: dict[Ino, bool] = {}
+        """And whether it was out of reach: others may have changed it since, so the mount is not to take it for what it left there."""
         self._unreached: dict[Ino, None] = {}
         """Directories that could not be given their times, those tried last at the end."""
 
     def take_untimed(self) -> GroupOutcome:
         """Directories that still have to get their times: their last operation was left out, or they were out of reach."""
         group = GroupOutcome()
-        if self._untimed:
-            for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
-                self._untimed.discard(ino)
-                group.directories[ino] = 0
+        for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
+            group.directories[ino] = 0
+            if self._untimed.pop(ino):
+                group.synced[ino] = None
         return group
 
     async def flush(self, group: GroupOutcome) -> None:
@@ -68,7 +69,7 @@ class Flusher:
         if group.done:
             for ino in list(islice(self._unreached, _UNREACHED_PER_GROUP)):
                 del self._unreached[ino]
-                self._untimed.add(ino)
+                self._untimed[ino] = True
         tries = 0
         refusals: Counter[_Task] = Counter()
         while tasks:
@@ -126,7 +127,7 @@ class Flusher:
                 self._lower.sync_directory(task.path)
             else:
                 self._lower.sync_entry(task.path)
-            if task.times is not None:
+            if task.times is not None and (group.done or task.ino not in group.synced):
                 group.settled.append((task.ino, self._lower.lstat(task.path)))
         except FileNotFoundError:
             absence.make_sure(self._lower, task.path)  # removed from outside: there is nothing to flush
@@ -146,7 +147,7 @@ class Flusher:
     def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:
         """Only with the directory's last operation: any later one would change them again."""
         if self._log.pending_in(ino) != group.directories.get(ino, 0):
-            self._untimed.add(ino)
+            self._untimed.setdefault(ino, False)
             return None
-        self._untimed.discard(ino)
+        self._untimed.pop(ino, None)
         return self._parts.listener.directory_times(ino)
