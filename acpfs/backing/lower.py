@@ -193,7 +193,7 @@ class Lower(Protocol):
         ...
 
     def sync_directory(self, path: LowerPath) -> None:
-        """fsync of a directory; nothing where the backing file system refuses that."""
+        """fsync of a directory; nothing where the file system refuses that, `sync_file_systems` where its mode forbids to open it."""
         ...
 
     def sync_file_systems(self, paths: Iterable[LowerPath]) -> None:
