@@ -11,7 +11,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -375,7 +375,9 @@ class BackingDirectory(OwnFiles):
         try:
             fd = self._entries.open(path, os.O_RDONLY | os.O_NONBLOCK | flags)
         except PermissionError:
-            self.sync_file_system(path)  # not ours to open: by its mode and without privilege, or since a ticket has expired
+            if self._may_read(path):
+                raise  # it may pass, like that of an expired ticket
+            self.sync_file_systems([path])
             return
         try:
             os.fsync(fd)
@@ -385,21 +387,35 @@ class BackingDirectory(OwnFiles):
         finally:
             os.close(fd)
 
-    def sync_file_system(self, path: LowerPath) -> None:
-        self._count("sync file system")
-        for depth in range(len(path) - 1, 0, -1):
+    def _may_read(self, path: LowerPath) -> bool:
+        """By its mode, and without privilege."""
+        st = self.lstat(path)
+        if st.uid == os.geteuid():
+            return bool(st.mode & stat.S_IRUSR)
+        return bool(st.mode & (stat.S_IRGRP if st.gid in {os.getegid(), *os.getgroups()} else stat.S_IROTH))
+
+    def sync_file_systems(self, paths: Iterable[LowerPath]) -> None:
+        flushed = set()
+        for directory in {path[:-1] for path in paths}:
+            fd = self._open_nearest(directory)
             try:
-                fd = self._entries.open(path[:depth], os.O_RDONLY | os.O_DIRECTORY)
+                device = os.fstat(fd).st_dev
+                if device not in flushed:
+                    self._count("sync file system")
+                    is_top = device == os.fstat(self._root_fd).st_dev  # that descriptor knows what others were told since the start
+                    sync_file_system(self._root_fd if is_top else fd)
+                    flushed.add(device)
+            finally:
+                os.close(fd)
+
+    def _open_nearest(self, directory: LowerPath) -> int:
+        for depth in range(len(directory), 0, -1):
+            try:
+                return self._entries.open(directory[:depth], os.O_RDONLY | os.O_DIRECTORY)
             except OSError as error:
                 if error.errno not in {*UNREACHABLE, errno.ENOENT}:
                     raise
-            else:
-                try:
-                    sync_file_system(fd)
-                finally:
-                    os.close(fd)
-                return
-        sync_file_system(self._root_fd)
+        return os.dup(self._root_fd)
 
     # -- staging
 

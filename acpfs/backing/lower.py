@@ -8,7 +8,7 @@ long as the backing file system likes and raises `OSError` with the backing file
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -193,13 +193,15 @@ class Lower(Protocol):
         ...
 
     def sync_directory(self, path: LowerPath) -> None:
-        """fsync of a directory; nothing where the backing file system refuses that."""
+        """fsync of a directory; nothing where the file system refuses that, `sync_file_systems` where its mode forbids to open it."""
         ...
 
-    def sync_file_system(self, path: LowerPath) -> None:
-        """syncfs of the nearest directory above an entry that can be opened: what there is of a flush where the entry itself cannot be.
+    def sync_file_systems(self, paths: Iterable[LowerPath]) -> None:
+        """What there is of a flush for entries that cannot be reached: syncfs of the file systems that they seem to be on, each once.
 
-        A FUSE server hears nothing of it (but virtiofs), and an NFS server has changes of directories before they return.
+        That of the nearest directory above that can be opened: of a mount inside of what cannot be reached it knows nothing. A FUSE server
+        hears nothing of it (but virtiofs); an NFS server has changes of directories before they return. What the kernel could not write
+        back is told once, and before Linux 5.8 never.
         """
         ...
 

@@ -122,7 +122,8 @@ def sync_file_system(fd: int) -> None:
     """Have everything that was written to the file system of `fd` on stable storage (syncfs(2)).
 
     Raises:
-        OSError: the kernel could not write something back since this descriptor, or an earlier one, was told so.
+        OSError: the kernel could not write something back (Linux 5.8 and later). Each descriptor is told once, and only of what happened
+            after it was opened or was told to nobody yet: one that is opened for the purpose may hear nothing.
     """
     if _libc.syncfs(fd) != 0:
         raise _fail()

@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from acpfs.backing.lower import LowerEntry, LowerPath, LowerStat, NewAttributes, Note, SpaceInfo, lstat_each
@@ -316,8 +316,8 @@ class MemoryLower:
         self._call("fsync entry", path)
         self._find(path)
 
-    def sync_file_system(self, _path: LowerPath) -> None:
-        self._call("sync file system", ())
+    def sync_file_systems(self, _paths: Iterable[LowerPath]) -> None:
+        self._call("sync file systems", ())
 
     # -- staging
 

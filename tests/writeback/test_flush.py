@@ -72,7 +72,7 @@ def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(wo
         nonlocal flushed, failed
         if label == "fsync directory" and path == (b"run",):
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-        if label == "sync file system":
+        if label == "sync file systems":
             failed += 1
             if failed <= 5:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -86,6 +86,99 @@ def test_what_cannot_be_reached_is_persisted_once_its_file_system_was_flushed(wo
     run(world.drain)
     assert (failed, flushed) == (6, 1)
     assert world.lower.visible() == world.application_view()
+
+
+@clause("S24")
+def test_one_flush_of_file_systems_stands_for_all_that_cannot_be_reached(world: World, run: Run) -> None:
+    """It may take as long as the storage likes, and says only once what could not be written: not to be spent on one of them."""
+
+    def deny(label: str, path: LowerPath) -> None:
+        if label == "fsync directory" and path:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    for name in "abc":
+        world.mkdir(name)
+    run(world.drain)
+    world.lower.fault = deny
+    for name in "abc":
+        world.store(f"{name}/model", b"1")
+    run(world.drain)
+    assert world.lower.calls["sync file systems"] == world.engine._counters.commit_groups - 1 == 1
+    assert world.lower.visible() == world.application_view()
+
+
+@clause("S24")
+def test_a_directory_with_new_attributes_and_new_names_has_three_tries_too(world: World, run: Run) -> None:
+    """It is flushed for both, and each has refusals of its own."""
+    tries = 0
+
+    def deny(label: str, path: LowerPath) -> None:
+        nonlocal tries
+        if label in ("fsync directory", "fsync entry") and path == (b"run",):
+            tries += label == "fsync directory"
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    world.mkdir("run")
+    run(world.drain)
+    world.lower.fault = deny
+    world.store("run/model", b"1")
+    world.setattr("run", mode=0o700)
+    run(world.drain)
+    assert tries == 3
+
+
+@clause("S24")
+def test_refusals_count_in_a_row(world: World, run: Run) -> None:
+    """What was flushed between two of them was within reach."""
+    answers: dict[LowerPath, list[int]] = {(b"run",): [errno.EACCES, errno.EACCES, 0, errno.EACCES], (b"other",): [errno.EIO] * 4}
+
+    def deny(label: str, path: LowerPath) -> None:
+        if label == "fsync directory" and (left := answers.get(path)) and (number := left.pop(0)):
+            raise OSError(number, os.strerror(number))
+
+    for name in ("run", "other"):
+        world.mkdir(name)
+    run(world.drain)
+    world.lower.fault = deny
+    world.engine._flusher._recheck = lambda _group: True  # something was made again: all is flushed anew
+    for name in ("run", "other"):
+        world.store(f"{name}/model", b"1")
+    run(world.drain)
+    assert not any(answers.values())
+    assert world.lower.calls["sync file systems"] == 0
+
+
+@clause("S24")
+def test_a_directory_that_can_be_reached_again_gets_its_times(world: World, run: Run) -> None:
+    """With the next group, whatever that has to do with."""
+    world.mkdir("run")
+    run(world.drain)
+    denied = 0
+
+    def deny(label: str, path: LowerPath) -> None:
+        nonlocal denied
+        if label in ("utimens", "fsync directory") and path == (b"run",):
+            denied += 1
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    world.lower.fault = deny
+    world.store("run/model", b"1")
+    world.listener.times = {world.inos["run"]: (1, 2)}
+    world.listener.settled.clear()
+    run(world.drain)
+    assert denied == 3
+    for data in (b"2", b"3"):
+        world.store("after", data)
+        run(world.drain)
+    flushes = world.lower.calls["sync file systems"]
+    assert denied in (4, 5), "one look per group"
+    world.lower.fault = lambda _label, _path: None
+    for data in (b"4", b"5"):
+        world.store("after", data)
+        run(world.drain)
+    assert (world.lower.inode("run").atime_ns, world.lower.inode("run").mtime_ns) == (1, 2)
+    assert world.inos["run"] not in dict(world.listener.settled), "others may have changed it meanwhile, and the mount has to look"
+    assert world.lower.calls["sync file systems"] == flushes == 1, "only its times were to come"
 
 
 @clause("S25")

@@ -2,8 +2,8 @@
 
 What is visible becomes persisted here. A flush that fails is repeated for ever, each time after a look whether what it flushes is
 still there. Only what cannot be reached any more (a mode, an expired ticket, something else in the place of a directory above it) is not
-waited for: whatever would let it be reached again may stand behind this group in the log. The whole file system is flushed in its stead.
-Its times come with the next group that touches it.
+waited for: whatever would let it be reached again may stand behind this group in the log. One flush of file systems stands for all of it.
+Times that such a directory was to get come after a later group, as long as this worker lives.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import trio
@@ -25,6 +26,9 @@ from acpfs.writeback.commits.group import GroupOutcome
 from acpfs.writeback.evidence import absence
 from acpfs.writeback.failures.retry import PERMANENT_TRIES, RetryPolicy
 from acpfs.writeback.parts import DrainParts
+
+_UNREACHED_PER_GROUP = 16
+"""As many as the pool has threads: a whole tree that is out of reach costs a group no more than one call's time."""
 
 _log = get_logger(__name__)
 
@@ -44,23 +48,30 @@ class Flusher:
         """`recheck`: looks whether what is to be flushed is still there, see `Recheck.look`."""
         self._parts, self._retry, self._recheck = parts, retry, recheck
         self._lower, self._tree, self._log, self._pool = parts.lower, parts.tree, parts.log, parts.calls.syncs
-        self._untimed: set[Ino] = set()
+        self._untimed: dict[Ino, bool] = {}
+        """And whether it was out of reach: others may have changed it since, so the mount is not to take it for what it left there."""
+        self._unreached: dict[Ino, None] = {}
+        """Directories that could not be given their times, those tried last at the end."""
 
     def take_untimed(self) -> GroupOutcome:
-        """Directories whose last operation was left out after earlier ones were committed: they still have to get their times."""
+        """Directories that still have to get their times: their last operation was left out, or they were out of reach."""
         group = GroupOutcome()
-        if self._untimed:
-            for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
-                self._untimed.discard(ino)
-                group.directories[ino] = 0
+        for ino in [ino for ino in self._untimed if not self._log.pending_in(ino)]:
+            group.directories[ino] = 0
+            if self._untimed.pop(ino):
+                group.synced[ino] = None
         return group
 
     async def flush(self, group: GroupOutcome) -> None:
         """Return when everything in the group is on stable storage."""
         with self._parts.lock:
             tasks = all_tasks = self._tasks(group)
+        if group.done:
+            for ino in list(islice(self._unreached, _UNREACHED_PER_GROUP)):
+                del self._unreached[ino]
+                self._untimed[ino] = True
         tries = 0
-        refusals: Counter[LowerPath] = Counter()
+        refusals: Counter[_Task] = Counter()
         while tasks:
             failed, error = await self._attempt(tasks, group, refusals)
             remade = False
@@ -79,14 +90,26 @@ class Flusher:
             for op, _stat in group.done:
                 op.tries, op.last_error, op.last_detail = op.tries + 1, error.errno, error.strerror or str(error)
 
-    async def _attempt(self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[LowerPath]) -> tuple[list[_Task], OSError | None]:
+    async def _attempt(self, tasks: list[_Task], group: GroupOutcome, refusals: Counter[_Task]) -> tuple[list[_Task], OSError | None]:
         """Those that failed, and why. `refusals`: how often in a row each could not be reached."""
-        futures = [self._pool.submit("flush", self._carry_out, task, group, refusals[task.path]) for task in tasks]
-        errors = [await self._error(future) for future in futures]
-        failed = [(task, error) for task, error in zip(tasks, errors, strict=True) if error is not None]
-        for task, error in failed:
-            refusals[task.path] = refusals[task.path] + 1 if error.errno in UNREACHABLE else 0
-        return [task for task, _error in failed], next((error for _task, error in failed), None)
+        futures = [self._pool.submit("flush", self._carry_out, task, group) for task in tasks]
+        errors = {task: await self._error(future) for task, future in zip(tasks, futures, strict=True)}
+        for task, error in errors.items():
+            refusals[task] = refusals[task] + 1 if error is not None and error.errno in UNREACHABLE else 0
+        left = [task for task in tasks if refusals[task] >= (PERMANENT_TRIES if group.done else 1)]
+        if left and group.done:  # else only times were to come
+            refused = await self._error(self._pool.submit("flush", self._lower.sync_file_systems, [task.path for task in left]))
+            if refused is not None:
+                return [task for task in tasks if errors[task] is not None], refused
+        for task in left:
+            error = errors.pop(task)
+            if task.times is not None:
+                self._unreached[task.ino] = None
+            if error is not None and group.done:
+                path, why = shown(b"/".join(task.path)), errno_name(error.errno)
+                _log.error("cannot be reached any more: flushed with its file system", path=path, error=why)
+        failed = {task: error for task, error in errors.items() if error is not None}
+        return list(failed), next(iter(failed.values()), None)
 
     @staticmethod
     async def _error(future: Future[Any]) -> OSError | None:
@@ -96,18 +119,7 @@ class Flusher:
             return error
         return None
 
-    def _carry_out(self, task: _Task, group: GroupOutcome, refusals: int) -> None:
-        try:
-            self._flush(task, group)
-        except OSError as error:
-            if error.errno not in UNREACHABLE or refusals + 1 < PERMANENT_TRIES:
-                raise
-            self._lower.sync_file_system(task.path)
-            _log.error(
-                "cannot be reached any more: flushed with its file system", path=shown(b"/".join(task.path)), error=errno_name(error.errno)
-            )
-
-    def _flush(self, task: _Task, group: GroupOutcome) -> None:
+    def _carry_out(self, task: _Task, group: GroupOutcome) -> None:
         try:
             if task.times is not None:
                 self._lower.set_times(task.path, *task.times)
@@ -115,7 +127,7 @@ class Flusher:
                 self._lower.sync_directory(task.path)
             else:
                 self._lower.sync_entry(task.path)
-            if task.times is not None:
+            if task.times is not None and (group.done or task.ino not in group.synced):
                 group.settled.append((task.ino, self._lower.lstat(task.path)))
         except FileNotFoundError:
             absence.make_sure(self._lower, task.path)  # removed from outside: there is nothing to flush
@@ -135,7 +147,7 @@ class Flusher:
     def _times(self, ino: Ino, group: GroupOutcome) -> tuple[int, int] | None:
         """Only with the directory's last operation: any later one would change them again."""
         if self._log.pending_in(ino) != group.directories.get(ino, 0):
-            self._untimed.add(ino)
+            self._untimed.setdefault(ino, False)
             return None
-        self._untimed.discard(ino)
+        self._untimed.pop(ino, None)
         return self._parts.listener.directory_times(ino)
