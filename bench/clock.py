@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -17,13 +18,13 @@ def torch_python() -> str:
     return os.environ.get("ACPFS_TORCH_PYTHON", str(made) if made.exists() else sys.executable)
 
 
-def together(operation: str, paths: list[Path], size: int) -> float:
-    """Seconds that all workers needed; one worker per path, `size` bytes each."""
-    start, end = span(operation, paths, size)
+def together(operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None) -> float:
+    """Seconds that all workers needed; one worker per path, `size` bytes each. `before` is called when all are ready, before they begin."""
+    start, end = span(operation, paths, size, before)
     return end - start
 
 
-def span(operation: str, paths: list[Path], size: int) -> tuple[float, float]:
+def span(operation: str, paths: list[Path], size: int, before: Callable[[], None] | None = None) -> tuple[float, float]:
     """When the first worker started and the last one had closed its file, by `time.monotonic`."""
     python = torch_python() if operation in ("save", "load", "load_mapped") else sys.executable
     command = [python, "-m", "bench.worker", operation]
@@ -36,6 +37,8 @@ def span(operation: str, paths: list[Path], size: int) -> tuple[float, float]:
             assert worker.stdout is not None
             if worker.stdout.readline() != "ready\n":
                 raise RuntimeError(f"{operation} did not start")
+        if before is not None:
+            before()
         for worker in workers:
             assert worker.stdin is not None
             worker.stdin.write("go\n")
