@@ -157,13 +157,13 @@ def _row_bytes(name: bytes) -> int:
 
 def _pack(listing: Listing) -> bytes:
     """Numbers of inodes, types, names: each run is taken apart by one call."""
-    numbers = array("Q", [len(listing), *(entry.ino for entry in listing.values())])
+    numbers = array("q", [len(listing), *(entry.ino for entry in listing.values())])
     types = array("I", [entry.mode for entry in listing.values()])
     return b"".join((numbers.tobytes(), types.tobytes(), b"\0".join(listing)))
 
 
 def _unpack(entries: bytes) -> Listing:
-    (count,), numbers, types = array("Q", entries[:8]), array("Q"), array("I")
+    (count,), numbers, types = array("q", entries[:8]), array("q"), array("I")
     names_at = 8 + count * (numbers.itemsize + types.itemsize)
     numbers.frombytes(entries[8 : 8 + count * numbers.itemsize])
     types.frombytes(entries[8 + count * numbers.itemsize : names_at])
