@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from acpfs.training.coordinator.commands import Send
 from acpfs.training.coordinator.crew import Crew
 from acpfs.training.coordinator.limits import Limits
 from acpfs.training.coordinator.states import CrewState
-from acpfs.training.messages import Done, FromCoordinator, Goodbye, Protected
+from acpfs.training.messages import Done, ExitStatus, FromCoordinator, Goodbye, Leave, Protected, Stop
 from tests.training.test_crew import Ship, beats, run, settle
 
 clause = pytest.mark.clause
@@ -127,3 +128,23 @@ def test_who_has_taken_over_hears_later_that_all_is_done() -> None:
     ship.start(1)
     settle(ship)
     assert ship.processes[1].state == "over"
+
+
+@clause("T155")
+def test_who_comes_while_nobody_commands_may_obey_who_does_then() -> None:
+    ship = Ship(2)
+    for rank in range(2):
+        ship.start(rank)
+        ship.let("up", rank)
+    words = [command.message for command in ship.crew.take_over(2, ship.now) if isinstance(command, Send)]
+    assert words == [Protected(), Stop(())]
+
+
+@clause("T77")
+def test_that_one_rank_is_taken_for_lost_is_not_the_end_of_the_job() -> None:
+    """All may die at once behind that, and be started again: a standby that took over waits for them."""
+    standby = standby_of(Ship(2).begin())
+    standby.ended(Leave(ExitStatus.TAKEN_FOR_LOST, "silent"))
+    assert standby.alone_s == Limits().replace_s
+    standby.ended(Leave(ExitStatus.NOT_SAVED, "update 2 failed 3 times"))
+    assert standby.alone_s == Limits().leave_s

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.gasp_job import ROOT
+from tests.training.gasp_job import ROOT, asked, until
 
 clause = pytest.mark.clause
 END_S = 240.0
@@ -81,5 +81,17 @@ def test_who_comes_for_a_rank_that_was_killed_at_the_end_hears_from_the_standby_
         job.leaves(ranks[rank])
     job.kill(job.coordinators[0])
     again = job.rank(1, 3, 1)
+    assert job.line(again) == "all is done"
+    job.leaves(again)
+
+
+@clause("T155")
+def test_a_process_that_comes_before_the_successor_commands_takes_its_place(job: Job) -> None:
+    first = job.rank(0, 1, 0, 1)
+    assert job.line(first) == "all is done"  # so both coordinators know the job
+    job.kill(first)
+    until(lambda: asked(job.announced[1]["status"])["ranks"][0]["lost"])
+    job.kill(job.coordinators[0])
+    again = job.rank(0, 1, 1)
     assert job.line(again) == "all is done"
     job.leaves(again)

@@ -122,6 +122,7 @@ class Crew:
         """This coordinator is active from here on. `generation`: the newest that its voters know."""
         self.term, self.generation = term, max(generation, self.generation)
         self._hearing.begin(self._roster.aboard, now)
+        self._commands.send(self._roster.aboard, Protected())  # who came while nobody commanded waits for it, and takes no order before
         in_loop = [rank for rank in self._roster.aboard if rank in self.marks and not self.marks[rank].parked]
         if self._is_done:
             self._end(now)
@@ -136,8 +137,8 @@ class Crew:
         return self._ended(now)
 
     def ended(self, outcome: Leave) -> None:
-        """The active coordinator says how the job ends."""
-        if not self._is_done:
+        """The active coordinator says how the job ends, or that one rank has to: that one is replaced."""
+        if outcome.status != ExitStatus.TAKEN_FOR_LOST and not self._is_done:
             self._outcome = outcome
 
     def deposed(self, now: float) -> list[Command]:
