@@ -294,9 +294,12 @@ def tft_exception_handler(func: Callable[..., Any]) -> Callable[..., Any]:
             except (KeyboardInterrupt, SystemExit, GeneratorExit):
                 raise
             except BaseException as error:  # torch's CheckpointException is no Exception
-                if not _goes_on(error):
+                if _goes_on(error):
+                    continue
+                if not (_job.processor and _job.processor.is_done):
                     raise
-                continue
+                result = None  # the process before this one died behind the last step, before it had left
+                break
             if _job.processor is None or _job.processor.finish():
                 break
             if tft_wait_next_action() != Action.RETRY.value:
@@ -328,7 +331,8 @@ def _reported(state: ReportState, text: str) -> bool:
         return False
     if tft_wait_next_action() == Action.RETRY.value:
         return True
-    time.sleep(REPORT_S)  # the processor's thread ends the process
+    if not (_job.processor and _job.processor.is_done):
+        time.sleep(REPORT_S)  # the processor's thread ends the process
     return False
 
 

@@ -118,9 +118,13 @@ class GoingOn(Processor):
         if self._member is None:
             return Action.RETRY if self.rebooted else Action.EXIT
         while not self._goes_on.wait(LOOK_S):
-            if self._over.is_set():
+            if self._over.is_set() or self.is_done:
                 return Action.EXIT
         return Action.RETRY
+
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
 
     def finish(self) -> bool:
         """The train function has ended; whether those of all ranks have. False: another rank has to be given what this one has."""

@@ -181,6 +181,11 @@ class Processor:
         """The train function has ended; whether the rank may leave."""
         return True
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the train functions of all ranks have ended, whatever this one's did: nobody is told so here."""
+        return False
+
     def wait_over(self, timeout_s: float | None) -> bool:
         """Wait until there is nothing more to do here but to end."""
         return self._member is None or self._over.wait(timeout_s)

@@ -175,7 +175,7 @@ class Member:
     def end(self) -> None:
         """Leave in order; what was said before is sent. May be called twice."""
         if self._thread.is_alive():
-            self.tell(Goodbye())
+            self.tell(Goodbye(all_done=self._order is not None and isinstance(self._order.command, Done)))
             self._ended = True
             self._wake()
             self._thread.join()

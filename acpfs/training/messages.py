@@ -186,6 +186,9 @@ class Stacks:
 class Goodbye:
     """The rank leaves `protect` in order: its end is no fault. The coordinator closes the connection when it has taken this."""
 
+    all_done: bool = False
+    """Where ranks are replaced: it was told DONE. So all coordinators know, also when the one that said it has died."""
+
 
 @dataclass(frozen=True, slots=True)
 class Running:

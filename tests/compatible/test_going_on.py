@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,8 @@ def as_without_a_fault() -> dict[str, float]:
     return {"step": STEPS, "weight": weight, "moment": moment}
 
 
-def assert_ends_the_same(job: Job) -> None:
-    for rank in range(WORLD):
+def assert_ends_the_same(job: Job, ranks: Iterable[int] = range(WORLD)) -> None:
+    for rank in ranks:
         assert json.loads((job.directory / f"end-{rank}").read_text()) == as_without_a_fault()
 
 
@@ -110,6 +110,14 @@ def test_a_rank_that_dies_is_replaced_and_the_train_function_goes_on(job: Job, r
     assert (need_rebuild, error_ranks, info["repair_type"]) == (False, [rank], RepairType.RT_RECV_REPAIR.value)
     assert (info["type"], info["dst"], info["rank_list"]) == ([0], [rank], list(range(WORLD)))
     assert step in (2, 3)
+
+
+@clause("T146")
+def test_who_comes_for_a_rank_that_died_when_all_was_done_ends_in_order(job: Job) -> None:
+    job.run(die=[2, "leaving"])
+    assert job.processes == {0: 0, 1: 0, 2: 1}
+    assert_ends_the_same(job, (0, 1))
+    assert json.loads((job.directory / "end-2").read_text())["step"] == 0, "its train function did nothing"
 
 
 @clause("T146")

@@ -116,7 +116,13 @@ def test_a_rank_that_leaves_with_the_whole_job_is_not_replaced(status: int) -> N
     assert isinstance(told(launchers.exited("0", 0, status << 8, 1.0))["0"][0], StopRanks)
 
 
-def test_nobody_is_replaced_when_others_are_through() -> None:
+@clause("T69")
+def test_when_others_are_through_only_a_process_that_did_an_update_is_replaced() -> None:
+    """Of a program that says so, others are through when all is done: the next process is told that, and does no update."""
+    launchers = one(replaces=True)
+    launchers.exited("0", 0, 0, 1.0, updated=True)
+    assert told(launchers.exited("0", 1, int(signal.SIGKILL), 1.0, updated=True)) == {"0": [Replace(1, 1)]}
+    assert isinstance(told(launchers.exited("0", 1, 1 << 8, 1.0))["0"][0], StopRanks)
     launchers = one(replaces=True)
     launchers.exited("0", 0, 0, 1.0)
     assert isinstance(told(launchers.exited("0", 1, 1 << 8, 1.0))["0"][0], StopRanks)

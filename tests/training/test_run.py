@@ -19,6 +19,7 @@ from acpfs.training.coordinator.exiting import status_of_exiting
 from acpfs.training.coordinator.launchers import QUICK_MAX
 from acpfs.training.launcher.caches import VARIABLES
 from tests.rig.mounts import MakeMount
+from tests.training.gasp_job import until
 
 clause = pytest.mark.clause
 BOUND_S = 240.0
@@ -190,6 +191,23 @@ def test_one_rank_is_replaced(tmp_path: Path, begun: list[Run]) -> None:
     os.kill(second, 0)  # it has not noticed
     (tmp_path / "end").touch()
     assert begun[0].ends()[0] == 0
+
+
+@clause("T69")
+def test_a_rank_that_dies_when_another_is_through_is_replaced_if_it_did_an_update(tmp_path: Path, begun: list[Run]) -> None:
+    script = """
+from acpfs.training.first_update import tell_launcher
+generation or tell_launcher()
+note('ready')
+rank and not generation and until('end')
+"""
+    begun.append(Run(tmp_path, "--on-fault replace", script))
+    first, other = begun[0].there("ready-0-0-0", "ready-1-0-0")
+    until(lambda: not Path(f"/proc/{first}").exists())  # the launcher has waited for it
+    os.kill(other, signal.SIGKILL)
+    status, _, err = begun[0].ends()
+    assert status == 0, err
+    assert (tmp_path / "ready-1-0-1").exists()
 
 
 @clause("T150")

@@ -3,7 +3,7 @@
 It decides who runs when, and nothing about tensors: a generation begins with RESUME when each rank has a process and all are parked; in
 it the ranks find out by themselves who has which state. Every STOP begins the next generation, so what a member says about an older one is
 void. There is no log: a coordinator that takes over goes on where all ranks say by their beats that they run, and otherwise stops them and
-begins again. Interface and clock are those of `phases`.
+begins again. That all is done it knows from those who were told so and left. Interface and clock are those of `phases`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from acpfs.training.messages import (
     Done,
     ExitStatus,
     Finished,
+    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -91,7 +92,7 @@ class Crew:
                     [rank], Leave(ExitStatus.TAKEN_FOR_LOST, f"rank {rank} was taken for lost: {self.lost.get(rank, 'unknown')}")
                 )
         elif isinstance(message, Goodbye):
-            self._goodbye(rank, now)
+            self._goodbye(rank, message, now)
         elif self.state is CrewState.STANDBY:
             self.generation = max(generation, self.generation)
         elif generation > self.generation:
@@ -121,8 +122,11 @@ class Crew:
         """This coordinator is active from here on. `generation`: the newest that its voters know."""
         self.term, self.generation = term, max(generation, self.generation)
         self._hearing.begin(self._roster.aboard, now)
+        self._commands.send(self._roster.aboard, Protected())  # who came while nobody commanded waits for it, and takes no order before
         in_loop = [rank for rank in self._roster.aboard if rank in self.marks and not self.marks[rank].parked]
-        if not self._roster.aboard:
+        if self._is_done:
+            self._end(now)
+        elif not self._roster.aboard:
             self._go(CrewState.GATHERING, now + self._limits.replace_s)
         elif len(in_loop) == self.world and {self._at_beat[rank] for rank in in_loop} == {self.generation}:
             self._roster.put(self._roster.aboard, Berth.RUNNING)
@@ -133,8 +137,9 @@ class Crew:
         return self._ended(now)
 
     def ended(self, outcome: Leave) -> None:
-        """The active coordinator says how the job ends."""
-        self._outcome = outcome
+        """The active coordinator says how the job ends, or that one rank has to: that one is replaced."""
+        if outcome.status != ExitStatus.TAKEN_FOR_LOST and not self._is_done:
+            self._outcome = outcome
 
     def deposed(self, now: float) -> list[Command]:
         """Another coordinator has a higher term."""
@@ -203,9 +208,19 @@ class Crew:
         return self._limits.leave_s if over else self._limits.replace_s
 
     @property
+    def last_words(self) -> tuple[FromCoordinator, ...]:
+        """What a rank may hear that votes for this coordinator, whether it is elected or not: those who have left elect nobody."""
+        return (Protected(), Done()) if self._is_done else ()
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether the loops of all ranks have ended, and a coordinator has said so. Whatever comes later does not change that."""
+        return isinstance(self._outcome, Done)
+
+    @property
     def _misses_somebody(self) -> bool:
         """Whether all is done, and a rank died before it had left: a process in its place would find nobody who says so."""
-        return isinstance(self._outcome, Done) and bool(self._roster.lost)
+        return self._is_done and bool(self._roster.lost)
 
     @property
     def status(self) -> str:
@@ -216,7 +231,7 @@ class Crew:
 
     def _hello(self, rank: int, hello: Hello, now: float) -> None:
         if self.state is CrewState.ENDING:
-            if isinstance(self._outcome, Done):  # it stays until it has said goodbye
+            if self._is_done:  # it stays until it has said goodbye
                 self._roster.join(hello)
                 self._commands.send([rank], Protected())
             self._commands.send([rank], self._outcome or Done())
@@ -234,8 +249,10 @@ class Crew:
                 self._fault(Cause.LOSS, f"another process is rank {rank}", now)
             self._go_on(now)
 
-    def _goodbye(self, rank: int, now: float) -> None:
+    def _goodbye(self, rank: int, goodbye: Goodbye, now: float) -> None:
         """It leaves in order, or its protection has failed and it trains on: it ends with the next fault, and another process comes."""
+        if goodbye.all_done:
+            self._outcome = Done()
         self._left.add(rank)
         self._roster.leave(rank, None)
         self._wait_anew(now)
@@ -312,9 +329,11 @@ class Crew:
 
     def _go_on(self, now: float) -> None:
         """The next state, where what it needs is there."""
-        if self.state is CrewState.PARKING and not self._roster.of(Berth.CALLED) and not self._is_hopeless(now):
+        if self.state is CrewState.PARKING and not self._roster.of(Berth.CALLED) and (self._is_done or not self._is_hopeless(now)):
             self._go(CrewState.GATHERING, now + self._limits.replace_s)
-        if self.state is CrewState.GATHERING and self._roster.all(Berth.PARKED):
+        if self.state is CrewState.GATHERING and self._is_done:  # said by the coordinator before this one, to some who have left
+            self._end(now)
+        elif self.state is CrewState.GATHERING and self._roster.all(Berth.PARKED):
             self._roster.put(self._roster.aboard, Berth.ENTERED)
             self._go(CrewState.REBUILDING, now + self._limits.rebuild_s)
             self._commands.send(self._roster.aboard, Resume(tuple(sorted(self._lost_since))))
@@ -347,10 +366,14 @@ class Crew:
         """All loops have ended, but for those of ranks that were told so already."""
         if len(self._roster.of(Berth.FINISHED)) + len(self._left) < self.world or not self._roster.aboard:
             return False
-        self._outcome = Done()
-        self._go(CrewState.ENDING, now + self._limits.leave_s)
-        self._commands.send(self._roster.aboard, Done())
+        self._end(now)
         return True
+
+    def _end(self, now: float) -> None:
+        """All is done, and whoever is here is told."""
+        self._outcome = Done()
+        self._go(CrewState.ENDING, now + (self._limits.missing_s if self._misses_somebody else self._limits.leave_s))
+        self._commands.send(self._roster.aboard, Done())
 
     def _leave(self, text: str, now: float) -> None:
         self._outcome = Leave(ExitStatus.NOT_SAVED, text)

@@ -72,6 +72,9 @@ class Elections:
         """A member's answer."""
         if self._standing.voted(rank, vote.term, vote.granted, generation, self._phases.world):
             self._take_over(trio.current_time())
+        elif not self._standing.commands and rank in self._standing.votes:
+            for word in self._phases.last_words:
+                self._connected.to_members(word, [rank], self._standing.asked)
 
     async def run(self) -> None:
         """Ask for votes whenever nobody commands."""
@@ -101,9 +104,12 @@ class Elections:
         self._carry_out(self._phases.take_over(self._standing.term, now, self._standing.generation))
 
     def _half(self, now: float) -> int | None:
-        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything."""
+        """The term in which all who can be heard have voted for this one, and they are half of the world and hold everything.
+
+        None where they have had their last word: nobody has to go on.
+        """
         voters = self._standing.votes.keys()
-        if self._witness is None or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
+        if self._witness is None or self._phases.last_words or not self._phases.heard(now) <= voters or not self._phases.could_save(voters):
             return None
         return self._standing.half_of(self._phases.world)
 

@@ -355,7 +355,7 @@ class Launchers:
         node.ended[rank] = status
         if status == 0:
             self._end_if_all_did_well()
-        elif self._is_replaced(node, status) and not self._fails_by_itself(rank, now, updated=updated):
+        elif self._is_replaced(node, status, updated=updated) and not self._fails_by_itself(rank, now, updated=updated):
             self.replaced += 1
             del node.ended[rank]
             self._post([node.launcher.name], Replace(rank, self.replaced))
@@ -363,11 +363,15 @@ class Launchers:
             self._fault(status, f"rank {rank} {told(status)}", now)
             self._begin_anew_if_quiet(now)
 
-    def _is_replaced(self, node: _Node, status: int) -> bool:
-        """Not one that left since the whole job does, and none when most others are through."""
+    def _is_replaced(self, node: _Node, status: int, *, updated: bool) -> bool:
+        """Not one that left since the whole job does.
+
+        When another is through, only one that had done an update and said so: then all is done, and the next process is told so. That one
+        does no update, so it is the last. Of a program that says nothing of updates, it would wait for ranks that have ended.
+        """
         leaves = os.WIFEXITED(status) and os.WEXITSTATUS(status) in _ALL_LEAVE
         others_done = any(0 in other.ended.values() for other in self._nodes.values())
-        return self.state is State.RUNNING and node.launcher.replaces and not leaves and not others_done
+        return self.state is State.RUNNING and node.launcher.replaces and not leaves and (updated or not others_done)
 
     def _fails_by_itself(self, rank: int, now: float, *, updated: bool) -> bool:
         """Whether another process would die as well. However often one dies that did updates, the next one has the next updates to do."""

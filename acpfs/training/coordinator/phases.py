@@ -26,6 +26,7 @@ from acpfs.training.decision import Layout, LayoutError, Meeting, NoCover, cover
 from acpfs.training.messages import (
     Beat,
     ExitStatus,
+    FromCoordinator,
     FromMember,
     Goodbye,
     Hello,
@@ -226,6 +227,11 @@ class Phases:
     def running(self) -> bool:
         """Whether steps are done."""
         return self.state is State.RUNNING
+
+    @property
+    def last_words(self) -> tuple[FromCoordinator, ...]:
+        """What a rank may hear from a coordinator that is not elected: nothing."""
+        return ()
 
     @property
     def alone_s(self) -> float:

@@ -236,14 +236,26 @@ def test_node_0_is_lost_with_all_that_it_has_and_another_takes_its_place(tmp_pat
     assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
 
 
+def under_acpfs_run(script: str, directory: Path) -> None:
+    """A job on one node, to its end in order."""
+    python = os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"]
+    launcher = [python, "-c", "from acpfs.cli.run import main; main()", "--nproc-per-node", str(WORLD), "--on-fault", "replace"]
+    program = ["--no-python", sys.executable, str(Path(__file__).with_name(script)), sys.path[-1], str(directory)]
+    done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=300, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+
+
+@clause("T69", "T77")
+def test_a_rank_dies_under_acpfs_run_when_all_others_have_ended(tmp_path: Path, yardsticks: Path) -> None:
+    expected = end_state("ddp", yardsticks)
+    under_acpfs_run("end_script.py", tmp_path)
+    assert {path.name for path in tmp_path.glob("ended-*")} == {"ended-0-0", "ended-1-1", "ended-2-0", "ended-3-0"}
+    assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-ddp-{STEPS}.pt", weights_only=True))
+
+
 @clause("T79")
 def test_under_acpfs_run(tmp_path: Path, yardsticks: Path) -> None:
     expected = end_state("hsdp", yardsticks)
-    script = Path(__file__).with_name("replace_script.py")
-    python = os.environ["ACPFS_TRAIN_COORDINATOR_PYTHON"]
-    launcher = [python, "-c", "from acpfs.cli.run import main; main()", "--nproc-per-node", str(WORLD), "--on-fault", "replace"]
-    program = ["--no-python", sys.executable, str(script), sys.path[-1], str(tmp_path)]
-    done = subprocess.run([*launcher, *program], capture_output=True, text=True, timeout=300, check=False, cwd=Path(__file__).parents[3])
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+    under_acpfs_run("replace_script.py", tmp_path)
     assert (tmp_path / "done-1-0-gated").exists()
     assert_same(torch.load(tmp_path / "found.pt", weights_only=True), torch.load(expected / f"whole-hsdp-{STEPS}.pt", weights_only=True))
