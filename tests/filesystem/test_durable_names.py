@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from acpfs.backing.attributes import FSYNC_XATTR
+from acpfs.backing.calls import at_most
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import outgrown
@@ -27,6 +30,20 @@ pytestmark = pytest.mark.clause("S16", "S18")
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A last close that does not come is not waited for long."""
     monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 0.05)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """A last close is waited for as long as a test may take; set when somebody does."""
+    begun = trio.Event()
+
+    def begin(released: Future[None], delay_s: float) -> Future[None]:
+        begun.set()
+        return at_most(released, delay_s)
+
+    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 600.0)
+    monkeypatch.setattr(outgrown, "at_most", begin)
+    return begun
 
 
 async def make_durable(w: World, directory: Ino) -> None:
@@ -100,9 +117,8 @@ def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, waits: trio.Event) -> None:
     """RELEASE comes a moment after close(2) has returned: nothing fails for that."""
-    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 60.0)
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
@@ -118,11 +134,43 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_p
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fsyncdir)
             with trio.fail_after(60):
-                while not w.calls.requests.statistics().in_flight:  # noqa: ASYNC110 - threads
-                    await trio.sleep(0.002)
+                await waits.wait()
             assert not done
             await w.do(w.fs.release(opened.handle))
         assert done == [True]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("call", ["fsync", "open"])
+def test_however_many_wait_for_a_close_it_is_answered(tmp_path: Path, call: str) -> None:
+    """A close asks the backing directory: those who wait for it must not have all threads for that."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        directory = await mkdir(w, b"safe")
+        big, data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+
+        async def wait_for_it(number: int) -> None:
+            if call == "open":
+                found = await w.do(w.fs.lookup(ROOT, b"big"))
+                await w.close(await w.do(w.fs.open(found.ino, os.O_RDONLY, CALLER)))
+                return
+            opened, _attributes = await w.create(b"%d" % number, directory)
+            await w.do(w.fs.write(opened.handle, 0, b"bytes"))
+            await w.do(w.fs.fsync(opened.handle, False))
+            assert (w.backing / f"safe/{number}").read_bytes() == b"bytes"
+            await w.close(opened)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(w.calls.requests.threads_max + 8):
+                nursery.start_soon(wait_for_it, number)
+            await trio.testing.wait_all_tasks_blocked()
+            await w.close(big)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
 
     run(tmp_path, scenario)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from acpfs.backing.calls import CallPool, after
+from acpfs.backing.calls import CallPool, after, at_most
 from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
@@ -233,7 +233,7 @@ class OutgrownFiles:
         if body.moving_out is None or not node.kernel_handles:
             return
         if self._log.unsealed_of(node.ino):
-            await wait(self._calls.submit("wait for the last close", body.moving_out.released.wait, RELEASE_WAIT_S))
+            await wait(at_most(body.moving_out.released, RELEASE_WAIT_S))
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
@@ -282,7 +282,8 @@ class OutgrownFiles:
         for node in found:
             moving = node.body.moving_out
             if moving is not None and any(op.seq <= seq for op in self._log.unsealed_of(node.ino)):
-                await wait(self._calls.submit("wait for the last close", moving.released.wait, max(0.0, until - time.monotonic())))
+                # On no thread: as many who wait as there are threads would keep that close from being answered.
+                await wait(at_most(moving.released, max(0.0, until - time.monotonic())))
         ops = [op for node in found if node.kernel_writers for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)
 
@@ -331,10 +332,11 @@ class OutgrownFiles:
         moving = body.moving_out
         if moving is None:
             return
-        if moving.released.is_set() and not moving.finished.done():
+        if not moving.released.done():
+            moving.released.set_result(None)
+        elif not moving.finished.done():
             await wait(moving.finished)  # one at a time: what is still copied must not go on when the file is stored
             return
-        moving.released.set()
         await wait(self._earlier.over)
         while node.body is body and self._needed(node) and not body.failed:
             try:
