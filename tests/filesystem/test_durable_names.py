@@ -18,9 +18,11 @@ from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_hold import Kernel, run
-from tests.filesystem.test_outgrown import MIB, outgrow, patterned
+from tests.filesystem.test_outgrown import MIB, outgrow, patterned, until
 from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S16", "S18")
@@ -138,6 +140,67 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_p
             assert not done
             await w.do(w.fs.release(opened.handle))
         assert done == [True]
+
+    run(tmp_path, scenario)
+
+
+async def replaced(w: World, directory: Ino) -> None:
+    """A file there is stored anew, and its first store, for which nothing was done yet, is left out."""
+    (first,) = [op for op in w.log if op.name == b"f"]
+    await w.write(b"f", b"second", directory)
+    w.engine.hold(False)
+    await until(w, lambda: w.log.get(first.seq) is None)
+
+
+def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(tmp_path: Path, waits: trio.Event) -> None:
+    """The store that it had at the call was left out; the one that stands for it is behind all that was there at the call."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        directory = await mkdir(w, b"safe")
+        big, _data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+        await w.write(b"f", b"first", directory)
+        (unsealed,) = [op for op in w.log if op.name == b"big"]
+        done: list[bytes] = []
+
+        async def fsyncdir() -> None:
+            await sync(w, directory)
+            done.append((w.backing / "safe/f").read_bytes())
+
+        w.lower.create_staging = held = HeldCall(w.lower.create_staging)  # type: ignore[assignment, method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fsyncdir)
+            with trio.fail_after(60):
+                await waits.wait()
+            await replaced(w, directory)
+            await w.close(big)
+            await until(w, lambda: w.log.get(unsealed.seq) is None)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not done
+            held.go_on.set()
+        assert done == [b"second"]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_name_that_was_behind_an_open_file_is_so_when_it_is_stored_anew(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        directory = await mkdir(w, b"safe")
+        big, _data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+        await w.write(b"f", b"first", directory)
+        handle = await w.do(w.fs.opendir(directory))
+        call = w.fs.fsyncdir(handle)
+        waiting = w.fs.steps.step(call, None)
+        await replaced(w, directory)
+        await settled(waiting)
+        with pytest.raises(OSError, match="No space"):
+            w.fs.steps.step(call, waiting)
+        await w.do(w.fs.releasedir(handle))
+        await w.close(big)
+        await sync(w, directory)
+        assert (w.backing / "safe/f").read_bytes() == b"second"
 
     run(tmp_path, scenario)
 
