@@ -81,7 +81,7 @@ class Files:
             seen = None
             while (last := self._log.last_of(handle.node.ino)) is not None and last is not seen:  # others may store it anew meanwhile
                 seen = last
-                if open_ones := await self._outgrown.in_the_way(self._open.open_nodes(), last.seq):
+                if open_ones := await self._outgrown.in_the_way(last.seq):
                     self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
             await self._writable.persisted(handle.node)
 
@@ -96,7 +96,7 @@ class Files:
         newest = self._log.newest()
         if newest is None or not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):
             return
-        open_ones = await self._outgrown.in_the_way(self._open.open_nodes(), newest.seq)
+        open_ones = await self._outgrown.in_the_way(newest.seq)
         seq = self._log.last_seq  # not the one from before the wait: a store may have been replaced by one with a larger number
         if open_ones:
             later = (op for op in self._log.since(open_ones[0].seq) if op not in open_ones and op.concerns(node.ino))

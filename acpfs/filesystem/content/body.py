@@ -113,6 +113,7 @@ class Body:
     in_flight: int = 0
     """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
     closing: bool = False
+    staging_changes: int = 0  # begun so far
     idle_calls: tuple[Callable[[], None], ...] = ()
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""
