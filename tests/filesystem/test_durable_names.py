@@ -16,6 +16,7 @@ from acpfs.backing.attributes import FSYNC_XATTR
 from acpfs.backing.calls import at_most
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.records import Lane, OpenFile
 from acpfs.filesystem.steps import settled
@@ -142,6 +143,40 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_p
         assert done == [True]
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("decision", ["retry", "discard"])
+def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(tmp_path: Path, decision: str) -> None:
+    """Its writer was killed after an fsync had given it its place: no close comes that would end a wait."""
+    closing = Closing.CALL
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        nonlocal closing
+        w.engine.hold(False)
+        big, _data = await synced_half(w, kernel, ROOT)
+        os.pwrite(big.backing_fd, b"more", 100 * MIB)
+        closing = Closing.KILL
+        await w.close(big)
+        closing = Closing.CALL
+        assert w.fs.statistics().interrupted_files == 1
+        directory = await mkdir(w, b"safe")
+        await make_durable(w, directory)
+        other, _attributes = await w.create(b"behind", directory)
+        await w.do(w.fs.write(other.handle, 0, b"bytes"))
+        with pytest.raises(OSError, match="No space"):
+            await w.do(w.fs.fsync(other.handle, False))
+        with w.fs.lock:
+            decided = w.inner.interrupted.store(b"") if decision == "retry" else w.inner.interrupted.discard(b"")[0]
+            given_up = [op.seq for op in w.log.parked()]
+        assert (decided, w.engine.discard(given_up)) == (1, int(decision == "discard"))
+        await w.do(w.fs.fsync(other.handle, False))
+        assert (w.backing / "safe/behind").read_bytes() == b"bytes"
+        assert (w.backing / "big").exists() == (decision == "retry")
+        await w.close(other)
+
+    run(tmp_path, scenario, closing=lambda _pid: closing)
 
 
 async def replaced(w: World, directory: Ino) -> None:

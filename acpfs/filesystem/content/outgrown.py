@@ -273,8 +273,9 @@ class OutgrownFiles:
         return bool(node.body.is_outgrown and node.body.failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
     def open_before(self, seq: Seq) -> list[Op]:
-        """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, which are open."""
-        ops = [op for node in self._moving if node.kernel_writers for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
+        """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, or decides."""
+        moving = (node for node in self._moving if node.kernel_writers or node.interrupted)  # or nobody has decided about a half
+        ops = [op for node in moving for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)
 
     async def in_the_way(self, seq: Seq) -> list[Op]:
