@@ -360,3 +360,18 @@ def after(delay_s: float) -> Future[None]:
     passed.set_running_or_notify_cancel()
     call_later(delay_s, partial(passed.set_result, None))
     return passed
+
+
+def at_most(awaited: Future[Any], delay_s: float) -> Future[None]:
+    """Done when that is, whatever its outcome, or after so long, as `after` is; who leaves cancels neither."""
+    either: Future[None] = Future()
+    either.set_running_or_notify_cancel()
+
+    def end(_done: object = None) -> None:
+        with contextlib.suppress(InvalidStateError):  # the other one was quicker
+            either.set_result(None)
+
+    stop = call_later(delay_s, end)
+    either.add_done_callback(lambda _either: stop())
+    awaited.add_done_callback(end)
+    return either

@@ -248,6 +248,9 @@ class Changes:
         """
         if node.handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        for op in self._log.unsealed_of(node.ino):  # its place in the order goes with the bytes: what is behind must not wait for them
+            op.last_error = errno.EIO
+            self._log.park(op)
         if self._back_to_last(node):
             return
         if node.unlogged:

@@ -78,9 +78,11 @@ class Files:
         if handle.synchronous or await self._attributes.fsync_mode(handle.node) is FsyncMode.DURABLE:
             if handle.writes_unseen:
                 self._outgrown.refuse_to_wait(handle.node)
-            last = self._log.last_of(handle.node.ino)
-            if last is not None and (open_ones := await self._outgrown.in_the_way(self._open.open_nodes(), last.seq)):
-                self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
+            seen = None
+            while (last := self._log.last_of(handle.node.ino)) is not None and last is not seen:  # others may store it anew meanwhile
+                seen = last
+                if open_ones := await self._outgrown.in_the_way(last.seq):
+                    self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
             await self._writable.persisted(handle.node)
 
     async def fsync_directory(self, node: Node) -> None:
@@ -91,13 +93,14 @@ class Files:
         """
         if await self._attributes.fsync_mode_in(node) is not FsyncMode.DURABLE:
             return
-        if not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):
+        newest = self._log.newest()
+        if newest is None or not (self._log.pending_in(node.ino) or self._log.is_pending(node.ino)):
             return
-        seq = self._log.last_seq
-        open_ones = await self._outgrown.in_the_way(self._open.open_nodes(), seq)
+        open_ones = await self._outgrown.in_the_way(newest.seq)
+        seq = self._log.last_seq  # not the one from before the wait: a store may have been replaced by one with a larger number
         if open_ones:
-            behind = (op for op in self._log.since(open_ones[0].seq) if op.seq <= seq and op not in open_ones)
-            if any(op.concerns(node.ino) for op in behind):
+            later = (op for op in self._log.since(open_ones[0].seq) if op not in open_ones and op.concerns(node.ino))
+            if any(self._log.stands_since(op) <= newest.logged_at for op in later):
                 self._outgrown.refuse_to_wait(self._table[open_ones[0].ino])
             seq = Seq(open_ones[0].seq - 1)
         await wait(self._log.when_done(seq, node.ino))

@@ -294,8 +294,8 @@ class WorkerSubject:
 
     def discard(self, path: bytes) -> tuple[int, list[bytes]]:
         with self._parts.fs.lock:
+            dropped, left = self._parts.inner.interrupted.discard(path)  # first: it may park some
             parked = [Seq(entry.seq) for entry in self._parts.engine.statistics().parked if _below(entry, path)]
-            dropped, left = self._parts.inner.interrupted.discard(path)
         return dropped + (self._parts.engine.discard(parked) if parked else 0), left
 
     async def checkpoints(self, path: bytes) -> list[CheckpointReport]:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from acpfs.backing.attributes import FSYNC_XATTR
+from acpfs.backing.calls import at_most
 from acpfs.backing.directory import BackingDirectory
 from acpfs.backing.lower import LowerPath
+from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.content import outgrown
 from acpfs.filesystem.records import Lane, OpenFile
+from acpfs.filesystem.steps import settled
 from acpfs.types import ROOT, Ino
+from tests.filesystem.held_call import HeldCall
 from tests.filesystem.test_hold import Kernel, run
-from tests.filesystem.test_outgrown import MIB, outgrow, patterned
+from tests.filesystem.test_outgrown import MIB, outgrow, patterned, until
 from tests.filesystem.world import CALLER, World, world
 
 pytestmark = pytest.mark.clause("S16", "S18")
@@ -27,6 +33,20 @@ pytestmark = pytest.mark.clause("S16", "S18")
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A last close that does not come is not waited for long."""
     monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 0.05)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> trio.Event:
+    """A last close is waited for as long as a test may take; set when somebody does."""
+    begun = trio.Event()
+
+    def begin(released: Future[None], delay_s: float) -> Future[None]:
+        begun.set()
+        return at_most(released, delay_s)
+
+    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 600.0)
+    monkeypatch.setattr(outgrown, "at_most", begin)
+    return begun
 
 
 async def make_durable(w: World, directory: Ino) -> None:
@@ -100,9 +120,8 @@ def test_what_stands_behind_an_open_file_cannot_be_durable_and_says_so(tmp_path:
     run(tmp_path, scenario)
 
 
-def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_path: Path, waits: trio.Event) -> None:
     """RELEASE comes a moment after close(2) has returned: nothing fails for that."""
-    monkeypatch.setattr(outgrown, "RELEASE_WAIT_S", 60.0)
 
     async def scenario(w: World, kernel: Kernel) -> None:
         w.engine.hold(False)
@@ -118,11 +137,138 @@ def test_a_close_that_was_answered_counts_before_the_kernel_has_told_of_it(tmp_p
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fsyncdir)
             with trio.fail_after(60):
-                while not w.calls.requests.statistics().in_flight:  # noqa: ASYNC110 - threads
-                    await trio.sleep(0.002)
+                await waits.wait()
             assert not done
             await w.do(w.fs.release(opened.handle))
         assert done == [True]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.clause("S181")
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("decision", ["retry", "discard"])
+def test_nor_can_what_stands_behind_a_half_about_which_nobody_has_decided(tmp_path: Path, decision: str) -> None:
+    """Its writer was killed after an fsync had given it its place: no close comes that would end a wait."""
+    closing = Closing.CALL
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        nonlocal closing
+        w.engine.hold(False)
+        big, _data = await synced_half(w, kernel, ROOT)
+        os.pwrite(big.backing_fd, b"more", 100 * MIB)
+        closing = Closing.KILL
+        await w.close(big)
+        closing = Closing.CALL
+        assert w.fs.statistics().interrupted_files == 1
+        directory = await mkdir(w, b"safe")
+        await make_durable(w, directory)
+        other, _attributes = await w.create(b"behind", directory)
+        await w.do(w.fs.write(other.handle, 0, b"bytes"))
+        with pytest.raises(OSError, match="No space"):
+            await w.do(w.fs.fsync(other.handle, False))
+        with w.fs.lock:
+            decided = w.inner.interrupted.store(b"") if decision == "retry" else w.inner.interrupted.discard(b"")[0]
+            given_up = [op.seq for op in w.log.parked()]
+        assert (decided, w.engine.discard(given_up)) == (1, int(decision == "discard"))
+        await w.do(w.fs.fsync(other.handle, False))
+        assert (w.backing / "safe/behind").read_bytes() == b"bytes"
+        assert (w.backing / "big").exists() == (decision == "retry")
+        await w.close(other)
+
+    run(tmp_path, scenario, closing=lambda _pid: closing)
+
+
+async def replaced(w: World, directory: Ino) -> None:
+    """A file there is stored anew, and its first store, for which nothing was done yet, is left out."""
+    (first,) = [op for op in w.log if op.name == b"f"]
+    await w.write(b"f", b"second", directory)
+    w.engine.hold(False)
+    await until(w, lambda: w.log.get(first.seq) is None)
+
+
+def test_a_name_that_is_stored_anew_while_a_close_is_waited_for_is_durable_too(tmp_path: Path, waits: trio.Event) -> None:
+    """The store that it had at the call was left out; the one that stands for it is behind all that was there at the call."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        directory = await mkdir(w, b"safe")
+        big, _data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+        await w.write(b"f", b"first", directory)
+        (unsealed,) = [op for op in w.log if op.name == b"big"]
+        done: list[bytes] = []
+
+        async def fsyncdir() -> None:
+            await sync(w, directory)
+            done.append((w.backing / "safe/f").read_bytes())
+
+        w.lower.create_staging = held = HeldCall(w.lower.create_staging)  # type: ignore[assignment, method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fsyncdir)
+            with trio.fail_after(60):
+                await waits.wait()
+            await replaced(w, directory)
+            await w.close(big)
+            await until(w, lambda: w.log.get(unsealed.seq) is None)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not done
+            held.go_on.set()
+        assert done == [b"second"]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_a_name_that_was_behind_an_open_file_is_so_when_it_is_stored_anew(tmp_path: Path) -> None:
+    async def scenario(w: World, kernel: Kernel) -> None:
+        directory = await mkdir(w, b"safe")
+        big, _data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+        await w.write(b"f", b"first", directory)
+        handle = await w.do(w.fs.opendir(directory))
+        call = w.fs.fsyncdir(handle)
+        waiting = w.fs.steps.step(call, None)
+        await replaced(w, directory)
+        await settled(waiting)
+        with pytest.raises(OSError, match="No space"):
+            w.fs.steps.step(call, waiting)
+        await w.do(w.fs.releasedir(handle))
+        await w.close(big)
+        await sync(w, directory)
+        assert (w.backing / "safe/f").read_bytes() == b"second"
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.usefixtures("waits")
+@pytest.mark.parametrize("call", ["fsync", "open"])
+def test_however_many_wait_for_a_close_it_is_answered(tmp_path: Path, call: str) -> None:
+    """A close asks the backing directory: those who wait for it must not have all threads for that."""
+
+    async def scenario(w: World, kernel: Kernel) -> None:
+        w.engine.hold(False)
+        directory = await mkdir(w, b"safe")
+        big, data = await synced_half(w, kernel, ROOT)
+        await make_durable(w, directory)
+
+        async def wait_for_it(number: int) -> None:
+            if call == "open":
+                found = await w.do(w.fs.lookup(ROOT, b"big"))
+                await w.close(await w.do(w.fs.open(found.ino, os.O_RDONLY, CALLER)))
+                return
+            opened, _attributes = await w.create(b"%d" % number, directory)
+            await w.do(w.fs.write(opened.handle, 0, b"bytes"))
+            await w.do(w.fs.fsync(opened.handle, False))
+            assert (w.backing / f"safe/{number}").read_bytes() == b"bytes"
+            await w.close(opened)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(w.calls.requests.threads_max + 8):
+                nursery.start_soon(wait_for_it, number)
+            await trio.testing.wait_all_tasks_blocked()
+            await w.close(big)
+        await w.drained()
+        assert (w.backing / "big").read_bytes() == data
 
     run(tmp_path, scenario)
 

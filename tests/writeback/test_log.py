@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from acpfs.ram.state import StateDatabase
 from acpfs.types import ROOT, Ino, Seq, TierId
 from acpfs.writeback.log.log import OperationLog
-from acpfs.writeback.log.ops import Metadata, Op, OpKind, VersionState
+from acpfs.writeback.log.ops import WITHHELD, Metadata, Op, OpKind, VersionState
 from acpfs.writeback.log.stages import Step
 
 A, B, DIRECTORY = Ino(10), Ino(11), Ino(12)
@@ -195,6 +197,27 @@ def test_who_waits_for_a_node_does_not_wait_for_a_removal_that_others_hold_up(lo
     log.remove(removal)
     log.answer_waiters()()
     assert all(waiting.done() for waiting in (of_removed, of_directory, of_all))
+
+
+@pytest.mark.clause("S16", "S161", "S140")
+@pytest.mark.parametrize("aside", ["withheld", "guarded"])
+def test_who_waits_for_a_directory_does_not_wait_for_what_may_stay_away_for_days(log: OperationLog, aside: str) -> None:
+    """What is withheld as a member is missing, or held back by the guard, in that very directory; other names in it are waited for."""
+    removal, stored = unlink(log, A, b"a", parent=DIRECTORY), store(log, B, b"b", parent=DIRECTORY)
+    if aside == "withheld":
+        removal.last_error = WITHHELD
+        log.park(removal)
+        with pytest.raises(OSError, match=os.strerror(errno.EHOSTDOWN)):
+            log.when_done(log.last_seq, A).result(0)
+    else:
+        log.set_aside(removal)
+    of_directory = log.when_done(log.last_seq, DIRECTORY)
+    log.answer_waiters()()
+    assert not of_directory.done()
+    log.remove(stored)
+    log.answer_waiters()()
+    assert of_directory.result(0) is None
+    assert log.pending_in(DIRECTORY) == 1
 
 
 def test_looking_for_what_may_be_left_out_takes_a_few_steps_per_operation(log: OperationLog, monkeypatch: pytest.MonkeyPatch) -> None:

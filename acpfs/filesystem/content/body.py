@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any
 
 from acpfs.filesystem.content.fill import Coming
@@ -76,7 +75,7 @@ class MovingOut:
 
     fd: int = -1
     """Of the staging file, once it was needed."""
-    released: Event = field(default_factory=Event)
+    released: Future[None] = field(default_factory=shared)
     """The kernel does not read or write the tier file any more."""
     finished: Future[None] = field(default_factory=shared)
     """The staging file has all bytes, or will never have them."""
@@ -114,6 +113,7 @@ class Body:
     in_flight: int = 0
     """Reads and writes that use the descriptor without the lock: it is closed by the last of them."""
     closing: bool = False
+    staging_changes: int = 0  # begun so far
     idle_calls: tuple[Callable[[], None], ...] = ()
     busy: Future[None] | None = None
     """A copy of its bytes is under way; changes wait for it."""

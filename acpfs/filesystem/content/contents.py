@@ -18,7 +18,7 @@ from acpfs.filesystem.content.body import COLD, UNSEEN, Body, ContentStatistics,
 from acpfs.filesystem.content.copy_aside import CopyAside
 from acpfs.filesystem.content.eviction_order import EvictionOrder
 from acpfs.filesystem.content.fill import Coming, Fills
-from acpfs.filesystem.content.overflow import Overflow
+from acpfs.filesystem.content.overflow import LOOK_AGAIN_S, Overflow
 from acpfs.filesystem.content.retention import Retention
 from acpfs.filesystem.content.room import Room, pages_wanted
 from acpfs.filesystem.content.versions import Versions
@@ -37,9 +37,6 @@ T = TypeVar("T")
 
 INLINE_WRITE_BYTES_MAX = 16 << 10
 """Up to here writing under the lock (about 4 us) costs less than letting it go and taking it again."""
-
-LOOK_AGAIN_S = 0.001
-"""Whether writes that are under way have ended, before the bytes move elsewhere."""
 ALLOCATE_PIECE_BYTES = 32 << 20
 """About 10 ms of zeroing pages."""
 COPY_AT_FREEZE_BYTES_MAX = 16 << 20
@@ -508,6 +505,8 @@ class Contents:
         """The version was not the end of it: the node's content goes on from there."""
         if node.body.is_overflowed and node.body.staging == version.staging_name:
             node.body.sealed = False
+        elif not version.is_local and node.body.staging != version.staging_name:
+            self._overflow.let_go(overflowed(version.staging_name), remove=True)
         else:
             self.finished(version)
         self.kernel.assume_changed(node)

@@ -14,11 +14,11 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
-from acpfs.backing.calls import CallPool, after
+from acpfs.backing.calls import CallPool, after, at_most
 from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.filesystem.admission import Admission
@@ -75,6 +75,7 @@ class OutgrownFiles:
         self._contents, self._table, self._log, self._state = contents, table, operations, state
         self._admission, self._lock = admission, lock
         self._running = 0
+        self._moving = {node for node in table if node.body.is_outgrown}
         self.files = 0
         """How many files have taken this way so far."""
 
@@ -100,6 +101,7 @@ class OutgrownFiles:
         if not body.is_outgrown:  # from here on nobody opens it any more
             self.files += 1
             body.move_out(Staging(f"{OVERFLOW_PREFIX}{secrets.token_hex(8)}"), 0, 0)
+            self._moving = {node, *(other for other in self._moving if other.body.moving_out is not None)}
             self._table.changed(node)
         self._calls.submit("outgrown", self._run, held, body).add_done_callback(lambda call: self._moved(held, node, body, call, done))
         return True
@@ -233,7 +235,7 @@ class OutgrownFiles:
         if body.moving_out is None or not node.kernel_handles:
             return
         if self._log.unsealed_of(node.ino):
-            await wait(self._calls.submit("wait for the last close", body.moving_out.released.wait, RELEASE_WAIT_S))
+            await wait(at_most(body.moving_out.released, RELEASE_WAIT_S))
         if node.kernel_handles:
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
 
@@ -268,23 +270,23 @@ class OutgrownFiles:
 
     def is_lost(self, node: Node) -> bool:
         """Whether everybody who wrote to the file was told that it failed, and nobody has it open any more."""
-        body = node.body
-        failed = body.is_outgrown and body.failed
-        return bool(failed) and not node.handles and not self._log.unsealed_of(node.ino)
+        return bool(node.body.is_outgrown and node.body.failed) and not node.handles and not self._log.unsealed_of(node.ino)
 
-    async def in_the_way(self, nodes: Iterable[Node], seq: Seq) -> list[Op]:
-        """Stores up to `seq`, of some open files, before which the order stops until somebody closes the file; the oldest is the first.
-
-        RELEASE comes a moment after close has returned, and is waited for.
-        """
-        until = time.monotonic() + RELEASE_WAIT_S
-        found = [node for node in nodes if node.body.moving_out is not None and self._log.unsealed_of(node.ino)]
-        for node in found:
-            moving = node.body.moving_out
-            if moving is not None and any(op.seq <= seq for op in self._log.unsealed_of(node.ino)):
-                await wait(self._calls.submit("wait for the last close", moving.released.wait, max(0.0, until - time.monotonic())))
-        ops = [op for node in found if node.kernel_writers for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
+    def open_before(self, seq: Seq) -> list[Op]:
+        """Stores up to `seq`, the oldest first, before which the order stops until somebody closes their files, or decides."""
+        moving = (node for node in self._moving if node.kernel_writers or node.interrupted)  # or nobody has decided about a half
+        ops = [op for node in moving for op in self._log.unsealed_of(node.ino) if op.seq <= seq]
         return sorted(ops, key=lambda op: op.seq)
+
+    async def in_the_way(self, seq: Seq) -> list[Op]:
+        """`open_before`, but RELEASE, which comes a moment after close has returned, is waited for."""
+        until = time.monotonic() + RELEASE_WAIT_S
+        for op in self.open_before(seq):
+            moving = self._table[op.ino].body.moving_out
+            if moving is not None:
+                # On no thread: as many who wait as there are threads would keep that close from being answered.
+                await wait(at_most(moving.released, max(0.0, until - time.monotonic())))
+        return self.open_before(seq)
 
     def refuse_to_wait(self, node: Node) -> None:
         """Somebody is about to wait until a file, or what stands behind it, is persisted: what outgrew RAM is, after its last close.
@@ -331,10 +333,11 @@ class OutgrownFiles:
         moving = body.moving_out
         if moving is None:
             return
-        if moving.released.is_set() and not moving.finished.done():
+        if not moving.released.done():
+            moving.released.set_result(None)
+        elif not moving.finished.done():
             await wait(moving.finished)  # one at a time: what is still copied must not go on when the file is stored
             return
-        moving.released.set()
         await wait(self._earlier.over)
         while node.body is body and self._needed(node) and not body.failed:
             try:

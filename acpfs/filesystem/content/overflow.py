@@ -17,7 +17,7 @@ from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
-from acpfs.backing.calls import CallPool
+from acpfs.backing.calls import CallPool, after
 from acpfs.backing.filling import write_all
 from acpfs.backing.lower import OVERFLOW_PREFIX, Lower
 from acpfs.backing.progress import Progress
@@ -28,6 +28,8 @@ from acpfs.ram.tier import Tier
 from acpfs.types import TierId
 
 CHUNK_BYTES = 8 << 20
+LOOK_AGAIN_S = 0.001
+"""Whether writes that are under way have ended, before the bytes move or are copied elsewhere."""
 T = TypeVar("T")
 
 
@@ -60,6 +62,30 @@ class Overflow:
     async def from_tier(self, tier_id: TierId, size: int) -> Body:
         """A content with the first `size` bytes of a tier file."""
         return await self.filled(lambda fd: self._copy_from_tier(tier_id, fd, size))
+
+    async def copied(self, body: Body, size: Callable[[], int]) -> Body | None:
+        """A content with what is in the staging file of another one, which is sealed; None: a write that was late for that came meanwhile.
+
+        Raises FileNotFoundError where it was put into place meanwhile, EIO where bytes are missing in it.
+        """
+        await wait(self._earlier.over)
+        while self.is_changing(body.staging):
+            await wait(after(LOOK_AGAIN_S))
+        begun = body.staging_changes
+        copy = await self.filled(partial(self._copy_staging, body.staging, size()))
+        if body.staging_changes == begun:
+            return copy
+        self.let_go(copy, remove=True)
+        return None
+
+    def _copy_staging(self, name: str, size: int, fd: int) -> None:
+        source = self._lower.open_staging(name)
+        try:
+            if self._lower.stat_fd(source).size < size:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self._copy(source, fd, size)
+        finally:
+            self._lower.close(source)
 
     async def filled(self, fill: Callable[[int], object], progress: Progress | None = None) -> Body:
         """A content with what `fill` writes into the descriptor it is given, in a thread; `progress`: of that, patience goes by it.
@@ -231,6 +257,7 @@ class Overflow:
 
     async def _change(self, body: Body, known_size: int, label: str, function: Callable[..., T], *arguments: Any) -> T:
         name = body.staging
+        body.staging_changes += 1
         self._writing[name] += 1  # before any wait: a version that is made meanwhile is not sealed without it
         try:
             await self._make_ours(body, known_size)

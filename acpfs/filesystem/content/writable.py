@@ -117,6 +117,8 @@ class Writable:
         while not (body := node.body).is_writable:
             if body.is_cold or body.is_spilled:
                 await self.bring_up(node, size)
+            elif body.sealed and (last := self._log.last_of(node.ino)) is not None and self._outgrown.open_before(last.seq):
+                await self._copy_sealed(node, body)
             elif body.sealed:
                 await self.persisted(node)  # larger than RAM, and on its way to the backing directory
             elif node.in_kernel:
@@ -125,6 +127,18 @@ class Writable:
                 await self._outgrown.whole(node)
                 if node.body is body:  # the rest of it never comes
                     raise OSError(body.failed or errno.EIO, os.strerror(body.failed or errno.EIO))
+
+    async def _copy_sealed(self, node: Node, body: Body) -> None:
+        """It stands behind a file that is open, whose close may be the caller's: not waited for, as what is brought up is copied anyway."""
+        try:
+            copy = await self._overflow.copied(body, lambda: node.size)
+        except FileNotFoundError:
+            await self._overflow.patient(self.persisting(node))
+            return
+        if copy is not None and node.body is body:
+            self._contents.adopt_overflow(node, copy)
+        elif copy is not None:
+            self._overflow.let_go(copy, remove=True)
 
     async def truncate(self, node: Node, size: int) -> None:
         """Change the file's length, whether the content is in RAM or not."""
