@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from typing import Any
 
 from acpfs.errors import ExitCode
-from acpfs.supervisor import channel, stuck_processes
+from acpfs.supervisor import stuck_processes
+from acpfs.supervisor.stopping import Readiness, Stop
+from acpfs.supervisor.templates import Template
 
 HANG_VARIABLE = "ACPFS_HANG_TIMEOUT_S"
 HANG_TIMEOUT_S = 30.0
@@ -54,38 +55,14 @@ class Attention:
         return late_s if late_s > OVERSLEPT_S else 0.0
 
 
-class Template:
-    """The process that workers are forked from, as its supervisor sees it."""
-
-    def __init__(self, end: socket.socket, pid: int) -> None:
-        self.end, self.spawned_at = end, time.monotonic()
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.pidfd = -1  # it has crashed by now
-
-    @classmethod
-    def spawned(cls) -> Template:
-        """A new one, of the installed code."""
-        ours, theirs = channel.pair()
-        with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            arguments = [sys.executable, "-m", "acpfs.worker.template", str(theirs.fileno())]
-            return cls(ours, os.posix_spawn(sys.executable, arguments, os.environ, setpgroup=0))
-
-    def kill(self) -> None:
-        """One that hangs; it is in no call of the backing directory."""
-        if self.pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-
 class Child:
     """One worker, from the order to start it."""
 
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self.pid = 0
+    def __init__(self, end: socket.socket, template: Template | None = None, *, told: Stop = Stop.NOT_TOLD) -> None:
+        """`template`: has the order to fork it; None: it lives already. `told`: to end, by an earlier supervisor."""
+        self.end, self._template = end, template
+        self.pid = self.own_pid = 0
+        """The process, by its template's word and by its own; 0: nothing was said yet. The template's comes in the order of the orders."""
         self.pidfd = self.main_end = -1
         self.stuck_at = 0.0
         """Since when nothing is left of it but a call that does not return; 0: it lives."""
@@ -102,10 +79,24 @@ class Child:
         self.error: dict[str, Any] | None = None
         self.leaving = False
         self._has_old_log = False
+        self._told = told
+
+    @property
+    def readiness(self) -> Readiness:
+        """How far it is."""
+        if not self.pid:
+            return Readiness.ORDERED
+        return Readiness.SERVING if self.serving_at else Readiness.STARTING
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether its template is gone and has not said that it has forked it."""
+        return not self.pid and self._template is not None and self._template.is_gone
 
     def heard(self, message: dict[str, Any]) -> None:
         """What it says of itself."""
         now = time.monotonic()
+        self.own_pid = message.get("pid", self.own_pid)
         if "step" in message:
             self.step, self.step_at = message["step"], now
         if "beat" in message:
@@ -126,6 +117,12 @@ class Child:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
+
+    def tell(self, stop: Stop) -> None:
+        """To end, each once: it drains at the first signal and leaves what is dirty at the second. Two of one number may come as one."""
+        if stop is not self._told:
+            self._told = stop
+            self.kill(signal.SIGINT if stop is Stop.NOW else signal.SIGTERM)
 
     def is_left_behind(self, now: float, *, allowed: bool) -> bool:
         """Whether nothing is left of it but a call that does not return, and that for a while."""

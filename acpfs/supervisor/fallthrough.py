@@ -179,6 +179,11 @@ def _stacked(mountpoint: str) -> int:
     return len(list(itertools.islice(itertools.takewhile(lambda entry: entry.kind == KIND, there), STACKED_MAX)))
 
 
+def covers(mountpoint: str) -> bool:
+    """Whether a mount of acpfs is what applications see there."""
+    return _stacked(mountpoint) > 0
+
+
 def finished(runtime: Path, mountpoint: str) -> BypassedMount | None:
     """What lies beneath, after a fall in whose middle somebody was killed was ended: nothing of acpfs is mounted, but it is still aside."""
     found = beneath(runtime, mountpoint)

@@ -27,15 +27,18 @@ from typing import Any
 from acpfs.errors import ExitCode
 from acpfs.ram import descriptor_limits
 from acpfs.supervisor import channel, handover, keeper_client, privileges, resting, signal_pipe, stuck_processes
-from acpfs.supervisor.child import DUMP_WAIT_S, Attention, Child, Limits, Template
+from acpfs.supervisor.child import DUMP_WAIT_S, Attention, Child, Limits
 from acpfs.supervisor.handover import PREDECESSOR, Door
-from acpfs.supervisor.instances import OUTLIVED, next_generation, outlived
+from acpfs.supervisor.instances import OUTLIVED, outlived
 from acpfs.supervisor.keeper_client import KEEPER, KeeperClient
 from acpfs.supervisor.kept_descriptors import KeptDescriptors
 from acpfs.supervisor.local_sockets import close
 from acpfs.supervisor.mount_answer import MountAnswer, settings_from_input
+from acpfs.supervisor.mount_state import MountState
 from acpfs.supervisor.restarts import EARLY_DEATHS_MAX, Restarts
 from acpfs.supervisor.service import ALIVE, Service, inherited
+from acpfs.supervisor.stopping import Act, Owner, Stopping
+from acpfs.supervisor.templates import Template, Templates
 
 EARLY_DEATHS_VARIABLE = "ACPFS_EARLY_DEATHS_MAX"
 BUG_WAIT_S = 0.2
@@ -49,10 +52,8 @@ class Supervisor:
     def __init__(self, settings: dict[str, Any], answer_fd: int = -1, *, detached: bool = True) -> None:
         """`settings`: as JSON has them, not looked into but for the places that falling through needs. `detached`: from any terminal."""
         self._detached = detached
-        self._settings = settings
+        self._mount = MountState(settings)
         self._answer = MountAnswer(answer_fd)
-        self._facts: dict[str, Any] = {}
-        self._workers = 0
         self._service = Service()
         self._keeper = KeeperClient(self._watch, self._forget, self._keeper_changed)
         self._kept = KeptDescriptors(self._service.store, self._keeper.store)
@@ -60,28 +61,20 @@ class Supervisor:
         self._restarts = Restarts(int(os.environ.get(EARLY_DEATHS_VARIABLE, EARLY_DEATHS_MAX)))
         self._attention = Attention()
         self._limits = Limits()
-        self._template: Template | None = None
-        self._next_template: Template | None = None
-        """Of new code, while it loads."""
-        self._old_template: Template | None = None
-        """Of the old code, until a worker of the new one serves."""
+        self._templates = Templates(self._watch, self._forget, self._hear_template)
         self._child: Child | None = None
-        self._died_at: float | None = None
-        self._reason = ""
         self._start_at = 0.0
         """When the next worker is to be started, monotonic; 0: there is one."""
         self._fed_at = 0.0
         self._exit_code = 0
-        self._ended = self._stopping = False
+        self._stopping = Stopping()
+        self._ended = False
         self._take_over: dict[str, Any] | None = None
         """Settings that hold from now on for a mount that is to be taken over; None: one is to be made."""
         self._resume: dict[str, Any] | None = None
         """The same for one that only a keeper holds, until a worker serves it."""
-        self._instance = ""
         self._predecessor: socket.socket | None = None
         """The supervisor that waits until a worker of this one serves."""
-        self._lineage: dict[str, Any] = {}
-        """Who had the mount (`instances`)."""
         self._door = Door(self._watch, self._forget, asked=self._asked, served=self._outlived, left_alone=self._go_on)
         self._rests = False
 
@@ -89,7 +82,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Until the mount ends; the exit code."""
-        if self._template is None:
+        if self._templates.current is None:
             self._heed_signals()
         adopted = bool(self._kept)  # the worker that handed them over may be dead by now
         if not adopted:
@@ -97,16 +90,15 @@ class Supervisor:
             self._kept.update(found)
             if state:
                 self._service.takes(self._kept)
-                before = {"settings": self._settings, "died_at": time.monotonic()} | state  # an older acpfs stored no settings
-                self._go_on_from(before, None, "the supervisor was started again")
+                self._mount.go_on_from(state, {}, "the supervisor was started again")
                 if "session" not in self._kept and not state["workers"]:
-                    self._workers, self._reason, self._died_at = 0, "", None
+                    self._mount.begin()
             elif self._resume is not None:
                 self._take_from_keeper()
             else:
-                self._lineage = next_generation({}, self._instance)
-        self._template = self._template or self._spawn_template()
-        if not adopted and not self._ended and (self._take_over is None or self._workers):
+                self._mount.begin()
+        self._templates.have()
+        if not adopted and not self._ended and (self._take_over is None or self._mount.workers):
             self._start_worker()  # else when the template has loaded: the mount is served meanwhile
         while not self._ended:
             try:
@@ -123,31 +115,30 @@ class Supervisor:
         self._service.forget()
         if self._resume is None:
             self._keeper.forget_mount()
-        self._door.remove(self._settings)
-        return resting.rest(self._settings, self._look_once) if self._rests else self._exit_code
+        self._door.remove(self._mount.settings)
+        return resting.rest(self._mount.settings, self._look_once) if self._rests else self._exit_code
 
     def load(self) -> None:
         """Have the template load already, for settings that whoever mounts is still checking."""
         self._heed_signals()
-        self._template = self._spawn_template()
+        self._templates.have()
 
     def told(self, settings: dict[str, Any]) -> bool:
         """With these; False without any: nothing is to be mounted after all."""
         self._take_over, self._resume = settings.pop("take_over", None), settings.pop("resume", None)
-        self._instance = settings.pop("instance", "")
-        self._settings = settings
-        if not settings and self._template is not None:
-            self._template.kill()  # by itself it ends when it has loaded
+        self._mount = MountState(settings, settings.pop("instance", ""))
+        if not settings:
+            self._templates.kill()  # by itself it ends when it has loaded
         return bool(settings)
 
     def adopt(self, end: socket.socket) -> None:
         """Take a living worker over, which tells on its channel what is to be kept."""
         message, fds = channel.receive(end)
         assert message is not None
-        self._settings, self._facts, self._workers = message["settings"], message["facts"], message["workers"]
-        child = self._child = Child(end)
+        self._mount.adopt(message)
+        self._stopping.go_on(message.get("told_to_end_at"))  # absent: an older worker
+        child = self._child = Child(end, told=self._stopping.stop)
         child.serving_at = child.beat_at = time.monotonic()
-        self._lineage = message.get("lineage") or next_generation({}, "")  # absent: an older worker
         self._kept.keep(message["keep"], fds)
         self._kept.put(KEEPER, [])  # the worker has it on; here a new connection is made
         self._watch(end, lambda: self._hear(child))
@@ -160,54 +151,71 @@ class Supervisor:
         self._selector.register(woken, selectors.EVENT_READ, lambda: self._pass_on(os.read(woken, 64)))
 
     def _pass_on(self, numbers: bytes) -> None:
-        """Signals are the worker's business."""
+        """Signals are the worker's business; to end is this one's, too."""
         for number in numbers:
-            if number in _SIGNALS:
-                self._stopping = self._stopping or number != signal.SIGHUP
-                if self._child is not None and self._child.pid:  # before it serves it must not unmount: whoever had the mount goes on
-                    if self._stopping and self._is_borrowed:
-                        self._child.kill(signal.SIGKILL)
-                    elif self._child.serving_at or not self._workers or number == signal.SIGHUP:
-                        self._child.kill(number)
-                elif self._stopping and self._workers and not self._is_borrowed:
-                    self._start_at = self._start_at and time.monotonic()  # no pause: what the last worker left is drained, then all ends
-                elif self._stopping and not self._door.given:
-                    self._finish(0)  # given away, the mount is not this one's to end: `_outlived` or `_go_on` says whose it is
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stopping.told()
+                self._do_as_told()
+            elif number == signal.SIGHUP and self._child is not None and self._child.pid:
+                self._child.kill(number)
+
+    def _do_as_told(self) -> None:
+        """Where it is told to end: at each signal, and again whenever the worker has come further."""
+        if self._ended:
+            return  # the mount may be another supervisor's by now
+        child = self._child
+        act = self._stopping.act(self._owner, None if child is None else child.readiness)
+        if act is Act.FINISH:
+            self._finish(0)
+        elif act is Act.ABANDON:
+            self._end_unserved("told to end at once while no worker served", ExitCode.TIMEOUT)
+        elif act is Act.START:
+            self._start_at = time.monotonic()
+        elif act is Act.KILL and child is not None:
+            child.kill(signal.SIGKILL)
+        elif act is Act.TELL and child is not None:
+            child.tell(self._stopping.stop)
+
+    @property
+    def _owner(self) -> Owner:
+        if self._door.given:
+            return Owner.SUCCESSOR
+        if self._is_borrowed:
+            return Owner.OTHERS
+        return Owner.OURS if self._mount.workers else Owner.NOBODY
 
     # -- templates
 
-    def _spawn_template(self) -> Template:
-        template = Template.spawned()
-        self._watch(template.end, lambda: self._hear_template(template))
-        return template
-
     def _hear_template(self, template: Template) -> None:
-        if template.end.fileno() < 0:
+        if template.is_gone:
             return
         message, _fds = channel.receive(template.end)
+        is_next, is_current = template is self._templates.next, template is self._templates.current
         if message is None:
-            self._forget_template(template)
-            if template is self._next_template:
-                self._next_template = None
+            self._templates.ended(template)
+            if is_next:
                 self._tell_worker({"reload_failed": "the new code cannot be loaded; see the log"})
-            elif template is self._template:
-                self._template = None  # `_look_after` starts another, as often as it takes
-                if self._take_over is not None and not self._workers:
-                    self._fail("the code of this version cannot be loaded; see the log")
-                if self._child is not None and not self._child.pid:
-                    self._worker_gone(self._child)  # it took the order to start one with it
-        elif "pid" in message and self._child is not None and template is self._template:
+            elif is_current and self._take_over is not None and not self._mount.workers:
+                self._fail("the code of this version cannot be loaded; see the log")
+            # the one in use is replaced by `_look_after`, as often as it takes
+            if self._child is not None:
+                self._look_after_orphan(self._child)
+        elif "pid" in message and self._child is not None and is_current:
             self._know_pid(self._child, message["pid"])
-        elif "loaded" in message and template is self._template and self._take_over is not None and not self._workers:
+        elif "loaded" in message and is_current and self._take_over is not None and not self._mount.workers:
             self._ask_for_mount()
-        elif "loaded" in message and template is self._next_template and self._child is not None:
+        elif "loaded" in message and is_next and self._child is not None:
             self._child.leaving = True
             self._tell_worker({"leave": True})
 
-    def _forget_template(self, template: Template) -> None:
-        """It ends with its channel."""
-        self._forget(template.end)
-        self._forget(template.pidfd)
+    def _look_after_orphan(self, child: Child) -> None:
+        """Its template died before or after the fork: it says who it is, or nobody has the other end of its channel. Never two at once."""
+        if child is not self._child or not child.is_orphan:
+            return
+        if child.own_pid:
+            self._know_pid(child, child.own_pid)
+        elif child.end.fileno() < 0:
+            self._worker_gone(child)
 
     def _tell_worker(self, message: channel.Message) -> None:
         if self._child is not None:
@@ -218,24 +226,15 @@ class Supervisor:
     def _start_worker(self) -> None:
         """Start one now; it is still to be started after an OSError, where the machine has no process or descriptor left."""
         self._start_at = self._start_at or time.monotonic()
-        self._template = self._template or self._spawn_template()
+        template = self._templates.have()
         ours, theirs = channel.pair()
         self._start_at = 0.0
-        child = self._child = Child(ours)
-        orders = {
-            "settings": self._settings,
-            "keep": self._kept.names(),
-            "facts": self._facts,
-            "workers_before": self._workers,
-            "died_at": self._died_at,
-            "reason": self._reason,
-            "supervisor": os.getpid(),
-            "detached": self._detached,
-            "lineage": self._lineage,
-        }
+        child = self._child = Child(ours, template)
+        orders = self._mount.orders() | {"keep": self._kept.names(), "supervisor": os.getpid(), "detached": self._detached}
+        orders["told_to_end_at"] = self._stopping.since
         self._keeper.starting()
         with theirs:
-            channel.send(self._template.end, orders, [theirs.fileno(), *self._kept.all()])
+            channel.send(template.end, orders, [theirs.fileno(), *self._kept.all()])
         self._watch(ours, lambda: self._hear(child))
 
     def _know_pid(self, child: Child, pid: int) -> None:
@@ -252,8 +251,7 @@ class Supervisor:
         child.main_end = stuck_processes.main_thread_end(pid)
         if child.main_end >= 0:
             self._selector.register(child.main_end, selectors.EVENT_READ, lambda: self._main_thread_gone(child))
-        if self._stopping and not self._workers:  # of a mount that is there: when it serves
-            child.kill(signal.SIGTERM)
+        self._do_as_told()
 
     def _main_thread_gone(self, child: Child) -> None:
         """The others follow in a moment, unless one is stuck."""
@@ -268,15 +266,16 @@ class Supervisor:
         message, fds = channel.receive(child.end)
         if message is None:
             self._forget(child.end)
+            self._look_after_orphan(child)
             return
         if "keep" in message:
             self._kept.keep(message["keep"], fds)
             self._store_state()
         if "facts" in message:
-            self._facts = message["facts"]
+            self._mount.facts = message["facts"]
             self._store_state()
         if "settings" in message:
-            self._settings = message["settings"]
+            self._mount.settings = message["settings"]
             self._store_state()
         if "notify" in message:
             self._service.notify(message["notify"])
@@ -285,30 +284,24 @@ class Supervisor:
             self._answer.write({"step": message["step"]})
         if "serving" in message:
             self._now_serving()
-        if "reload" in message and self._next_template is None:
-            self._next_template = self._spawn_template()
+        if "reload" in message:
+            self._templates.load_next()
+        self._look_after_orphan(child)
 
     def _store_state(self) -> None:
-        self._service.store_state(self._state())
-        self._keeper.store_state(self._state())
-
-    def _state(self) -> dict[str, Any]:
-        return {"facts": self._facts, "workers": self._workers, "settings": self._settings, **self._lineage}
+        self._service.store_state(self._mount.record())
+        self._keeper.store_state(self._mount.record())
 
     def _now_serving(self) -> None:
-        self._workers += 1
-        self._died_at, self._reason = None, ""
+        self._mount.served()
         self._store_state()
-        if self._old_template is not None:
-            self._forget_template(self._old_template)  # a worker of the new code serves
-            self._old_template = None
+        self._templates.served()
         self._resume = None
         self._keeper.begin_anew()
         self._look_for_keeper()
         self._let_predecessor_go()
         self._answer.last({"result": {}})
-        if self._stopping and self._child is not None:
-            self._child.kill(signal.SIGTERM)
+        self._do_as_told()
 
     def _worker_gone(self, child: Child) -> None:
         """Its process has ended: what now?"""
@@ -322,13 +315,17 @@ class Supervisor:
         now = time.monotonic()
         if child.exit_code is None and self._door.is_asked and self._give(child, now):
             return
-        if child.exit_code is not None or self._stopping:
+        act = self._stopping.act(self._owner, None)
+        if child.exit_code is not None or act is Act.FINISH:
             self._finish(FAILED if child.exit_code is None else child.exit_code, child.error)
-        elif self._workers == 0:
+        elif act is Act.ABANDON:
+            self._end_unserved("told to end at once, and the worker died", ExitCode.TIMEOUT, child.error)
+        elif self._mount.workers == 0:
             if child.error is None or child.dumped_at:
                 from acpfs.supervisor import fallthrough
 
-                fallthrough.clear_away(Path(self._settings["runtime_dir"]), self._settings["mountpoint"], mounted="session" in self._kept)
+                runtime, mountpoint = Path(self._mount.settings["runtime_dir"]), self._mount.settings["mountpoint"]
+                fallthrough.clear_away(runtime, mountpoint, mounted="session" in self._kept)
             self._finish(FAILED, child.error)
         else:
             self._replace(child, now)
@@ -347,22 +344,21 @@ class Supervisor:
                 self._hear(child)
 
     def _replace(self, child: Child, now: float) -> None:
-        self._died_at = self._died_at or child.stuck_at or now
-        self._reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
+        self._mount.died_at = self._mount.died_at or child.stuck_at or now
+        self._mount.reason = "hung" if child.dumped_at else "reload" if child.leaving else "died"
         if self._is_borrowed:
             self._fail((child.error or {}).get("message", "the worker of this version died before it served; see the log"))
             return
-        if child.leaving and self._next_template is not None:
-            self._old_template, self._template, self._next_template = self._template, self._next_template, None
+        if child.leaving and self._templates.go_forward():
             self._start_worker()
             return
-        if self._old_template is not None and self._template is not None:
-            self._forget_template(self._template)  # the new code's worker could not take over: back to the old one
-            self._template, self._old_template = self._old_template, None
-            self._reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
+        if self._templates.go_back():  # the new code's worker could not take over
+            self._mount.reason = f"reload refused: {(child.error or {}).get('message', 'it did not start')}"
             self._start_worker()
             return
-        delay_s = 0.0 if child.leaving else self._restarts.delay_s(now - child.serving_at if child.serving_at else 0.0)
+        # a drain that its worker dies of would go on for ever: told to end, each death counts, however long that one served
+        served_s = now - child.serving_at if child.serving_at and not self._stopping.is_told else 0.0
+        delay_s = 0.0 if child.leaving else self._restarts.delay_s(served_s)
         if delay_s is None:
             self._give_up(child)
         else:
@@ -372,13 +368,13 @@ class Supervisor:
 
     def _asked(self, message: channel.Message) -> str:
         """Have the worker make room for the other supervisor's; or why not."""
-        if why := outlived(self._lineage, message.get("instance", "")):
+        if why := outlived(self._mount.lineage, message.get("instance", "")):
             return why
         if "session" not in self._kept:
             return "a libfuse mount cannot be taken over: unmount and mount again"
-        if message["backing"] != self._settings["backing"]:
-            return f"the mount has another backing directory: {self._settings['backing']}"
-        if self._child is None or not self._child.serving_at or self._stopping or self._next_template or self._old_template:
+        if message["backing"] != self._mount.settings["backing"]:
+            return f"the mount has another backing directory: {self._mount.settings['backing']}"
+        if self._child is None or not self._child.serving_at or self._stopping.is_told or self._templates.are_changing:
             return "its worker is being replaced just now, or ends"
         self._child.leaving = True
         self._tell_worker({"leave": True})
@@ -386,48 +382,44 @@ class Supervisor:
 
     def _give(self, child: Child, now: float) -> bool:
         """What the next supervisor needs, now that nobody serves."""
-        self._died_at = child.stuck_at or now
+        self._mount.died_at = child.stuck_at or now
         self._kept.put(KEEPER, [])  # the next one has a connection of its own; this one's client has its own copy
-        return self._door.give(self._kept.names(), self._kept.all(), self._state() | {"died_at": self._died_at})
+        return self._door.give(self._kept.names(), self._kept.all(), self._mount.record() | {"died_at": self._mount.died_at})
 
     def _go_on(self) -> None:
         """Whoever was given the mount has ended before it served."""
-        self._reason = "a take-over failed: the other supervisor ended before its worker served"
+        self._mount.reason = "a take-over failed: the other supervisor ended before its worker served"
         self._kept.put(KEEPER, self._keeper.connection)
-        self._start_worker()
+        self._do_as_told()
+        if not self._ended:
+            self._start_worker()
 
     def _outlived(self) -> None:
         """Another supervisor has the mount: nothing of it is this one's any more."""
         self._kept.let_go()
         self._door.close()
-        if self._template is not None:
-            self._forget_template(self._template)
-        self._rests = not self._detached and not self._service.present and not self._stopping
+        self._templates.end()
+        self._rests = not self._detached and not self._service.present and not self._stopping.is_told
         self._finish(0)
 
     def _look_once(self, patience_s: float) -> bool:
         """Whether this process is to end."""
         for key, _events in self._selector.select(patience_s):
             key.data()
-        return self._stopping
+        return self._stopping.is_told
 
     # -- what a keeper holds
 
     def _take_from_keeper(self) -> None:
         """All processes of the mount were killed."""
-        taken = keeper_client.take(self._settings, self._instance)
+        taken = keeper_client.take(self._mount.settings, self._mount.instance)
         if taken.end is None:
             self._refuse(taken.refused)
             return
         self._kept.update(taken.kept)
-        self._go_on_from(taken.state, self._resume, "all processes of the mount were killed; a keeper held the session")
+        self._mount.go_on_from(taken.state, self._resume or {}, "all processes of the mount were killed; a keeper held the session")
         self._keeper.use(taken.end)
         self._kept.put(KEEPER, self._keeper.connection)
-
-    def _go_on_from(self, state: dict[str, Any], renewed: dict[str, Any] | None, why: str) -> None:
-        self._settings, self._reason = state["settings"] | (renewed or {}), why
-        self._facts, self._workers, self._died_at = state["facts"], max(1, state["workers"]), state["died_at"]
-        self._lineage = next_generation(state, self._instance)
 
     def _keeper_changed(self, connection: Sequence[int]) -> None:
         self._kept.put(KEEPER, connection)
@@ -438,7 +430,7 @@ class Supervisor:
     def _look_for_keeper(self) -> None:
         """One that has come is told everything, and so is one that was there all along when a worker begins to serve."""
         if self._child is not None and "session" in self._kept:
-            self._keeper.look(self._settings, self._kept, self._state(), self._child.pidfd)
+            self._keeper.look(self._mount.settings, self._kept, self._mount.record(), self._child.pidfd)
 
     @property
     def _is_borrowed(self) -> bool:
@@ -447,7 +439,7 @@ class Supervisor:
 
     def _ask_for_mount(self) -> None:
         self._answer.write({"step": "waiting for the supervisor that has the mount"})
-        end = handover.ask(self._settings, self._instance)
+        end = handover.ask(self._mount.settings, self._mount.instance)
         if end is not None:
             self._watch(end, lambda: self._hear_predecessor(end))
         else:
@@ -456,7 +448,7 @@ class Supervisor:
     def _hear_predecessor(self, end: socket.socket) -> None:
         message, fds = channel.receive(end)
         if message is not None and "kept" in message:
-            self._go_on_from(message, self._take_over, "taken over by another supervisor")
+            self._mount.go_on_from(message, self._take_over or {}, "taken over by another supervisor")
             self._kept.keep(message["kept"], fds)
             self._store_state()
             self._kept[PREDECESSOR] = [os.dup(end.fileno())]
@@ -467,7 +459,7 @@ class Supervisor:
         self._forget(end)
         if message is not None:
             self._refuse(message.get("refused", "its supervisor refuses to give it"))
-        elif not self._workers:
+        elif not self._mount.workers:
             self._fail("its supervisor ended before it gave it: mount again")
         elif PREDECESSOR in self._kept:  # there is nobody to go back to: this one does what it can
             os.close(self._kept.pop(PREDECESSOR)[0])
@@ -475,7 +467,7 @@ class Supervisor:
     def _let_predecessor_go(self) -> None:
         """First this one can be asked, then the other one ends: at each moment there is one that answers."""
         if PREDECESSOR in self._kept:
-            self._door.open(self._settings)
+            self._door.open(self._mount.settings)
             handover.tell_serving(self._kept.pop(PREDECESSOR))
             self._take_over = self._predecessor = None
 
@@ -494,9 +486,7 @@ class Supervisor:
             times.append(self._start_at - now)
         if self._child is not None:
             times.append(self._child.look_again_s(self._limits))
-        if self._next_template is not None:
-            times.append(1.0)
-        if self._door.given:
+        if self._templates.next is not None or self._door.given:
             times.append(1.0)
         if self._service.watchdog_s:
             times.append(self._fed_at + self._service.watchdog_s - now)
@@ -508,15 +498,14 @@ class Supervisor:
         self._door.look(self._limits.hang_s)
         if self._predecessor is not None:
             handover.say_starting(self._predecessor)
-        if self._workers and self._child is not None and self._child.serving_at and "session" in self._kept:
-            self._door.open(self._settings)
+        if self._mount.workers and self._child is not None and self._child.serving_at and "session" in self._kept:
+            self._door.open(self._mount.settings)
             self._look_for_keeper()
-        if self._template is None and not self._ended:
-            self._template = self._spawn_template()
+        if not self._ended:
+            self._templates.have()
         if self._start_at and now >= self._start_at and not self._ended:
             self._start_worker()
-        if self._next_template is not None and now - self._next_template.spawned_at >= self._limits.start_s:
-            self._next_template.kill()  # its end is told like that of one that cannot be loaded
+        self._templates.end_late(now, self._limits.start_s)
         child = self._child
         healthy = child is None or self._look_at(child, now)
         if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
@@ -544,20 +533,29 @@ class Supervisor:
         """Its process, or the template that does not fork it."""
         if child.pid:
             child.kill(signal.SIGKILL)
-        elif self._template is not None:
-            self._template.kill()
+        else:
+            self._templates.kill()
 
     # -- the end
 
     def _give_up(self, child: Child) -> None:
-        """No worker lives: let the mount fall through to the backing directory, if that lies beneath."""
+        """No worker lives."""
+        said = (child.error or {}).get("message", "it died")
+        could_not = "drain" if self._stopping.is_told else "serve"
+        self._end_unserved(f"{self._restarts.early} workers in a row could not {could_not}; the last one: {said}", FAILED, child.error)
+
+    def _end_unserved(self, why: str, code: int, error: dict[str, Any] | None = None) -> None:
+        """The mount falls through to the backing directory, if that lies beneath; one that is to end is taken away. The RAM tier stays."""
         from acpfs.supervisor import fallthrough
 
-        said = (child.error or {}).get("message", "it died")
-        reason = f"{self._restarts.early} workers in a row could not serve; the last one: {said}"
-        fallthrough.end_mount(Path(self._settings["runtime_dir"]), self._settings, self._facts, reason)
-        sys.stderr.write(f"acpfs: {self._settings['mountpoint']}: {reason}\n")
-        self._finish(FAILED, child.error)
+        self._finish(code, error)
+        runtime, mountpoint = Path(self._mount.settings["runtime_dir"]), self._mount.settings["mountpoint"]
+        left = "; what is not persisted stays in the RAM tier" if self._stopping.is_told else ""
+        sys.stderr.write(f"acpfs: {mountpoint}: {why}{left}\n")
+        if self._stopping.is_told:
+            fallthrough.clear_away(runtime, mountpoint, mounted=fallthrough.covers(mountpoint))
+        else:
+            fallthrough.end_mount(runtime, self._mount.settings, self._mount.facts, why)
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True

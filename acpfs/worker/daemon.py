@@ -35,6 +35,7 @@ log = get_logger(__name__)
 def work(orders: dict[str, Any], fds: list[int]) -> int:
     """Be a worker, in a process that was forked from the template, until the mount ends; the exit code."""
     link = orders_of(orders, fds)
+    link.tell(pid=os.getpid())  # the template says so, too, unless it dies just now
     try:
         settings = validated(orders["settings"])
         code = run(settings, link, detached=bool(orders["detached"]))

@@ -71,6 +71,12 @@ class Link:
         """Why the last one is not there any more."""
         return str(self._orders.get("reason") or "")
 
+    def told_to_end(self) -> float:
+        """It is told to end; since when, monotonic seconds: an earlier worker may have been told, and died over it."""
+        if self._orders.get("told_to_end_at") is None:
+            self._orders["told_to_end_at"] = time.monotonic()
+        return float(self._orders["told_to_end_at"])
+
     @property
     def supervisor_pid(self) -> int:
         """Process that outlives this one."""
@@ -215,7 +221,7 @@ class Link:
             with self._telling:
                 names = [[name, len(fds)] for name, fds in self.kept.items()]
                 state = {"facts": self.facts, "settings": self._orders["settings"], "workers": self.workers_before + 1}
-                state["lineage"] = self._orders.get("lineage")
+                state |= {name: self._orders.get(name) for name in ("lineage", "told_to_end_at")}
                 channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
                 self._outbox.close()
                 self._end, self._outbox = ours, Outbox(ours)

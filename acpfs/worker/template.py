@@ -18,6 +18,9 @@ from typing import Any
 
 from acpfs.supervisor import channel
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A terminal's are the supervisor's business: the template ignores them, its workers do not."""
+
 Work = Callable[[dict[str, Any], list[int]], int]
 
 
@@ -26,8 +29,8 @@ def main() -> None:
     supervisor = socket.socket(fileno=int(sys.argv[1]))
     supervisor.set_inheritable(False)
     work = import_all()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a terminal's signals are the supervisor's business
+    for number in _ENDING:
+        signal.signal(number, signal.SIG_IGN)
     channel.send(supervisor, {"loaded": os.getpid()})
     _serve(supervisor, work)
 
@@ -62,6 +65,7 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
             message, fds = channel.receive(supervisor)
             if message is None:
                 return
+            signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # what comes before the worker ceases to ignore it is not lost: it waits
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -69,6 +73,7 @@ def _serve(supervisor: socket.socket, work: Work) -> None:
                 os.close(woken)
                 os.close(wake)
                 _be_worker(work, message, fds)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
             for fd in fds:
                 os.close(fd)
             channel.send(supervisor, {"pid": pid})
@@ -86,8 +91,9 @@ def _reap(supervisor: socket.socket) -> None:
 
 
 def _be_worker(work: Work, orders: dict[str, Any], fds: list[int]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+    for number in (*_ENDING, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     code = 70
     try:
         code = work(orders, fds)

@@ -475,7 +475,8 @@ class Worker:
 
     async def _stop(self) -> None:
         """Drain, then take the mount away, from whoever uses it if must be."""
-        timeout_s = self._settings.drain_timeout_s
+        since = self.link.told_to_end()
+        timeout_s = max(0.0, self._settings.drain_timeout_s - (time.monotonic() - since))  # all workers that drain have it together
         self._drain_deadline = trio.current_time() + timeout_s
         log.info("stopping: draining first", timeout_s=timeout_s, operations=len(self._parts.log))
         self._manager.stopping("draining", timeout_s)

@@ -15,7 +15,7 @@ import pytest
 
 from acpfs.errors import AcpfsError, ExitCode
 from acpfs.ram.mounts import unmount
-from tests.rig.mounts import ENVIRONMENTS, LOOK_AGAIN_S, AcpfsMount, is_mounted, kinds_at
+from tests.rig.mounts import ENVIRONMENTS, LOOK_AGAIN_S, REPOSITORY, AcpfsMount, is_mounted, kinds_at
 
 pytestmark = [
     pytest.mark.mount,
@@ -26,17 +26,17 @@ PATIENCE_S = 240.0
 
 
 @contextlib.contextmanager
-def in_foreground(mount: AcpfsMount, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The mount, served by a process whose exit code can be seen."""
+def in_foreground(mount: AcpfsMount, *words: str, code: Path = REPOSITORY, ready: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """The mount, served by a process whose exit code can be seen, of that code; `ready`: after it has begun to serve."""
     for path in (mount.path, mount.backing):
         path.mkdir()
     mount.watch()
     command = [sys.executable, "-m", "acpfs.cli.main", "mount", str(mount.backing), str(mount.path), "--foreground", "--ram", "64M", *words]
-    env = {**os.environ, **ENVIRONMENTS[mount.transport], "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": os.getcwd()}
+    env = {**os.environ, **ENVIRONMENTS[mount.transport], "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(code)}
     with open(mount.log, "wb") as log:
         daemon = subprocess.Popen([*command, "--transport", mount.transport.partition("-")[0]], env=env, stderr=log)
     try:
-        wait_until(lambda: serves(mount), lambda: daemon.poll() is not None and mount.log.read_text())
+        wait_until(lambda: not ready or serves(mount), lambda: daemon.poll() is not None and mount.log.read_text())
         yield daemon
     finally:
         mount.abort()

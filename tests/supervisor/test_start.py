@@ -26,8 +26,9 @@ from acpfs.errors import DeadlineError, ExitCode, MachineError, RefusedError
 from acpfs.mounting import starting
 from acpfs.mounting.checks import apart, within
 from acpfs.supervisor import channel
-from acpfs.supervisor.child import Child, Limits, Template
+from acpfs.supervisor.child import Child, Limits
 from acpfs.supervisor.supervisor import Supervisor
+from acpfs.supervisor.templates import Template, Templates
 from tests.rig.hanging_code import code_that_hangs, flag_of
 from tests.rig.mounts import LOOK_AGAIN_S, REPOSITORY, AcpfsMount, CommandError, is_mounted, wait_gone
 
@@ -58,6 +59,18 @@ def fail(error: Exception) -> None:
     raise error
 
 
+class OneTemplate(Templates):
+    """A double: that one, and no other."""
+
+    def __init__(self, template: Template, *others: Any) -> None:
+        super().__init__(*others)
+        self._one = template
+
+    def spawn(self) -> Template:
+        self._watch(self._one.end, lambda: self._heard(self._one))
+        return self._one
+
+
 class TemplatelessSupervisor(Supervisor):
     """A double: its template is the test, at the other end of `orders`; it leaves the signals of this process alone."""
 
@@ -65,15 +78,11 @@ class TemplatelessSupervisor(Supervisor):
         super().__init__({}, answer_fd)
         self.orders, theirs = channel.pair()
         self.orders.settimeout(WAIT_S)
-        self._double = Template(theirs, os.getpid())
+        self._templates = OneTemplate(Template(theirs, os.getpid()), self._watch, self._forget, self._hear_template)
         self._thread = threading.Thread(target=self.run, daemon=True)
 
     def _heed_signals(self) -> None:
         pass
-
-    def _spawn_template(self) -> Template:
-        self._watch(self._double.end, lambda: self._hear_template(self._double))
-        return self._double
 
     def begin(self) -> None:
         self._thread.start()
@@ -89,7 +98,7 @@ class TemplatelessSupervisor(Supervisor):
             self.orders.send(b"{}")
         self.wait_ended()
         self.orders.close()
-        self._forget_template(self._double)
+        self._templates.end()
         if self._child is not None:
             self._forget(self._child.end)
         self._selector.close()

@@ -76,25 +76,6 @@ def test_a_dead_supervisor_is_replaced_and_the_session_lives_on(mount: AcpfsMoun
 @pytest.mark.clause("S82")
 @pytest.mark.mount
 @pytest.mark.transports("native")
-def test_who_is_told_to_end_between_two_workers_drains_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a machine is shut down, whose RAM is lost, while workers die one after the other, and the next one is waited with."""
-    monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "1000000")
-    (tmp_path / "backing").mkdir()
-    data = os.urandom(512 << 10)
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native", watchdog_s=WATCHDOG_S, bandwidth="32K") as mount:
-        (mount.path / "f").write_bytes(data)
-        supervisor = mount.supervisor
-        for _ in range(8):
-            wait_gone(mount.kill_worker())
-        os.kill(supervisor, signal.SIGTERM)
-        mount.wait_ended(supervisor)
-        assert (tmp_path / "backing" / "f").read_bytes() == data
-        assert not is_mounted(mount.path)
-
-
-@pytest.mark.clause("S82")
-@pytest.mark.mount
-@pytest.mark.transports("native")
 def test_a_worker_that_dies_while_the_next_supervisor_starts_is_replaced(mount: AcpfsMount) -> None:
     """The session is in the new supervisor's channel by then, the worker that put it there is no more."""
     with open(mount.path / "f", "wb", buffering=0) as file:
