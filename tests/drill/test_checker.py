@@ -15,7 +15,8 @@ from tests.drill.history import History, fits_sync, is_partly_written
 from tests.drill.mutants import MUTANTS
 from tests.drill.run import Drill, Plan
 from tests.drill.spec import Call, Tree, bytes_of, digest
-from tests.rig.power import Disk
+from tests.rig.faultfs import FaultFs
+from tests.rig.power import Disk, read_log
 
 mount = pytest.mark.mount
 
@@ -176,6 +177,24 @@ FOUND_BY: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 @mount
+@mount
+def test_a_storage_that_has_power_again_knows_what_was_left(tmp_path: Path) -> None:
+    source, log = tmp_path / "disk", tmp_path / "power.log"
+    (source / "directory").mkdir(parents=True)
+    (source / "directory" / "file").write_bytes(b"left")
+    with FaultFs(source, tmp_path / "backing", power=log) as storage:
+        with open(storage.path / "directory" / "file", "ab") as file:
+            file.write(b" and more")
+            file.flush()
+            os.fsync(file.fileno())
+        (storage.path / "directory" / "new").touch()
+    disk = Disk()
+    for record in read_log(log):
+        disk.apply(record)
+    left = disk.crash(1)
+    assert left["directory/file"][:2] == ("file", b"left and more")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_fault_put_into_acpfs_is_found(mutant: str) -> None:

@@ -28,8 +28,12 @@ _NAMED = frozenset("lookup mknod mkdir unlink rmdir symlink rename create".split
 _BY_HANDLE = frozenset("read write flush release fsync readdir fsyncdir".split())
 NS = 10**9
 ROOT = 1
-HIGH = 1 << 63
-"""Inode numbers use all 64 bits, as GlusterFS's do: no file system that a test machine has gives such."""
+_HIGH = 1 << 63
+
+
+def shown_ino(ino: int) -> int:
+    """The number of the source's inode here: it uses all 64 bits, as GlusterFS's do, and as those of no file system of a test machine."""
+    return ino | _HIGH
 
 
 @dataclass
@@ -120,7 +124,7 @@ class FaultyOperations(pyfuse3.Operations):
     # -- nodes
 
     def _number(self, st: os.stat_result) -> int:
-        return ROOT if st.st_ino == self._root_ino else st.st_ino | HIGH
+        return ROOT if st.st_ino == self._root_ino else shown_ino(st.st_ino)
 
     def _entry(self, st: os.stat_result) -> pyfuse3.EntryAttributes:
         entry = pyfuse3.EntryAttributes()

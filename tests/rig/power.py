@@ -11,6 +11,7 @@ import marshal
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -48,15 +49,16 @@ class PowerLog:
         self._numbers[ino] = self._last
         self.write("create", self._last, self._numbers[parent], name, kind, what)
 
-    def found(self, path: Path, ino: int) -> None:
-        """What is there at the start, all of it on stable storage."""
+    def found(self, path: Path, ino: int, shown: Callable[[int], int]) -> None:
+        """What is there at the start, all of it on stable storage. `shown`: the number by which the file system knows a source's inode."""
         for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
             kind = "symlink" if entry.is_symlink() else "dir" if entry.is_dir() else "file"
-            self.created(entry.inode(), ino, os.fsencode(entry.name), kind, os.readlink(entry.path) if kind == "symlink" else "")
+            own = shown(entry.inode())
+            self.created(own, ino, os.fsencode(entry.name), kind, os.readlink(entry.path) if kind == "symlink" else "")
             if kind == "dir":
-                self.found(Path(entry.path), entry.inode())
+                self.found(Path(entry.path), own, shown)
             elif kind == "file":
-                number = self._numbers[entry.inode()]
+                number = self._numbers[own]
                 self.write("write", number, 0, Path(entry.path).read_bytes())
                 for name in os.listxattr(entry.path):
                     self.write("xattr", number, name, os.getxattr(entry.path, name))

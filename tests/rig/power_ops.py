@@ -11,7 +11,7 @@ from typing import Any
 
 import pyfuse3
 
-from tests.rig.faultfs_ops import ROOT, FaultyOperations
+from tests.rig.faultfs_ops import ROOT, FaultyOperations, shown_ino
 from tests.rig.power import PowerLog
 
 
@@ -22,7 +22,7 @@ class LoggedOperations(FaultyOperations):
         super().__init__(*arguments, **words)
         self._log = log
         log.top(ROOT)
-        log.found(Path(self.source), ROOT)
+        log.found(Path(self.source), ROOT, shown_ino)
 
     def _of(self, fh: int) -> int:
         return self._log.number(self._files[fh].ino)
