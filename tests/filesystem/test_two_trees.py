@@ -152,7 +152,8 @@ def test_a_restart_finds_names_content_and_log(tmp_path: Path) -> None:
             await w.drained()
             assert (w.backing / "e/shard").read_bytes() == b"x" * 5000
             assert not (w.backing / "half").exists()  # its writer was lost before it closed the file
-            assert w.inner.interrupted.store(b"half") == 1
+            with w.fs.lock:
+                assert w.inner.interrupted.store(b"half") == 1
             await w.drained()
             assert (w.backing / "half").read_bytes() == b"torn"
 

@@ -174,7 +174,8 @@ def test_a_descriptor_that_stays_open_elsewhere_holds_up_the_drain_for_a_while_o
         opened, _ = await w.create(b"log")
         await w.do(w.fs.write(opened.handle, 0, b"line"))
         await w.do(w.fs.flush(opened.handle))
-        w.fs.freeze_all()
+        with w.fs.lock:
+            w.fs.freeze_all()
         await w.drained()
         assert (w.backing / "log").read_bytes() == b"line"
         await w.do(w.fs.write(opened.handle, 4, b" two"))

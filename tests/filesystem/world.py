@@ -48,6 +48,17 @@ PATIENCE_S = 60.0
 """Where the backing directory does not hang, no answer is late, however busy the machine is."""
 
 
+class CheckedState(StateDatabase):
+    """Knows whether its callers have the lock: without it, a thread of the drain may change what a step is about to record."""
+
+    lock: RLock | None = None
+    """The file system's, as soon as there is one."""
+
+    def commit(self) -> bool:
+        assert self.lock is None or self.lock._is_owned(), "a step is committed under the file system's lock"  # type: ignore[attr-defined]
+        return super().commit()
+
+
 @dataclass
 class World:
     """One mount's parts."""
@@ -216,7 +227,7 @@ async def world(
     tier_directory.mkdir(exist_ok=True)
     lower = make_lower(settings.backing, "test")
     salvaged = _salvaged(settings, lower, tier_directory / "state.sqlite")
-    state = StateDatabase(tier_directory / "state.sqlite", state_space)
+    state = CheckedState(tier_directory / "state.sqlite", state_space)
     tier = Tier(tier_directory, budget_bytes, when_safe=state.after_commit)
     log, tree = OperationLog(state), LowerTree(state)
     calls = CallPools.make()
@@ -232,6 +243,7 @@ async def world(
         make_spill=_spill(settings, state, tier, log, lower),
     )
     fs, spill = FileSystem(inner), inner.spill
+    state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)
     engine = Engine(DrainParts(lower, tree, log, tier, state, fs.lock, inner.changes, calls, settings), manifest, spill, before)
