@@ -106,3 +106,16 @@ def test_arming_again_moves_the_deadline() -> None:
     left_ms = watcher._left_ms()
     assert left_ms is not None
     assert left_ms > 900_000
+
+
+def test_a_process_that_has_the_number_of_one_that_has_ended_is_left_alone(tmp_path: Path) -> None:
+    """Numbers come again while a test runs: there are 32,768 on a small machine, and each thread takes one."""
+    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt")
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            mount._pids.add((other.pid, "1"))  # a worker that began when the machine did
+            assert mount.living() == []
+            mount.abort()
+            assert other.poll() is None
+        finally:
+            other.kill()

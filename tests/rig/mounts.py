@@ -33,6 +33,8 @@ WATCHDOG_S = 600.0
 UNMOUNT_TIMEOUT_S = 240.0
 CONTAINERS_END_S = 240.0
 """As long as a test may take on a machine in heavy use: with 60 s this failed while a container's test was busy for longer."""
+LEAVES_WITHIN_S = 60.0
+"""Who is still there then is a leak: a machine may stand still for ten seconds."""
 LOOK_AGAIN_S = 0.02
 ENVIRONMENTS = {
     "auto": {},
@@ -42,6 +44,8 @@ ENVIRONMENTS = {
     "native-passthrough": {"ACPFS_EXPECTED_BYTES": "0"},
 }
 """What a mount is tested on: a transport as users get it, or one held to a lane (a kernel without passthrough; all writers admitted)."""
+Known = tuple[int, str]
+"""A process: its number, and when it began. A number alone is another process' within minutes, where few are given (pid_max of 32768)."""
 _COMMANDS = {"acpfs": "acpfs.cli.main", "acpfs-ctl": "acpfs.cli.ctl"}
 
 
@@ -80,7 +84,7 @@ class AcpfsMount:
         self.options: dict[str, object] = {"ram": "512M", "prefault": "0", **options}
         self._environment = {"PYTHONPATH": str(REPOSITORY), **(environment or {})}
         self._watchdog_s, self._python = watchdog_s, python
-        self._pids: set[int] = set()
+        self._pids: set[Known] = set()
 
     def __enter__(self) -> AcpfsMount:
         try:
@@ -117,12 +121,17 @@ class AcpfsMount:
             option = "--" + name.replace("_", "-")
             words += [option] if value is True else [option, str(value)]
         self.run("acpfs", "mount", *words, timeout_s=MOUNT_TIMEOUT_S)
-        self._pids.add(self.pid)
+        self.note_worker()
 
     @property
     def pid(self) -> int:
         """Process that serves the mount."""
         return int(self.status()["worker"]["pid"])
+
+    def note_worker(self) -> None:
+        """From now on its present worker is known to belong to it, whatever its environment says."""
+        pid = self.pid
+        self._pids.add((pid, began(pid)))
 
     def umount(self, timeout_s: float = UNMOUNT_TIMEOUT_S) -> None:
         """Drain and unmount through the command.
@@ -199,7 +208,7 @@ class AcpfsMount:
         """What an unmounted acpfs has left behind that it should not have."""
         for pid in self.living():
             with contextlib.suppress(TimeoutError):  # the template ends with the supervisor, a moment later
-                wait_gone(pid, 5)
+                wait_gone(pid, LEAVES_WITHIN_S)
         found = [f"mount {self.path}"] if is_mounted(self.path) else []
         found += [f"process {pid}" for pid in self.living()]
         found += [f"mount {mounted}" for mounted in mounts_below(self.runtime_dir)]
@@ -285,7 +294,7 @@ MakeMount = Callable[..., AcpfsMount]
 # -- taking it down
 
 
-def take_down(path: Path, runtime_dir: Path, pids: Iterable[int] = ()) -> None:
+def take_down(path: Path, runtime_dir: Path, pids: Iterable[Known] = ()) -> None:
     """End all that belongs to the acpfs at `path`, whatever its state, and remove its RAM tier; `pids` are known to belong to it."""
     for number in connections_at(path):
         with contextlib.suppress(OSError):
@@ -298,7 +307,7 @@ def take_down(path: Path, runtime_dir: Path, pids: Iterable[int] = ()) -> None:
     shutil.rmtree(runtime_dir, ignore_errors=True)
 
 
-def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 240.0) -> None:
+def _kill_processes(runtime_dir: Path, pids: Iterable[Known], timeout_s: float = 240.0) -> None:
     """A worker whose supervisor dies starts another one, so until nobody is left."""
     deadline = time.monotonic() + timeout_s
     while (living := _living(runtime_dir, pids)) and time.monotonic() < deadline:
@@ -310,10 +319,10 @@ def _kill_processes(runtime_dir: Path, pids: Iterable[int], timeout_s: float = 2
                 wait_gone(pid, 5)
 
 
-def _living(runtime_dir: Path, pids: Iterable[int]) -> list[int]:
+def _living(runtime_dir: Path, pids: Iterable[Known]) -> list[int]:
     """Processes that carry a runtime directory in their environment, and those of `pids`."""
     marker = f"ACPFS_RUNTIME_DIR={runtime_dir}".encode()
-    found = {pid for pid in pids if _alive(pid)}
+    found = {pid for pid, since in pids if since and began(pid) == since}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
@@ -358,12 +367,13 @@ def connections_at(path: Path) -> list[int]:
     return [int(device.partition(":")[2]) for device, mounted, kind in _mountinfo() if mounted == path and kind == "fuse.acpfs"]
 
 
-def _alive(pid: int) -> bool:
+def began(pid: int) -> str:
+    """When a process began, in the kernel's ticks; "": it is gone."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return False
-    return state not in "ZX"
+        return ""
+    return "" if state in "ZX" else fields[18]
 
 
 def wait_gone(pid: int, timeout_s: float = 240.0) -> None:

@@ -30,11 +30,16 @@ OTHER_VERSION = "0.0.1.other"
 PIECE = b"p" * 4096
 
 
+def copy_package(root: Path) -> None:
+    """With its bytecode, which else each process would have to make; but what others are just writing of that comes and goes."""
+    shutil.copytree(REPOSITORY / "acpfs", root / "acpfs", ignore=shutil.ignore_patterns("*.pyc.*"))
+
+
 @pytest.fixture(scope="module")
 def other_installation(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The package once more, in another directory and with another version."""
     root = tmp_path_factory.mktemp("other")
-    shutil.copytree(REPOSITORY / "acpfs", root / "acpfs")
+    copy_package(root)
     (root / "acpfs/__init__.py").write_text(f'"""Another version."""\n\n__version__ = "{OTHER_VERSION}"\n')
     return root
 
@@ -53,7 +58,7 @@ def take_over(mount: AcpfsMount, installation: Path = REPOSITORY, *words: str, c
     mount._environment["PYTHONPATH"] = str(installation)
     done = mount.run("acpfs", "mount", str(mount.backing), str(mount.path), "--take-over", *words, timeout_s=60, check=check)
     if done.returncode == 0:
-        mount._pids.add(mount.pid)
+        mount.note_worker()
     return done
 
 
@@ -189,7 +194,7 @@ BROKEN = {
 
 def spoilt(root: Path, module: str, line: str, done: str) -> Path:
     """This installation with something wrong."""
-    shutil.copytree(REPOSITORY / "acpfs", root / "acpfs")
+    copy_package(root)
     place = root / "acpfs" / module
     text = place.read_text()
     assert text.count(line) == 1

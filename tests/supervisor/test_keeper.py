@@ -135,7 +135,7 @@ def kill_and_go_on(mount: AcpfsMount, keeper: KeeperProcess, launcher: Launcher)
     assert mount.living() == []
     until(lambda: keeper.phase() == "alone")
     assert launcher.mount(mount) == 0, mount.log.read_text()[-2000:]
-    mount._pids.add(mount.pid)
+    mount.note_worker()
 
 
 @pytest.mark.clause("S370")
@@ -251,7 +251,7 @@ def test_two_that_come_at_once_are_told_apart(mount: AcpfsMount, keeper: KeeperP
     finally:
         for one in other:
             one.end()
-    mount._pids.add(mount.pid)
+    mount.note_worker()
     mount.flush()
     assert (mount.backing / "f").read_bytes() == b"one two"
 
@@ -303,5 +303,5 @@ def test_what_is_unmounted_meanwhile_is_held_no_more(mount: AcpfsMount, keeper: 
     mount.detach()
     until(lambda: keeper.held() == [])  # what the kernel has ended is not held
     assert launcher.mount(mount) == 0
-    mount._pids.add(mount.pid)
+    mount.note_worker()
     (mount.path / "f").write_bytes(b"x")
