@@ -27,6 +27,7 @@ from acpfs.training.marks import Mark
 from acpfs.training.messages import Phase
 from tests.compatible import product_names
 from tests.compatible.conftest import signature
+from tests.rig.namespaces import namespace
 
 clause = pytest.mark.clause
 Product = Callable[[str], ModuleType]
@@ -232,7 +233,7 @@ def test_on_a_read_only_installation_a_processor_is_refused_with_a_sentence(tmp_
     installed = tmp_path / "installed"
     shutil.copytree(SITE.parents[1], installed / "acpfs", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     words = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$1" -B -c "$2"'
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", words, str(installed), sys.executable, READ_ONLY]
+    command = namespace("sh", "-c", words, str(installed), sys.executable, READ_ONLY)
     environment = {**os.environ, "PYTHONPATH": str(installed / SITE.relative_to(SITE.parents[2])), "TTP_LOG_PATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith("RefusedError MindSpore's runtime cannot say when an update begins: ")

@@ -19,6 +19,7 @@ from acpfs.control import registry
 from acpfs.errors import ExitCode
 from acpfs.supervisor.handover import door_of, knock
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, wait_gone
+from tests.rig.namespaces import namespace
 
 pytestmark = [
     pytest.mark.mount,
@@ -396,7 +397,7 @@ def run_ready(mount: AcpfsMount, *words: str) -> int:
 def test_a_probe_tells_whose_container_serves(mount: AcpfsMount) -> None:
     assert run_ready(mount, "--here") == ExitCode.OK
     program = "import sys; from acpfs.cli.ctl import main; sys.argv[0] = 'acpfs-ctl'; sys.exit(main())"
-    command = ["unshare", "-m", sys.executable, "-c", program, str(mount.path), "ready"]
+    command = namespace(sys.executable, "-c", program, str(mount.path), "ready", kept=mount.path)
     environment = {**os.environ, "ACPFS_RUNTIME_DIR": str(mount.runtime_dir), "PYTHONPATH": str(REPOSITORY)}
     done = [subprocess.run([*command, *words], env=environment, check=False, timeout=60, capture_output=True) for words in ([], ["--here"])]
     assert [one.returncode for one in done] == [ExitCode.OK, ExitCode.FAILED]

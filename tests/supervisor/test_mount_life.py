@@ -17,6 +17,7 @@ from acpfs.ram.mounts import mounted_at
 from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below
+from tests.rig.namespaces import namespace
 
 pytestmark = [
     pytest.mark.mount,
@@ -158,7 +159,7 @@ def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, t
     mount = make_mount(backing, transport, environment={SESSION_ENDS_VARIABLE: "2"})
     (mount.path / "f").write_bytes(b"saved")
     supervisor = mount.supervisor
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 300"]
+    command = namespace("sh", "-c", "echo; exec sleep 300", kept=mount.path)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as container:
         assert container.stdout is not None
         container.stdout.readline()
@@ -176,7 +177,7 @@ def test_a_mount_that_a_container_has_is_not_waited_for(make_mount: MakeMount, t
 
 def test_a_mount_that_a_container_has_for_a_moment_is_waited_for(make_mount: MakeMount, transport: str, backing: Path) -> None:
     mount = make_mount(backing, transport)
-    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 4"]
+    command = namespace("sh", "-c", "echo; exec sleep 4", kept=mount.path)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as container:
         assert container.stdout is not None
         container.stdout.readline()

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.rig.mounts import CONTAINERS_END_S, REPOSITORY
+
 WATCHDOG_S = 600.0
 
 
@@ -87,9 +88,9 @@ class NativeMount:
         return subprocess.run(["umount", *flags, str(self.path)], check=False, timeout=120, capture_output=True).returncode
 
     def wait_for_server(self) -> int:
-        """The server's exit code, once the mount has ended."""
+        """The server's exit code, once the mount has ended, in all namespaces that have a copy of it."""
         assert self._process is not None
-        return self._process.wait(timeout=120)
+        return self._process.wait(timeout=CONTAINERS_END_S)
 
     def _abort(self) -> None:
         self.unmount("-l")

@@ -17,6 +17,7 @@ import pytest
 from acpfs.descriptors import readable
 from acpfs.transport.native.negotiate import Negotiated
 from acpfs.transport.native.protocol import InitFlag, Opcode
+from tests.rig.namespaces import namespace
 from tests.rig.processes import Child
 from tests.transport.mounted import NativeMount
 
@@ -27,7 +28,7 @@ pytestmark = [
 ]
 
 HANGING = "hangs"
-NESTED = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+NESTED = namespace(options=("--pid", "--fork", "--kill-child", "--mount-proc"))
 DIES_WITHIN_S = 120.0
 """Far more than the patience that the server is given."""
 
@@ -53,7 +54,7 @@ def seen_from_outside(mount: NativeMount) -> Path:
 
 
 def unmount_inside(mount: NativeMount, *flags: str) -> None:
-    """One outside does not reach it; and the tests beside wait for the end of the nested namespace, which has copies of their mounts."""
+    """One outside does not reach it."""
     nested = ["nsenter", f"--target={server_of(mount)}", "--pid", "--mount"]  # umount -l looks into its /proc/self
     subprocess.run([*nested, "umount", *flags, str(mount.path)], check=True, timeout=120)
 

@@ -6,7 +6,6 @@ nothing of that is seen outside, and all of it ends with the namespace's last pr
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.ram.place import SMALL_PAGES
+from tests.rig.namespaces import LET_GO
 
 pytestmark = [
     pytest.mark.mount,
@@ -28,8 +28,12 @@ pytestmark = [
 
 REPOSITORY = Path(__file__).parents[2]
 USER = 1000
-AS_ROOT = """
+AS_ROOT = f"""
 set -eu
+KEPT=
+{LET_GO}
+"""
+AS_ROOT += """
 mkdir "$BASE/dev"; mount -t tmpfs -o mode=755,dev none "$BASE/dev"
 mknod "$BASE/dev/fuse" c 10 229; chmod 666 "$BASE/dev/fuse"; mount --bind "$BASE/dev/fuse" /dev/fuse
 number=0
@@ -43,7 +47,7 @@ for closed in $CLOSED; do  # directories that others may not enter, with what li
         case $wanted in "$closed"/*) number=$((number + 1)); mkdir -p "$wanted"; mount --bind "$BASE/$number" "$wanted" ;; esac
     done
 done
-if [ -n "$SHARED_MEMORY" ]; then mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" none /dev/shm; fi
+mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" none /dev/shm  # the machine's has a directory that all tests of this user share
 exec setpriv --reuid "$USER_ID" --regid "$USER_ID" --clear-groups bash -c "$AS_USER"
 """
 AS_USER = """
@@ -60,6 +64,7 @@ cp "$BASE/mnt/g" "$BASE/mnt/copy"
 cmp "$BASE/mnt/g" "$BASE/mnt/copy"
 ctl "$BASE/mnt" status --json
 acpfs umount "$BASE/mnt" >&2
+ls -A "/dev/shm/acpfs-$(id -u)" >"$BASE/home/left"
 """
 
 FILLED = """
@@ -98,8 +103,6 @@ def base() -> Iterator[Path]:
         os.chown(path / name, USER, USER)
     yield path
     shutil.rmtree(path, ignore_errors=True)
-    with contextlib.suppress(OSError):  # not there, or somebody's RAM tier is in it
-        Path(f"/dev/shm/acpfs-{USER}").rmdir()
 
 
 def closed_above(path: Path) -> Path | None:
@@ -118,7 +121,7 @@ def as_user(base: Path, script: str, **environment: str) -> subprocess.Completed
         "WANTED": " ".join(map(str, wanted)),
         "USER_ID": str(USER),
         "AS_USER": script,
-        "SHARED_MEMORY": "",
+        "SHARED_MEMORY": "256M",
         "PYTHON": sys.executable,
         "PYTHONPATH": str(REPOSITORY),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -162,4 +165,4 @@ def test_a_user_mounts_through_fusermount(base: Path, wish: str) -> None:
     assert (base / "backing/g").read_bytes() == (base / "backing/copy").read_bytes()
     assert (base / "backing/g").stat().st_uid == USER
     assert SMALL_PAGES in " ".join(status["warnings"])
-    assert not list(Path("/dev/shm").glob(f"acpfs-{USER}/*"))
+    assert (base / "home/left").read_text() == ""
