@@ -46,9 +46,16 @@ class KeeperProcess:
         self._start()
 
     def held(self) -> list[dict[str, Any]]:
-        held = keeper_client.held(self.runtime / keeper_client.SOCKET)
-        assert held is not None
-        return held
+        found: list[dict[str, Any]] | None = None
+
+        def answers() -> bool:  # not in the time that it is given, where the machine stands still
+            nonlocal found
+            found = keeper_client.held(self.runtime / keeper_client.SOCKET)
+            return found is not None
+
+        until(answers)
+        assert found is not None
+        return found
 
     def phase(self) -> str:
         held = self.held()

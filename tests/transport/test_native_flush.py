@@ -23,7 +23,7 @@ SIZE = 4 << 20
 def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
     """The STORE that it waits for is taken back when the copy of the descriptor is closed, and another is logged."""
     (tmp_path / "backing").mkdir()
-    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native-passthrough", bandwidth="8M", watchdog_s=60) as mount:
+    with AcpfsMount(tmp_path / "backing", tmp_path / "mnt", "native-passthrough", bandwidth=1) as mount:
         fd = os.open(mount.path / "f", os.O_WRONLY | os.O_CREAT)
         os.pwrite(fd, b"1" * SIZE, 0)
         told, tell = os.pipe()
@@ -51,6 +51,7 @@ def test_flush_covers_what_the_last_close_finds(tmp_path: Path) -> None:
             mount.status()  # answered by the same loop: the flush has been taken up
         os.write(go, b".")
         child.result()
+        mount.ask("set", key="bandwidth", value="0")
         thread.join(60)
         assert seen == [b"2" * SIZE]
         for end in (told, tell, go_on, go):
