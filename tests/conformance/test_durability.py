@@ -71,7 +71,7 @@ def test_everything_hangs_below_and_nobody_notices(transport: str, make_mount: M
 @clause("S3")
 @every_lane
 def test_a_save_makes_no_backing_call_before_close_returns(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
-    mount = make_mount(fault_fs.path, transport, attr_timeout=60, max_dirty_age=0)
+    mount = make_mount(fault_fs.path, transport, attr_timeout=60, max_dirty_age=0, heartbeat=60)
     (mount.path / "run").mkdir()
     mount.flush()
     os.listdir(mount.path / "run")

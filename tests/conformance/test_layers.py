@@ -178,7 +178,7 @@ def test_attributes_travel_with_content_and_content_keeps_its_order(transport: s
 
 @clause("S11")
 def test_renames_and_links_reach_the_backing_directory_as_such(transport: str, make_mount: MakeMount, fault_fs: FaultFs) -> None:
-    mount = make_mount(fault_fs.path, transport)
+    mount = make_mount(fault_fs.path, transport, heartbeat=60)  # else the node's record is written meanwhile
     (mount.path / "ck.tmp").mkdir()
     for number in range(5):
         (mount.path / "ck.tmp" / f"shard{number}").write_bytes(os.urandom(50_000))

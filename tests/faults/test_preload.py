@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from acpfs.errors import ExitCode
-from tests.faults.test_warm_reads import BOTH, MIB, QUICK, where, whole
+from tests.faults.test_warm_reads import BOTH, MIB, QUICK, noted_reads, where, whole
 from tests.rig.faultfs import FaultFs
 from tests.rig.mounts import MakeMount
 
@@ -32,7 +32,6 @@ def test_preload_brings_and_compares(transport: str, make_mount: MakeMount, faul
     (fault_fs.source / "run/link").symlink_to("small")
     mount.start(ram="64M")
     rule = fault_fs.rule("flip", ops=["read"], glob="*iter_0000002/model.pt")
-    fault_fs.reset_counters()
     done = mount.run("acpfs-ctl", str(mount.path), "preload", "run", "--wait", "--json", check=False)
     assert done.returncode == ExitCode.FAILED
     rows = {row["path"]: row["status"] for row in mount.ctl("preload", "run", "--wait", check=False)}
@@ -46,10 +45,10 @@ def test_preload_brings_and_compares(transport: str, make_mount: MakeMount, faul
     assert '"verified"' in done.stdout
     assert '"unknown"' in done.stdout
     fault_fs.clear(rule)
-    fault_fs.reset_counters()
+    read = noted_reads(fault_fs, "run/*")
     for name in ("run/iter_0000001/model.pt", "run/small"):
         assert whole(mount.path / name) == contents[name]
-    assert fault_fs.counters().get("read", 0) == 0
+    assert fault_fs.hits(read) == 0
     missing = mount.run("acpfs-ctl", str(mount.path), "preload", "nothing", "--wait", check=False)
     assert (missing.returncode, "nothing" in missing.stderr) == (ExitCode.FAILED, True)
 
