@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.rig.targets import Target
 
 clause = pytest.mark.clause
 NS = 10**9
+LOOKS_MAX, LOOK_AGAIN_S = 60, 1.0
 
 
 @clause("S41")
@@ -211,6 +213,10 @@ def test_statfs(d: Path) -> None:
 def test_statfs_tells_the_backing_file_systems_space(d: Path, target: Target) -> None:
     if target.backing is None:
         pytest.skip("has no backing directory")
-    below, above = os.statvfs(target.backing), os.statvfs(d)
-    assert above.f_blocks * above.f_frsize == below.f_blocks * below.f_frsize
-    assert abs(above.f_bavail * above.f_frsize - below.f_bavail * below.f_frsize) < 1 << 30
+    for _ in range(LOOKS_MAX):  # tests beside this one write to the same disk
+        below, above = os.statvfs(target.backing), os.statvfs(d)
+        assert above.f_blocks * above.f_frsize == below.f_blocks * below.f_frsize
+        if abs(above.f_bavail * above.f_frsize - below.f_bavail * below.f_frsize) < 1 << 30:
+            return
+        threading.Event().wait(LOOK_AGAIN_S)
+    pytest.fail("the mount never tells how much room there is")

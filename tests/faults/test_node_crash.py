@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -64,7 +65,8 @@ def crash_node_frozen(mount: AcpfsMount, fault_fs: FaultFs) -> None:
     """Processes in a call that hangs die only when it ends; the frozen calls fail instead of being carried out."""
     fault_fs.rule("fail", ops=["rename", "fsync"], errno="EIO")
     for pid in mount.living():
-        os.kill(pid, 9)
+        with contextlib.suppress(ProcessLookupError):  # it has ended with the one before
+            os.kill(pid, 9)
     fault_fs.thaw()
     crash_node(mount)
     fault_fs.clear()

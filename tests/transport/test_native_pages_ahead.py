@@ -45,7 +45,7 @@ def mount(make_mount: MakeMount, tmp_path: Path) -> AcpfsMount:
     mount.flush()
     (mount.path / "model-0.pt").unlink()
     mount.flush()
-    assert used(mount) == 0
+    mount.wait_status(lambda status: status["ram"]["used_bytes"] == 0)  # the kernel tells of the last close in the background
     return mount
 
 
@@ -86,10 +86,20 @@ def test_the_next_mount_finds_what_was_written_and_no_more(mount: AcpfsMount) ->
 def test_small_writes_are_mapped_in_large_pages(mount: AcpfsMount) -> None:
     if not mount.status()["ram"]["huge_pages"].startswith("within_size"):
         pytest.skip("this kernel gives a tmpfs no huge pages")
+    refused = huge_pages_refused()
     write(mount.path / "model-1.pt", FILE)
     with open(mount.path / "model-1.pt", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert sum(mapped[at] == PIECE[0] for at in range(0, FILE, len(PIECE))) == FILE // len(PIECE)
-        assert huge_kib() > 0
+        mapped_kib = huge_kib()
+    if not mapped_kib and huge_pages_refused() > refused:
+        pytest.skip("this machine's memory is in pieces: the kernel had no huge page")
+    assert mapped_kib > 0
+
+
+def huge_pages_refused() -> int:
+    """How often since its start this machine had none for a file."""
+    lines = Path("/proc/vmstat").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("thp_file_fallback "))
 
 
 def huge_kib() -> int:
