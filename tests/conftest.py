@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.rig import lifeline
 from tests.rig.faultfs import FaultFs
@@ -53,6 +54,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "random: has a seed; set by itself")
     config.addinivalue_line("markers", "transports(*names): what the `transport` fixture is, whatever --targets says")
     config.addinivalue_line("markers", "every_lane: the `transport` fixture is each transport and lane, where --targets does not say")
+    # hypothesis has limits in time, for an example and for its making: a machine that stands still for a moment exceeds them
+    with_a_seed = config.getoption("--seed") is not None
+    settings.register_profile("acpfs", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=with_a_seed)
+    settings.load_profile("acpfs")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 REPOSITORY = Path(__file__).parents[1]
 PACKAGE = REPOSITORY / "acpfs"
@@ -465,6 +466,13 @@ def test_no_banned_idioms_in_the_package() -> None:
 def test_no_banned_idioms_in_tests() -> None:
     tests = [path for path in TESTS if "frameworks" not in path.parts]
     assert [f"{named(path)}:{found}" for path in tests for found in _banned(path, library=False)] == []
+
+
+def test_no_random_example_has_a_limit_in_time() -> None:
+    """A machine that stands still for a moment exceeds it; `tests/conftest.py` takes hypothesis's own ones away."""
+    assert settings.default is not None
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check
 
 
 def _never_called(path: Path) -> Iterator[str]:

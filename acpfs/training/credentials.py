@@ -22,7 +22,10 @@ from acpfs.training.wire import LinkClosedError, SocketLink, dialling
 
 NAME = "tls"
 """Below the job's directory."""
-HANDSHAKE_S = 5.0
+CONNECT_S = 5.0
+"""So long a node is called that may be gone; the kernel answers for a process that is busy."""
+HANDSHAKE_S = 30.0
+"""For the process at the other end, which may have a thousand others to speak with, or stand still for a while."""
 BEGINS, ENDS = "20000101000000Z", "20991231235959Z"
 """A job's certificate ends with its directory; nodes' clocks need not agree."""
 _CONFIG = """[ca]
@@ -150,7 +153,7 @@ def _openssl(*arguments: str) -> None:
         raise MachineError(f"openssl {arguments[0]}: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else done.returncode}")
 
 
-def connect(address: str, credentials: Credentials | None, timeout_s: float = HANDSHAKE_S) -> SocketLink:
+def connect(address: str, credentials: Credentials | None, timeout_s: float = CONNECT_S) -> SocketLink:
     """A link to a coordinator, for a thread; without credentials without TLS.
 
     Raises:
@@ -159,6 +162,7 @@ def connect(address: str, credentials: Credentials | None, timeout_s: float = HA
     host, _, port = address.rpartition(":")
     try:
         with dialling(host.strip("[]"), int(port), timeout_s) as plain:
+            plain.settimeout(max(timeout_s, HANDSHAKE_S))
             return _link(address, plain, credentials)
     except LinkClosedError:
         raise

@@ -31,8 +31,10 @@ def test_who_waits_for_a_backing_directory_that_is_gone_is_told_what_for(tmp_pat
     async def scenario(subject: DoubleSubject, record: MountRecord) -> None:
         subject.ops, subject.gone = [(1, "a", 5, False)], "/b cannot be opened"
         events: list[Any] = []
-        with pytest.raises(TimeoutError, match=r"^not everything is persisted in time: /b cannot be opened$"):
-            await ask(record, "flush", {"timeout_s": 0.05}, events)
+        for timeout_s in (0.05, 60):  # a machine that stands still may take all of a short time
+            if not events:
+                with pytest.raises(TimeoutError, match=r"^not everything is persisted in time: /b cannot be opened$"):
+                    await ask(record, "flush", {"timeout_s": timeout_s}, events)
         assert events[0]["trouble"] == "/b cannot be opened"
 
     serve(tmp_path, scenario)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from acpfs.descriptors import readable
@@ -68,6 +70,12 @@ class Child:
         if good:
             return value
         raise value
+
+
+def sleeps(thread: threading.Thread) -> bool:
+    """Whether it waits in the kernel. One that waits for a processor does not, however long the machine lets it."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="ascii", errors="replace")
+    return stat.rpartition(")")[2].split()[0] == "S"
 
 
 def _run(function: Callable[[], Any], write_fd: int, uid: int, gid: int, groups: tuple[int, ...]) -> None:

@@ -44,6 +44,7 @@ class PlainMember:
     links: dict[int, SocketLink] = field(default_factory=dict)
     ballot: Ballot = field(default_factory=Ballot)
     heard: float = 0.0
+    turned: float = field(default_factory=time.monotonic)
     beaten: float = field(default_factory=lambda: time.monotonic() - random.uniform(0, BEAT_S))
     held: list[tuple[int, FromMember]] = field(default_factory=list)
     ended: bool = False
@@ -133,6 +134,9 @@ class PlainMember:
 
     def beat(self) -> None:
         now = time.monotonic()
+        if now - self.turned > BEAT_S:  # this process stood still: what was said meanwhile was not heard yet
+            self.heard = now
+        self.turned = now
         if now - self.heard > SILENT_S and self.ballot.active is not None:
             self.ballot.disconnected(self.ballot.active)
         if now - self.beaten > BEAT_S:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from acpfs.training.interrupt import Interrupter
+from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Marks
 from acpfs.training.member import Member
 from acpfs.training.messages import (
@@ -137,6 +137,18 @@ class Rig:
         welcoming.start()
         self.member.start({one.number: one.member_end for one in self.coordinators}, ANSWER_S)
         welcoming.join()
+
+    def gets_out(self, say: Callable[[], object]) -> None:
+        """What is said gets the main thread out of a loop. `Interrupted` may come before that has begun, and once more behind it."""
+        try:
+            try:
+                say()
+                while True:
+                    pass
+            except Interrupted:
+                self.interrupter.disarm()
+        except Interrupted:  # on the way to the line above
+            self.interrupter.disarm()
 
     def _welcome(self) -> None:
         for standby in self.coordinators[1:]:

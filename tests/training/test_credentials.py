@@ -21,8 +21,10 @@ clause = pytest.mark.clause
 HELLO = Sent(Header("job", 0, 0, "rank 0"), Goodbye())
 
 
-def serve(credentials: Credentials, speak: Callable[[SocketLink], object]) -> tuple[str, threading.Thread, list[BaseException]]:
-    """A server that takes one connection."""
+def serve(
+    credentials: Credentials, speak: Callable[[SocketLink], object], before: Callable[[], object] = lambda: None
+) -> tuple[str, threading.Thread, list[BaseException]]:
+    """A server that takes one connection. `before`: what it does before it says anything."""
     listener = socket.create_server(("127.0.0.1", 0))
     errors: list[BaseException] = []
 
@@ -30,6 +32,7 @@ def serve(credentials: Credentials, speak: Callable[[SocketLink], object]) -> tu
         connection, _ = listener.accept()
         listener.close()
         connection.settimeout(120)
+        before()
         try:
             link = SocketLink(credentials.context(server=True).wrap_socket(connection, server_side=True))
             speak(link)
@@ -50,6 +53,18 @@ def test_who_has_the_jobs_certificate_speaks(tmp_path: Path) -> None:
     assert credentials.directory.stat().st_mode & 0o777 == 0o700
     address, thread, errors = serve(credentials, lambda link: link.send(link.receive(120)))
     link = connect(address, credentials, 120)
+    link.send(HELLO)
+    assert link.receive(120) == HELLO
+    link.close()
+    thread.join()
+    assert errors == []
+
+
+def test_a_coordinator_that_stands_still_is_waited_for_longer_than_a_node_that_is_gone(tmp_path: Path) -> None:
+    """The kernel takes the connection for it."""
+    credentials, never = make_credentials(tmp_path / "job"), threading.Event()
+    address, thread, errors = serve(credentials, lambda link: link.send(link.receive(120)), lambda: never.wait(1.0))
+    link = connect(address, credentials, 0.5)
     link.send(HELLO)
     assert link.receive(120) == HELLO
     link.close()

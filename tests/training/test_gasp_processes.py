@@ -48,7 +48,7 @@ def test_a_killed_member_leaves_a_published_gasp(tmp_path: Path) -> None:
         assert (manifest["step"], manifest["lost"], manifest["cover"]) == (6, [1], {"opt0": 0, "opt1": 2})
         (fault,) = job.faults()
         assert (fault["status"], fault["step"], fault["gasp"]) == ("SAVED", 6, "step-6")
-        assert fault["lost"]["1"] in ("its process is exiting", "its connection ended")
+        assert fault["lost"]["1"].startswith(("its process is exiting", "its connection ended"))  # there may be an error behind it
 
 
 @clause("T20", "T21")
@@ -341,7 +341,7 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_
         job.wait("Protected", 0, 1)
         host, _, port = job.announced[0]["address"].rpartition(":")
         for _ in range(5):  # without TLS
-            with socket.create_connection((host, int(port)), 120) as plain:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 120) as plain:
                 plain.sendall(chance.randbytes(100))
                 plain.shutdown(socket.SHUT_WR)
         other = make_credentials(tmp_path / "other").context(server=False)
@@ -357,11 +357,9 @@ def test_strangers_and_nonsense_are_refused_and_counted_and_the_job_goes_on(tmp_
                 secured.sendall(data)
                 while secured.recv(4096):  # until it is cut off
                     pass
-        until(lambda: sum(job.status()["counts"].values()) >= 5 + len(nonsense(chance)), lambda: job.status()["counts"])
-        counts = job.status()["counts"]
-        assert counts["refused_tls"] >= 8
-        assert counts["refused_malformed"] >= 2
-        assert counts["refused_job"] == 1
+        least = {"refused_tls": 8, "refused_malformed": 2, "refused_job": 1}
+        until(lambda: all(job.status()["counts"].get(name, 0) >= count for name, count in least.items()), lambda: job.status()["counts"])
+        assert job.status()["counts"]["refused_job"] == 1
         assert job.status()["state"] == "running"
 
 

@@ -11,6 +11,7 @@ import pytest
 from acpfs.training.interrupt import Interrupted, Interrupter
 from acpfs.training.marks import Mark, Marks
 from acpfs.training.messages import Phase
+from tests.rig.processes import sleeps
 
 
 def test_marks_go_through_an_update() -> None:
@@ -69,15 +70,24 @@ class Loop:
 
     def _run(self) -> None:
         self.begun.set()  # not below: who is interrupted inside of `set` leaves its lock taken
-        while self.caught <= self._swallowed:
+        is_armed = True
+        while is_armed:
             try:
-                while True:
-                    self._step()
-            except Interrupted:
-                self.caught += 1
-        assert self.interrupter is not None
-        self.interrupter.disarm()
+                while self.caught <= self._swallowed:
+                    self._loop()
+                assert self.interrupter is not None
+                self.interrupter.disarm()
+                is_armed = False
+            except Interrupted:  # between two lines
+                continue
         self.out.set()
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                self._step()
+        except Interrupted:
+            self.caught += 1
 
 
 def ticking(loop: Loop, updating: Callable[[], bool]) -> Interrupter:
@@ -124,8 +134,8 @@ def test_a_thread_that_waits_in_c_is_stuck_until_another_is_in_charge() -> None:
     begun, goes_on, interrupted = threading.Event(), threading.Event(), list[bool]()
 
     def waits() -> None:
-        begun.set()
         try:
+            begun.set()
             goes_on.wait()  # what comes meanwhile comes behind it
         except Interrupted:
             interrupted.append(goes_on.is_set())
@@ -137,7 +147,7 @@ def test_a_thread_that_waits_in_c_is_stuck_until_another_is_in_charge() -> None:
     interrupter = Interrupter(thread.ident, lambda: False, 3600.0, 3600.0, stuck_s=0.1)
     seen = [interrupter.stuck]
     interrupter.arm()
-    while not interrupter.stuck:
+    while not (interrupter.stuck and sleeps(thread)):
         interrupter.tick()
     assert interrupter.hand_over(threading.get_ident)
     assert not interrupter.hand_over(threading.get_ident)

@@ -14,6 +14,7 @@ from acpfs.training.messages import Active, Goodbye, Running, StoreAnswer, Store
 from acpfs.training.park import CutOffError, Park
 from acpfs.training.records import MalformedError
 from acpfs.training.wire import FRAME_BYTES_MAX
+from tests.rig.processes import sleeps
 from tests.training.gasp_job import until
 from tests.training.scripted_coordinator import FakeRank, Rig
 
@@ -108,7 +109,7 @@ def test_a_thread_that_cannot_be_started_takes_no_charge(monkeypatch: pytest.Mon
     interrupter = Interrupter(stuck.ident, lambda: False, 3600.0, 3600.0, stuck_s=0.1)
     charge = Charge(interrupter, lambda: None)
     interrupter.arm()
-    until(lambda: interrupter.tick() or interrupter.stuck)
+    until(lambda: not interrupter.tick() and interrupter.stuck and sleeps(stuck))
 
     def no_room(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

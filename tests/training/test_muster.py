@@ -6,14 +6,15 @@ import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from acpfs.errors import ConfigError
-from acpfs.training.boot import Boot
+from acpfs.errors import ConfigError, RefusedError
+from acpfs.training.boot import JOBS, Boot
 from acpfs.training.muster import Place, muster, place_from
 from acpfs.training.policy import Policy
 from acpfs.training.wire import LinkClosedError, SocketLink
@@ -71,3 +72,16 @@ def test_rank_0_starts_two_and_a_process_that_comes_later_takes_the_one_that_liv
         with pytest.raises(LinkClosedError):
             first.links[0].receive(60)
         assert sorted(mustered(1).links) == [1]
+
+
+@clause("T166")
+def test_where_no_coordinator_is_left_a_process_that_comes_later_ends_with_an_error(tmp_path: Path) -> None:
+    """One has left its address behind, at which nobody listens."""
+    place = replace(place_from(FIRST), generation=1)
+    with socket.socket() as gone:
+        gone.bind(("127.0.0.1", 0))
+        (tmp_path / JOBS / place.job).mkdir(parents=True)
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+        (tmp_path / JOBS / place.job / "coordinator-0").write_text(json.dumps({"address": address}))
+        with pytest.raises(RefusedError, match=r"no coordinator of .* answers"):
+            muster(tmp_path, place, Policy(tls=False, protected_s=0.1), {})

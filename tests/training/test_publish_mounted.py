@@ -75,8 +75,8 @@ def test_ram_is_full_and_the_storage_stands_still(
     (tmp_path / "backing").mkdir()
     mount = make_mount(tmp_path / "backing", transport, ram=RAM, reserve="25%", bandwidth=1)
     run = begin(mount, monkeypatch)
+    (run / "before").write_bytes(bytes(RAM - RESERVE - MIB))  # first: at a byte per second nothing comes behind it
     (run / "latest").write_text("step-1000000\n", encoding="ascii")
-    (run / "before").write_bytes(bytes(RAM - RESERVE - MIB))
     ordinary = Child(lambda: (run / "ordinary").write_bytes(bytes(2 * MIB)))
     mount.wait_status(lambda status: [one["path"] for one in status["waiting"]] == ["run/ordinary"])
     order = saved(run, files={**FILES, "__0_1.distcp": os.urandom(5 * MIB)})

@@ -53,11 +53,13 @@ class Run:
     def there(self, *names: str) -> list[int]:
         """The pids in these files, as soon as they are there."""
         deadline = time.monotonic() + BOUND_S
-        while not all((self.directory / name).exists() for name in names):
+        while True:
+            has_ended = self.process.poll() is not None  # asked first: whatever its ranks have written is there then
+            if all((self.directory / name).exists() for name in names):
+                return [int((self.directory / name).read_text()) for name in names]
             assert time.monotonic() < deadline, sorted(os.listdir(self.directory))
-            assert self.process.poll() is None, self.process.communicate()
+            assert not has_ended, self.process.communicate()
             select.select([], [], [], 0.02)
-        return [int((self.directory / name).read_text()) for name in names]
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ LONG_S = 3 * int(ORPHANED_S)
 class Standby:
     """One, with a rank that is connected to it."""
 
-    def __init__(self, clock: trio.testing.MockClock, link: TrioLink) -> None:
-        self._clock, self._link = clock, link
+    def __init__(self, clock: trio.testing.MockClock, link: TrioLink, coordinator: Coordinator) -> None:
+        self._clock, self._link, self._coordinator = clock, link, coordinator
         self.ended = trio.Event()
 
     async def say(self, message: Message) -> None:
@@ -41,7 +41,9 @@ class Standby:
             if self.ended.is_set():
                 return second
             if beats:
-                await self.say(Beat(0, 0, Phase.COMPUTING))
+                await self.say(Beat(second, second, Phase.COMPUTING))
+                while self._coordinator.status()["ranks"][0].get("done") != second:  # the kernel may be slower than the clock
+                    await trio.testing.wait_all_tasks_blocked(0.002)
             self._clock.jump(1)
             await trio.testing.wait_all_tasks_blocked(0.002)
         return seconds
@@ -69,7 +71,7 @@ async def standby(clock: trio.testing.MockClock, directory: Path, node: str) -> 
         nursery.start_soon(run)
         host, _, port = (await announced.receive()).rpartition(":")
         link = TrioLink(await trio.open_tcp_stream(host, int(port)))
-        found = Standby(clock, link)
+        found = Standby(clock, link, coordinator)
         await found.say(Hello(0, 3, node, os.getpid(), started_at(os.getpid()), Gate.EXPLICIT, {"all": (0, 1, 2)}))
         nursery.start_soon(found.take)
         await trio.testing.wait_all_tasks_blocked(0.01)
