@@ -23,12 +23,11 @@ def test_distributed_checkpoint_fsyncs_without_the_backing_directory(faulty_plac
     assert list(place.directory.iterdir()) == []
     if place.directory != place.backing:
         place.faults.freeze()
-    workload(torch_python, "checkpoint_dcp", case, place.directory)
-    workload(torch_python, "checkpoint_dcp", "load", place.directory)
+    workload(torch_python, "checkpoint_dcp", place.directory, case, "load")
     place.faults.thaw()
     place.settle()
     place.remount()
-    workload(torch_python, "checkpoint_dcp", "load", place.directory)
+    workload(torch_python, "checkpoint_dcp", place.directory, "load")
 
 
 def test_safetensors(place: Place, torch_python: str) -> None:

@@ -1,4 +1,7 @@
-"""torch.distributed.checkpoint with gloo on two processes. Usage: checkpoint_dcp.py save|async|load DIRECTORY."""
+"""torch.distributed.checkpoint with gloo on two processes. Usage: checkpoint_dcp.py DIRECTORY (save|async|load)...
+
+Each case has processes of its own.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +56,7 @@ def run(rank: int, case: str, directory: str, meeting: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as meeting:
-        words = (sys.argv[1], str(Path(sys.argv[2]) / "step-1"), meeting)
-        mp.start_processes(run, words, nprocs=RANKS, start_method="fork")  # `spawn` would have each rank load torch anew
+    for case in sys.argv[2:]:
+        with tempfile.TemporaryDirectory() as meeting:
+            words = (case, str(Path(sys.argv[1]) / "step-1"), meeting)
+            mp.start_processes(run, words, nprocs=RANKS, start_method="fork")  # `spawn` would have each rank load torch anew
