@@ -1,5 +1,8 @@
 """What a supervisor does when it is told to end: the first time what is dirty is drained, the second time it ends at once.
 
+Only the supervisor counts. Its worker may get any number of signals from whoever signals all processes of a mount, and drains; the
+supervisor itself may get the same order twice then, so what comes together with the first signal is one order with it.
+
 The signal comes at any moment: before there is a mount, while a worker is forked, starts, serves or has just died, between two workers,
 while the mount is another supervisor's. Owns how often it came, and the table of what is to be done. Does nothing itself. The
 supervisor's; standard library only, no thread.
@@ -8,7 +11,10 @@ supervisor's; standard library only, no thread.
 from __future__ import annotations
 
 import enum
-import time
+
+TOGETHER_S = 1.0
+"""What comes within this after the first signal is one order with it: `timeout` signals its child and then its group, a shell that has got
+a group's signal passes it on. Who means it waits longer, or says it once more."""
 
 
 class Stop(enum.Enum):
@@ -79,10 +85,13 @@ class Stopping:
         """Whether the end has begun."""
         return self.stop is not Stop.NOT_TOLD
 
-    def told(self) -> None:
+    def told(self, now: float) -> None:
         """A signal has come."""
+        if self.since is None:
+            self.since = now
+        elif now - self.since < TOGETHER_S:
+            return
         self.stop = AGAIN[self.stop]
-        self.since = self.since or time.monotonic()
 
     def go_on(self, since: float | None) -> None:
         """Where an earlier supervisor was told, at that time; None: it was not."""

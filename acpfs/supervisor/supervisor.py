@@ -154,7 +154,7 @@ class Supervisor:
         """Signals are the worker's business; to end is this one's, too."""
         for number in numbers:
             if number in (signal.SIGTERM, signal.SIGINT):
-                self._stopping.told()
+                self._stopping.told(time.monotonic())
                 self._do_as_told()
             elif number == signal.SIGHUP and self._child is not None and self._child.pid:
                 self._child.kill(number)
