@@ -78,7 +78,8 @@ class TemplatelessSupervisor(Supervisor):
         super().__init__({}, answer_fd)
         self.orders, theirs = channel.pair()
         self.orders.settimeout(WAIT_S)
-        self._templates = OneTemplate(Template(theirs, os.getpid()), self._watch, self._forget, self._hear_template)
+        one = Template(theirs, dead_and_buried())  # the supervisor kills its template at the end
+        self._templates = OneTemplate(one, self._watch, self._forget, self._hear_template)
         self._thread = threading.Thread(target=self.run, daemon=True)
 
     def _heed_signals(self) -> None:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -185,9 +186,10 @@ def test_a_mount_that_is_to_end_ends_where_supervisor_and_worker_die(mount: Acpf
 @pytest.mark.mount
 @pytest.mark.clause("S21", "S22")
 @pytest.mark.transports("libfuse", "native")
-def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACPFS_EARLY_DEATHS_MAX", "3")
-    with in_foreground(mount, *STALLED) as daemon:
+    log = tmp_path / "acpfs.log"
+    with in_foreground(mount, *STALLED, "--log-file", str(log)) as daemon:
         (mount.path / "f").write_bytes(DATA)
         daemon.send_signal(signal.SIGTERM)
         killed = set()
@@ -196,7 +198,11 @@ def test_workers_that_die_of_draining_are_not_replaced_for_ever(mount: AcpfsMoun
                 killed.add(mount.kill_worker())
         assert daemon.wait() == ExitCode.FAILED
         assert len(killed) == 3
-        assert f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; what is" in mount.log.read_text()
+        last = mount.log.read_text().splitlines()[-1]
+        assert f"acpfs: {mount.path}: 3 workers in a row could not drain; the last one: it died; what is not persisted" in last
+        assert re.search(rf"stays in the RAM tier /\S+ \(operations: 1, bytes: {len(DATA)}\)", last)
+        assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
+        assert f"acpfs: {json.loads(log.read_text().splitlines()[-1])['event']}" == last
         check_kept(mount)
 
 
@@ -304,6 +310,40 @@ def test_a_supervisor_that_is_told_twice_at_once_drains_and_told_again_it_ends(m
         daemon.send_signal(signal.SIGINT)  # two of one number would be heard as one
         daemon.send_signal(signal.SIGCONT)
         wait_draining(mount, 1)
+        tell_again(daemon.pid)
+        assert daemon.wait(PATIENCE_S) == ExitCode.TIMEOUT
+        check_kept(mount)
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S21")
+def test_who_is_told_to_end_before_its_template_has_loaded_does_not_wait_for_that(
+    mount: AcpfsMount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "1000000")
+    code = other_template(tmp_path, ("\ndef main() -> None:\n", "    select.select([], [], [])\n"))
+    with in_foreground(mount, code=code, ready=False) as daemon:
+        wait_until(lambda: len(mount.living()) == 2)
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(PATIENCE_S) == ExitCode.FAILED
+        wait_until(lambda: mount.living() == [])
+        assert not is_mounted(mount.path)
+
+
+@needs_fuse
+@pytest.mark.mount
+@pytest.mark.clause("S21", "S22")
+def test_who_is_told_again_while_its_template_hangs_ends_at_once(mount: AcpfsMount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "1000000")
+    with in_foreground(mount, *STALLED) as daemon:
+        (mount.path / "f").write_bytes(DATA)
+        worker = mount.pid
+        os.kill(parent_of(worker), signal.SIGSTOP)
+        os.kill(worker, signal.SIGKILL)
+        wait_gone(worker)
+        wait_until(lambda: not watches(daemon.pid, worker))
+        daemon.send_signal(signal.SIGTERM)
         tell_again(daemon.pid)
         assert daemon.wait(PATIENCE_S) == ExitCode.TIMEOUT
         check_kept(mount)
