@@ -225,7 +225,7 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         child.step_at = begun + 9
         assert child.is_well(begun + 18, limits)
         assert child.error is None
-        assert not child.is_well(begun + 19, limits)
+        assert not child.is_well(begun + 19.5, limits)
         assert child.error == {
             "exit_code": ExitCode.ENVIRONMENT,
             "message": "the start did not get past this step within 10 s: mounting; the stacks are in the log",
