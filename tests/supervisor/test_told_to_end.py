@@ -39,6 +39,15 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def has_template(mount: AcpfsMount) -> bool:
+    """Whether there is one: its supervisor heeds signals by then. Checks before that have processes, too."""
+    lines = []
+    for pid in mount.living():
+        with contextlib.suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes())
+    return any(b"acpfs.worker.template" in line.split(b"\0") for line in lines)
+
+
 def watches(supervisor: int, pid: int) -> bool:
     """Whether a process has a pidfd of another one: it has not heard of that one's end yet."""
     texts = []
@@ -269,7 +278,7 @@ def test_who_is_told_to_end_before_its_first_worker_is_forked_leaves_none(mount:
     code = other_template(tmp_path, ("\ndef main() -> None:\n", wait), ("fds: list[int]) -> None:\n", late))
     loads.touch()
     with in_foreground(mount, code=code, ready=False) as daemon:
-        wait_until(lambda: len(mount.living()) == 2)
+        wait_until(lambda: has_template(mount))
         daemon.send_signal(signal.SIGTERM)
         loads.unlink()
         daemon.wait(PATIENCE_S)
@@ -324,7 +333,7 @@ def test_who_is_told_to_end_before_its_template_has_loaded_does_not_wait_for_tha
     monkeypatch.setenv("ACPFS_START_TIMEOUT_S", "1000000")
     code = other_template(tmp_path, ("\ndef main() -> None:\n", "    select.select([], [], [])\n"))
     with in_foreground(mount, code=code, ready=False) as daemon:
-        wait_until(lambda: len(mount.living()) == 2)
+        wait_until(lambda: has_template(mount))
         daemon.send_signal(signal.SIGTERM)
         assert daemon.wait(PATIENCE_S) == ExitCode.FAILED
         wait_until(lambda: mount.living() == [])
