@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from acpfs.errors import ExitCode
-from acpfs.supervisor import stuck_processes
+from acpfs.supervisor import channel, stuck_processes
 from acpfs.supervisor.stopping import Readiness, Stop
 from acpfs.supervisor.templates import Template
 
@@ -119,10 +119,17 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def tell(self, stop: Stop) -> None:
-        """To end, each once: it drains at the first signal and leaves what is dirty at the second. Two of one number may come as one."""
-        if stop is not self._told:
-            self._told = stop
-            self.kill(signal.SIGINT if stop is Stop.NOW else signal.SIGTERM)
+        """To end, each once: it drains at a signal, and leaves what is dirty when it hears that here, for signals come from others, too.
+
+        A worker of older code counts signals. Two of one number may come as one.
+        """
+        if stop is self._told:
+            return
+        self._told = stop
+        if stop is Stop.NOW:
+            with contextlib.suppress(OSError):  # its end is closed: it ends
+                channel.send(self.end, {"hurry": True}, wait=False)
+        self.kill(signal.SIGINT if stop is Stop.NOW else signal.SIGTERM)
 
     def is_left_behind(self, now: float, *, allowed: bool) -> bool:
         """Whether nothing is left of it but a call that does not return, and that for a while."""

@@ -16,6 +16,7 @@ import errno
 import itertools
 import json
 import os
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -152,6 +153,36 @@ def end_mount(runtime: Path, settings: dict[str, Any], facts: dict[str, Any], re
         fell = fall(runtime, mountpoint, reason, tier=Path(tier) if tier else None)
         if not fell and settings.get("on_failure") != "stop":
             unmount(Path(mountpoint), detach=True)
+
+
+def end_unserved(settings: dict[str, Any], facts: dict[str, Any], reason: str, *, told: bool) -> None:
+    """No worker comes any more: `end_mount`; one that was `told` to end is taken away, and its last words say what it leaves."""
+    _say(settings, f"{settings['mountpoint']}: {reason}" + (f"; {_left(settings, facts)}" if told else ""))
+    if told:
+        clear_away(settings, mounted=covers(settings["mountpoint"]))
+    else:
+        end_mount(Path(settings["runtime_dir"]), settings, facts, reason)
+
+
+def _say(settings: dict[str, Any], text: str) -> None:
+    """To stderr, and into the workers' log: a detached supervisor's stderr leads nowhere."""
+    sys.stderr.write(f"acpfs: {text}\n")
+    if settings.get("log_file"):
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = json.dumps({"timestamp": at, "level": "error", "logger": __name__, "event": text})
+        with contextlib.suppress(OSError), open(settings["log_file"], "a", encoding="ascii") as file:
+            file.write(f"{line}\n")
+
+
+def _left(settings: dict[str, Any], facts: dict[str, Any]) -> str:
+    """What the RAM tier keeps, and how to get it."""
+    tier = Path(facts["tier"]) if facts.get("tier") else None
+    operations, size = count_kept(tier)
+    known = "how much is not known" if operations is None else f"operations: {operations}, bytes: {size}"
+    return (
+        f"what is not persisted stays in the RAM tier{f' {tier}' if tier else ''} ({known}): "
+        f"`acpfs mount {settings['backing']} {settings['mountpoint']}` drains it, unless this machine loses its memory first"
+    )
 
 
 def _uncover(mountpoint: str, tree: int) -> None:
@@ -305,8 +336,9 @@ def _write(runtime: Path, record: BypassedMount) -> None:
     temporary.rename(file)
 
 
-def clear_away(runtime: Path, mountpoint: str, *, mounted: bool) -> None:
+def clear_away(settings: dict[str, Any], *, mounted: bool) -> None:
     """Take down a mount that never came to be, as far as it goes, and what was laid beneath it."""
+    runtime, mountpoint = Path(settings["runtime_dir"]), settings["mountpoint"]
     with contextlib.suppress(OSError):
         if mounted:
             unmount(Path(mountpoint), detach=True)

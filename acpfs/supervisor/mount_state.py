@@ -44,6 +44,7 @@ class MountState:
             "died_at": self.died_at,
             "reason": self.reason,
             "lineage": self.lineage,
+            "says_hurry": True,  # absent: an older supervisor, whose second signal ends a worker at once
         }
 
     def begin(self) -> None:

@@ -1,5 +1,8 @@
 """What a supervisor does when it is told to end: the first time what is dirty is drained, the second time it ends at once.
 
+Only the supervisor counts. Its worker may get any number of signals from whoever signals all processes of a mount, and drains; the
+supervisor itself may get the same order twice then, so what comes together with the first signal is one order with it.
+
 The signal comes at any moment: before there is a mount, while a worker is forked, starts, serves or has just died, between two workers,
 while the mount is another supervisor's. Owns how often it came, and the table of what is to be done. Does nothing itself. The
 supervisor's; standard library only, no thread.
@@ -8,7 +11,11 @@ supervisor's; standard library only, no thread.
 from __future__ import annotations
 
 import enum
-import time
+from typing import Any
+
+TOGETHER_S = 1.0
+"""What comes within this after the first signal is one order with it: `timeout` signals its child and then its group, a shell that has got
+a group's signal passes it on. Who means it waits longer, or says it once more."""
 
 
 class Stop(enum.Enum):
@@ -47,6 +54,7 @@ class Act(enum.Enum):
     START = "start the next worker now: it is to drain"
     TELL = "tell the worker to end: it drains, or the second time leaves what is dirty"
     KILL = "kill the worker"
+    CANCEL = "kill the template: a worker that it has forked by then says so itself"
     FINISH = "end: nothing is this supervisor's to drain"
     ABANDON = "take the mount away without a worker, and end"
 
@@ -59,7 +67,9 @@ TABLE: dict[tuple[Owner, Readiness | None], tuple[Act, Act]] = {
     (Owner.OTHERS, None): (Act.FINISH, Act.FINISH),
     (Owner.OTHERS, Readiness.STARTING): (Act.KILL, Act.KILL),  # it must not unmount what others go on with
     # a process may come of it that lives on by itself: only when its number is known can it be told anything
-    **dict.fromkeys([(owner, Readiness.ORDERED) for owner in Owner], (Act.WAIT, Act.WAIT)),
+    (Owner.NOBODY, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
+    (Owner.OURS, Readiness.ORDERED): (Act.WAIT, Act.CANCEL),
+    (Owner.OTHERS, Readiness.ORDERED): (Act.CANCEL, Act.CANCEL),
     **dict.fromkeys([(owner, Readiness.SERVING) for owner in Owner], (Act.TELL, Act.TELL)),
     **dict.fromkeys([(Owner.SUCCESSOR, readiness) for readiness in (None, *Readiness)], (Act.WAIT, Act.WAIT)),
 }
@@ -79,10 +89,17 @@ class Stopping:
         """Whether the end has begun."""
         return self.stop is not Stop.NOT_TOLD
 
-    def told(self) -> None:
+    def told(self, now: float) -> None:
         """A signal has come."""
+        if self.since is None:
+            self.since = now
+        elif now - self.since < TOGETHER_S:
+            return
         self.stop = AGAIN[self.stop]
-        self.since = self.since or time.monotonic()
+
+    def is_over(self, now: float, settings: dict[str, Any]) -> bool:
+        """Whether the workers that drain have had their time, which they have together."""
+        return self.since is not None and now - self.since >= float(settings["drain_timeout_s"])
 
     def go_on(self, since: float | None) -> None:
         """Where an earlier supervisor was told, at that time; None: it was not."""

@@ -21,7 +21,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from acpfs.errors import ExitCode
@@ -105,8 +104,7 @@ class Supervisor:
                 patience_s = self._patience_s()
                 for key, _events in self._selector.select(patience_s):
                     key.data()
-                overslept_s = self._attention.overslept_s(patience_s)
-                if overslept_s and self._child is not None:
+                if (overslept_s := self._attention.overslept_s(patience_s)) and self._child is not None:
                     self._child.excuse(overslept_s)
                 self._look_after()
             except Exception:  # noqa: BLE001 - whatever it is
@@ -154,7 +152,7 @@ class Supervisor:
         """Signals are the worker's business; to end is this one's, too."""
         for number in numbers:
             if number in (signal.SIGTERM, signal.SIGINT):
-                self._stopping.told()
+                self._stopping.told(time.monotonic())
                 self._do_as_told()
             elif number == signal.SIGHUP and self._child is not None and self._child.pid:
                 self._child.kill(number)
@@ -173,6 +171,8 @@ class Supervisor:
             self._start_at = time.monotonic()
         elif act is Act.KILL and child is not None:
             child.kill(signal.SIGKILL)
+        elif act is Act.CANCEL:
+            self._templates.kill()
         elif act is Act.TELL and child is not None:
             child.tell(self._stopping.stop)
 
@@ -324,8 +324,7 @@ class Supervisor:
             if child.error is None or child.dumped_at:
                 from acpfs.supervisor import fallthrough
 
-                runtime, mountpoint = Path(self._mount.settings["runtime_dir"]), self._mount.settings["mountpoint"]
-                fallthrough.clear_away(runtime, mountpoint, mounted="session" in self._kept)
+                fallthrough.clear_away(self._mount.settings, mounted="session" in self._kept)
             self._finish(FAILED, child.error)
         else:
             self._replace(child, now)
@@ -398,7 +397,6 @@ class Supervisor:
         """Another supervisor has the mount: nothing of it is this one's any more."""
         self._kept.let_go()
         self._door.close()
-        self._templates.end()
         self._rests = not self._detached and not self._service.present and not self._stopping.is_told
         self._finish(0)
 
@@ -502,15 +500,24 @@ class Supervisor:
             self._door.open(self._mount.settings)
             self._look_for_keeper()
         if not self._ended:
-            self._templates.have()
-        if self._start_at and now >= self._start_at and not self._ended:
-            self._start_worker()
+            self._start_what_lacks(now)
         self._templates.end_late(now, self._limits.start_s)
         child = self._child
         healthy = child is None or self._look_at(child, now)
         if self._service.watchdog_s and healthy and now >= self._fed_at + self._service.watchdog_s:
             self._fed_at = now
             self._service.notify(ALIVE)
+
+    def _start_what_lacks(self, now: float) -> None:
+        """A template, and a worker that is due; tried again, but not for ever, where the machine has no process or descriptor left."""
+        try:
+            self._templates.have()
+            if self._start_at and now >= self._start_at:
+                self._start_worker()
+        except OSError as error:
+            if not self._start_at or not self._stopping.is_over(now, self._mount.settings):
+                raise
+            self._end_unserved(f"no worker could be started that drains: {error.strerror}", ExitCode.TIMEOUT)
 
     def _look_at(self, child: Child, now: float) -> bool:
         """Whether the worker is well; one that is not is asked for its stacks, and then killed."""
@@ -546,19 +553,16 @@ class Supervisor:
 
     def _end_unserved(self, why: str, code: int, error: dict[str, Any] | None = None) -> None:
         """The mount falls through to the backing directory, if that lies beneath; one that is to end is taken away. The RAM tier stays."""
+        self._finish(code, error)
+        self._kept.put("control", [])  # nobody answers; where no descriptor is left, what follows needs one
         from acpfs.supervisor import fallthrough
 
-        self._finish(code, error)
-        runtime, mountpoint = Path(self._mount.settings["runtime_dir"]), self._mount.settings["mountpoint"]
-        left = "; what is not persisted stays in the RAM tier" if self._stopping.is_told else ""
-        sys.stderr.write(f"acpfs: {mountpoint}: {why}{left}\n")
-        if self._stopping.is_told:
-            fallthrough.clear_away(runtime, mountpoint, mounted=fallthrough.covers(mountpoint))
-        else:
-            fallthrough.end_mount(runtime, self._mount.settings, self._mount.facts, why)
+        fallthrough.end_unserved(self._mount.settings, self._mount.facts, why, told=self._stopping.is_told)
+        self._kept.unlock()  # a template that was killed with an order may have its copies for a moment longer
 
     def _finish(self, code: int, error: dict[str, Any] | None = None) -> None:
         self._exit_code, self._ended = code, True
+        self._templates.end()
         if self._kept.get(stuck_processes.STUCK) and not self._is_borrowed:
             self._kept.unlock()
         if error is not None:

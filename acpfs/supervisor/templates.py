@@ -121,7 +121,8 @@ class Templates:
         """To the old code, if no worker of the new one has served."""
         if self._old is None:
             return False
-        self.end()
+        if self.current is not None:
+            self._let_go(self.current)
         self.current, self._old = self._old, None
         return True
 
@@ -132,9 +133,12 @@ class Templates:
             self._old = None
 
     def end(self) -> None:
-        """No worker is to be forked any more."""
-        if self.current is not None:
-            self._let_go(self.current)
+        """No worker is to be forked any more, also by one that hangs and has an order."""
+        for template in (self.current, self.next, self._old):
+            if template is not None:
+                template.kill()
+                self._let_go(template)
+        self.current = self.next = self._old = None
 
     def _let_go(self, template: Template) -> None:
         """It ends with its channel."""

@@ -78,6 +78,11 @@ class Link:
         return float(self._orders["told_to_end_at"])
 
     @property
+    def says_hurry(self) -> bool:
+        """Whether its supervisor says on the channel that it is to end at once; of an older one the second signal says it."""
+        return bool(self._orders.get("says_hurry"))
+
+    @property
     def supervisor_pid(self) -> int:
         """Process that outlives this one."""
         return int(self._orders["supervisor"])
@@ -140,17 +145,18 @@ class Link:
 
     # -- from the supervisor
 
-    def listen(self, leave: Callable[[], None], adopted: Callable[[int], None]) -> None:
-        """Begin to listen, in a thread that calls both.
+    def listen(self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]) -> None:
+        """Begin to listen, in a thread that calls all three.
 
-        `leave`: the order to leave has come; returns when it is safe to end the process. `adopted`: by the supervisor of that number.
+        `leave`: the order to leave has come; returns when it is safe to end the process. `hurry`: the mount is to end at once.
+        `adopted`: by the supervisor of that number.
         """
-        threading.Thread(target=self._listen, args=(leave, adopted), name="supervisor", daemon=True).start()
+        threading.Thread(target=self._listen, args=(leave, hurry, adopted), name="supervisor", daemon=True).start()
 
-    def _listen(self, leave: Callable[[], None], adopted: Callable[[int], None]) -> None:
+    def _listen(self, leave: Callable[[], None], hurry: Callable[[], None], adopted: Callable[[int], None]) -> None:
         started_at = -math.inf
         while True:
-            self._heed(leave)
+            self._heed(leave, hurry)
             if os.environ.get("NOTIFY_SOCKET"):
                 log.warning("the supervisor is gone; the service manager will start it again")
                 return
@@ -160,7 +166,7 @@ class Link:
             started_at = time.monotonic()
             self._have_another(adopted)
 
-    def _heed(self, leave: Callable[[], None]) -> None:
+    def _heed(self, leave: Callable[[], None], hurry: Callable[[], None]) -> None:
         """Until the supervisor is gone."""
         while True:
             message, fds = channel.receive(self._end)
@@ -171,6 +177,8 @@ class Link:
             if "leave" in message:
                 leave()
                 os._exit(HANDED_OVER)
+            if "hurry" in message:
+                hurry()
             if "reload_failed" in message:
                 self.reload_failed = message["reload_failed"]
                 log.error("reload failed: this worker goes on", why=self.reload_failed)
@@ -225,6 +233,7 @@ class Link:
                 channel.send(ours, {"adopt": os.getpid(), "keep": names, **state}, [fd for fds in self.kept.values() for fd in fds])
                 self._outbox.close()
                 self._end, self._outbox = ours, Outbox(ours)
+                self._orders["says_hurry"] = True  # it is of the installed code, which is no older than this
         except OSError:
             ours.close()  # a supervisor that was not told ends with it
             raise

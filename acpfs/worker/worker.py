@@ -73,13 +73,13 @@ SESSION_ENDS_VARIABLE = "ACPFS_SESSION_ENDS"
 SESSION_ENDS_S = float(os.environ.get(SESSION_ENDS_VARIABLE, "20"))
 """After the unmount; then it is looked who has the mount elsewhere. What just starts has a copy of every mount for a moment. For tests."""
 LEFT_LOGGED_MAX = 20
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HOLD = ("hold", "hold-spare")
 """Names under which the supervisor keeps the channels of the processes that take inode locks."""
 DELETED = "deleted-"
 """Name, with the node's number, of a descriptor that the supervisor keeps of a deleted file that is still open."""
 
 log = get_logger(__name__)
-
 
 ABORTED = "the kernel ended the session without an unmount (umount -f, an abort, or its request time-out)"
 
@@ -161,7 +161,7 @@ class Worker:
             )
             if "control" not in self.link.kept:
                 self.link.keep("control", [server.fileno()])
-            self.link.listen(self._make_room, self._adopted)
+            self.link.listen(self._make_room, partial(self._told_to_hurry, trio.lowlevel.current_trio_token()), self._adopted)
             undo.callback(server.close)
             async with trio.open_nursery() as nursery:
                 await self._start_tasks(nursery, server)
@@ -458,20 +458,31 @@ class Worker:
     # -- the end
 
     async def _heed_signals(self, task_status: trio.TaskStatus[None]) -> None:
-        """SIGTERM and SIGINT: drain up to the deadline, then end; a second one: end now. SIGHUP: open the logs again."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        """SIGTERM and SIGINT: drain up to the deadline, then end; not at once, however many come. SIGHUP: open the logs again."""
+        for one in _SIGNALS:
+            signal.signal(one, signal.SIG_IGN)  # so it is again behind this: a signal must not end what is put away there
+        with trio.open_signal_receiver(*_SIGNALS) as signals:
             task_status.started()
             async with trio.open_nursery() as nursery:
                 stopping = False
                 async for number in signals:
                     if number == signal.SIGHUP:
                         logs.reopen()
-                    elif stopping:
-                        log.warning("second signal: what is not persisted stays in the RAM tier")
-                        self._hurry.set()
-                    else:
+                    elif not stopping:
                         stopping = True
                         nursery.start_soon(self._stop)
+                    elif self.link.says_hurry:  # it counts: this one may come from somebody who signals all processes of the mount
+                        log.info("another signal: the supervisor says whether the drain goes on", supervisor=self._record.pid)
+                    else:
+                        self._hurry.set()
+
+    def _told_to_hurry(self, token: trio.lowlevel.TrioToken) -> None:
+        """In the thread that hears the supervisor."""
+        log.warning("told to end at once: what is not persisted stays in the RAM tier")
+        try:
+            token.run_sync_soon(self._hurry.set)
+        except trio.RunFinishedError:
+            os._exit(ExitCode.TIMEOUT)  # it puts away what it has; a storage that hangs there keeps it no longer
 
     async def _stop(self) -> None:
         """Drain, then take the mount away, from whoever uses it if must be."""

@@ -389,6 +389,17 @@ def wait_gone(pid: int, timeout_s: float = 240.0) -> None:
         os.close(fd)
 
 
+def tell_again(supervisor: int) -> None:
+    """SIGTERM, the second order to end: until the process has ended, because what comes right after the first is one order with it."""
+    deadline = time.monotonic() + UNMOUNT_TIMEOUT_S
+    while began(supervisor):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {supervisor} did not end")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGTERM)
+        threading.Event().wait(LOOK_AGAIN_S)
+
+
 def staging_files(backing: Path) -> list[Path]:
     """Staging files in a backing directory."""
     return [p for p in (backing / ".acpfs").rglob("*") if p.is_file() and "staging" in p.parts]

@@ -16,7 +16,7 @@ from acpfs.errors import ExitCode
 from acpfs.ram.mounts import mounted_at
 from acpfs.worker.worker import SESSION_ENDS_VARIABLE
 from tests.rig.faultfs import FaultFs
-from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below
+from tests.rig.mounts import REPOSITORY, AcpfsMount, CommandError, MakeMount, is_mounted, mounts_below, tell_again
 from tests.rig.namespaces import namespace
 
 pytestmark = [
@@ -249,10 +249,10 @@ def test_sigterm_keeps_what_its_deadline_leaves(make_mount: MakeMount, transport
 
 
 def test_a_second_sigterm_is_in_a_hurry(slow: AcpfsMount) -> None:
-    pid = slow.pid
+    pid = slow.supervisor
     os.kill(pid, signal.SIGTERM)
     slow.wait_status(lambda status: status["state"] == "draining")
-    os.kill(pid, signal.SIGTERM)
+    tell_again(pid)
     slow.wait_ended(pid)
     assert not (slow.backing / "big").exists()
     assert mounts_below(slow.runtime_dir)  # the RAM tier

@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from acpfs.errors import ExitCode
 from tests.rig.mounts import AcpfsMount, wait_gone
+from tests.supervisor.test_session_end import in_foreground
+from tests.supervisor.test_told_to_end import DATA, STALLED, check_kept
 
 pytestmark = [
     pytest.mark.mount,
@@ -94,3 +97,23 @@ def test_a_template_that_cannot_be_started_yet_is_started_later(mount: AcpfsMoun
         file.write(b"two")
     mount.umount()
     assert (mount.backing / "f").read_bytes() == b"one two"
+
+
+@pytest.mark.clause("S21", "S22")
+def test_who_is_to_end_and_can_start_no_worker_ends_and_says_what_it_leaves(tmp_path: Path, transport: str) -> None:
+    mount = AcpfsMount(tmp_path / "backing", tmp_path / "mnt", transport)
+    with in_foreground(mount, *STALLED, "--drain-timeout", "2") as daemon:
+        (mount.path / "f").write_bytes(DATA)
+        before, (_soft, hard) = descriptors(daemon.pid), resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (1, hard))
+        mount.kill_worker()
+        wait_until(lambda: descriptors(daemon.pid) < before and is_asleep(daemon.pid))
+        used = {int(name) for name in os.listdir(f"/proc/{daemon.pid}/fd")}
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (min({*range(1 << 10)} - used), hard))  # what it closes it can use
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(WAIT_S) == ExitCode.TIMEOUT
+        last = mount.log.read_text().splitlines()[-1]
+        assert f"acpfs: {mount.path}: no worker could be started that drains: Too many open files; what is not persisted" in last
+        assert "stays in the RAM tier /" in last  # it has one descriptor now, and SQLite needs two to know how much
+        assert f"`acpfs mount {mount.backing} {mount.path}` drains it" in last
+        check_kept(mount)

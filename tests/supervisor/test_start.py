@@ -78,7 +78,8 @@ class TemplatelessSupervisor(Supervisor):
         super().__init__({}, answer_fd)
         self.orders, theirs = channel.pair()
         self.orders.settimeout(WAIT_S)
-        self._templates = OneTemplate(Template(theirs, os.getpid()), self._watch, self._forget, self._hear_template)
+        one = Template(theirs, dead_and_buried())  # the supervisor kills its template at the end
+        self._templates = OneTemplate(one, self._watch, self._forget, self._hear_template)
         self._thread = threading.Thread(target=self.run, daemon=True)
 
     def _heed_signals(self) -> None:
@@ -224,7 +225,7 @@ def test_each_step_of_a_start_has_its_time(monkeypatch: pytest.MonkeyPatch) -> N
         child.step_at = begun + 9
         assert child.is_well(begun + 18, limits)
         assert child.error is None
-        assert not child.is_well(begun + 19, limits)
+        assert not child.is_well(begun + 19.5, limits)
         assert child.error == {
             "exit_code": ExitCode.ENVIRONMENT,
             "message": "the start did not get past this step within 10 s: mounting; the stacks are in the log",
