@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio._core._run as trio_run
 from hypothesis import HealthCheck, settings
 
 from tests.rig import lifeline
@@ -40,6 +41,10 @@ OTHER_TARGETS = "libfuse"
 """The subject of the others lies below the transports."""
 TRANSPORT_NAMES = frozenset(TRANSPORTS)
 HAS_FAILED = pytest.StashKey[bool]()
+SEED = pytest.StashKey[int]()
+trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+"""Tasks that may run take turns in any order, which the seed says, and not only as they came or the other way round. hypothesis wants it
+so in each process that imports it: CI's, which collect all tests, and not those of one directory, where what fails by it never did."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,6 +84,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
     return done
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    given = item.config.getoption("--seed")
+    seed = item.stash[SEED] = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
+    trio_run._r.seed(f"{seed} {item.nodeid}")
+    item.add_report_section("setup", "seed", f"of random tests, and of the order of trio's tasks: again with --seed={seed}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -193,10 +206,7 @@ def fault_fs(tmp_path: Path) -> Iterator[FaultFs]:
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed of this run; in the output of a test that fails."""
-    given = request.config.getoption("--seed")
-    chosen = int.from_bytes(os.urandom(4), "big") if given is None else int(given)
-    print(f"seed: {chosen}  (again with --seed={chosen})")
-    return chosen
+    return request.node.stash[SEED]  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session", autouse=True)

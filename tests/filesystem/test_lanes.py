@@ -519,7 +519,8 @@ def test_an_open_that_finds_no_descriptor_leaves_nothing_counted(
         await w.write(b"iter_1.pt", b"x" * 2 * MIB)
         await w.drained()
         if cold:
-            w.inner.eviction.evict(b"")
+            with w.fs.lock:
+                w.inner.eviction.evict(b"")
         ino = (await w.do(w.fs.lookup(ROOT, b"iter_1.pt"))).ino
         node = w.inner.table[ino]
 

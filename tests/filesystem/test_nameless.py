@@ -44,7 +44,8 @@ async def cold_and_open(w: World) -> tuple[Ino, HandleId]:
 async def read_new(w: World, ino: Ino) -> bytes:
     await w.write(b"f", NEW)
     await w.drained()
-    w.inner.eviction.evict(b"f")
+    with w.fs.lock:
+        w.inner.eviction.evict(b"f")
     assert (w.backing / "f").read_bytes() == NEW
     return await w.read(ino)
 

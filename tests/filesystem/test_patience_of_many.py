@@ -13,7 +13,7 @@ import pytest
 from acpfs.backing.attributes import FSYNC_XATTR
 from acpfs.config import FsyncMode
 from acpfs.types import ROOT, Ino
-from tests.filesystem.world import World, run
+from tests.filesystem.world import PATIENCE_S, World, run
 
 clause = pytest.mark.clause
 
@@ -45,6 +45,7 @@ def test_fsync_asks_again_for_its_mode_where_the_question_never_reached_the_stor
         with no_thread_left(w):
             opened, _ = await w.create(b"log", run_directory)
             await w.do(w.fs.fsync(opened.handle, datasync=False))
+        w.fs.settings.patience_s = PATIENCE_S  # what does not hang any more has the time that it takes
         await w.do(w.fs.fsync(opened.handle, datasync=False))
         node = w.inner.table[run_directory]
         await w.do(w.inner.attributes.fsync_mode_in(node))

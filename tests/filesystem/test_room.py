@@ -85,9 +85,11 @@ def test_everybody_who_waits_is_named(tmp_path: Path) -> None:
             (b"second", 4712, MIB // 2, "write"),
         ]
         assert {one.reason for one in waiting} == {"RAM is full"}
-        w.tier.change_budget(MIB)
+        with w.fs.lock:
+            w.tier.change_budget(MIB)
         assert "lowered" in w.fs.statistics().waiting[0].reason
-        w.tier.change_budget(BUDGET)
+        with w.fs.lock:
+            w.tier.change_budget(BUDGET)
         await w.drained()
         assert [await first.done(), await second.done()] == [MIB, MIB // 2]
         assert w.fs.statistics().waiting == ()

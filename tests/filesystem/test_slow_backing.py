@@ -174,8 +174,8 @@ def test_a_directory_is_known_to_a_worker_that_begins_while_the_backing_director
             await w.do(w.fs.unlink(directory, b"shard"))
             await w.drained()
             made = (await w.do(w.fs.lookup(directory, b"made"))).ino
-            w.inner.contents.drop(w.inner.table[made])
             with w.fs.lock:
+                w.inner.contents.drop(w.inner.table[made])
                 w.inner.lower_view.reap(w.inner.table[made])
             kept = await w.names(directory)
             await w.do(w.fs.opendir(directory))  # somebody stands in it

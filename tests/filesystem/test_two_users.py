@@ -116,7 +116,8 @@ def test_a_file_that_is_opened_while_it_moves_out_of_ram_is_one_file(tmp_path: P
         slow = Slow(monkeypatch, w.lower, "create_staging")
         call = Call(w, big, block(2) * 3, 3 * MIB)
         await slow.has_begun()
-        w.tier.change_budget(128 * MIB)
+        with w.fs.lock:
+            w.tier.change_budget(128 * MIB)
         also = await opened(w, (await w.do(w.fs.lookup(ROOT, b"iter_2.pt"))).ino, flags)
         assert also.lane is Lane.DIRECT
         slow.goes_on.set()

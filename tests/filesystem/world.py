@@ -22,8 +22,8 @@ from acpfs.backing.lower import SpaceInfo
 from acpfs.config import Settings, SpillMode
 from acpfs.filesystem.closing import Closing
 from acpfs.filesystem.construction import FileSystemParts
-from acpfs.filesystem.filesystem import FileSystem
-from acpfs.filesystem.records import Attributes, Caller, Lane, OpenFile
+from acpfs.filesystem.filesystem import FileSystem, FileSystemStatistics
+from acpfs.filesystem.records import Attributes, Caller, FileReport, Lane, OpenFile
 from acpfs.filesystem.salvage import Salvaged, salvage
 from acpfs.filesystem.steps import Call, T, settled
 from acpfs.ram.control_groups import LimitedGroup
@@ -57,6 +57,18 @@ class CheckedState(StateDatabase):
     def commit(self) -> bool:
         assert self.lock is None or self.lock._is_owned(), "a step is committed under the file system's lock"  # type: ignore[attr-defined]
         return super().commit()
+
+
+class LockedFileSystem(FileSystem):
+    """Reports as control has them: it walks through all nodes under the lock, while threads of the drain change which have a row."""
+
+    def statistics(self) -> FileSystemStatistics:
+        with self.lock:
+            return super().statistics()
+
+    def files_report(self, prefix: bytes = b"") -> list[FileReport]:
+        with self.lock:
+            return super().files_report(prefix)
 
 
 @dataclass
@@ -242,7 +254,7 @@ async def world(
         closing=closing,
         make_spill=_spill(settings, state, tier, log, lower),
     )
-    fs, spill = FileSystem(inner), inner.spill
+    fs, spill = LockedFileSystem(inner), inner.spill
     state.lock = fs.lock
     manifest = Manifest(state, lower, fs.lock, "test")
     before = _journal(spill, lower)

@@ -142,7 +142,7 @@ def test_refusals_count_in_a_row(world: World, run: Run) -> None:
     world.lower.fault = deny
     world.engine._flusher._recheck = lambda _group: True  # something was made again: all is flushed anew
     for name in ("run", "other"):
-        world.store(f"{name}/model", b"1")
+        world.mkdir(f"{name}/step")  # not a file, as above: they are to be one group
     run(world.drain)
     assert not any(answers.values())
     assert world.lower.calls["sync file systems"] == 0
